@@ -1,0 +1,68 @@
+# Everything a person needs: `make demo` and `make test` set themselves up.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+GPUS   ?=
+
+.PHONY: help demo test check lint types imports protos protos-check bench mutants clean
+.DEFAULT_GOAL := help
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/it")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --group dev
+	touch $@
+
+demo: $(VENV)/.ready  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
+	$(BIN)/gpu-device-plugin demo $(if $(GPUS),--gpus $(GPUS)) $(ARGS)
+
+test: check  ## everything CI runs
+
+check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage
+	$(BIN)/pytest -n auto --cov --cov-report= $(ARGS)
+	$(BIN)/coverage report --include='gpu_device_plugin/core/*' --fail-under=100
+	$(BIN)/coverage report
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+imports: $(VENV)/.ready
+	$(BIN)/lint-imports
+
+PROTOS := $(wildcard protos/gpu_device_plugin/kubelet/_proto/*.proto)
+
+.venv-protos/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-protos
+	.venv-protos/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	.venv-protos/bin/pip install --quiet --disable-pip-version-check --group protos
+	touch $@
+
+protos: .venv-protos/.ready  ## generate gpu_device_plugin/kubelet/_proto anew
+	.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
+	  -Iprotos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
+
+protos-check: .venv-protos/.ready
+	@rm -rf build/protos && mkdir -p build/protos
+	@.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
+	  -Iprotos --python_out=build/protos --grpc_python_out=build/protos --mypy_out=build/protos --mypy_grpc_out=build/protos $(PROTOS)
+	@diff -r -x __init__.py -x __pycache__ build/protos/gpu_device_plugin/kubelet/_proto gpu_device_plugin/kubelet/_proto \
+	  || { echo 'Generated code differs from protos/: run `make protos` and commit the result.'; exit 1; }
+
+bench: $(VENV)/.ready  ## measure speed and size; prints a table
+	$(BIN)/python -m bench.node_agent $(ARGS)
+
+mutants: $(VENV)/.ready  ## mutation-test the core
+	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
+	$(BIN)/mutmut run
+
+clean:
+	rm -rf .venv .venv-protos build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

@@ -1,0 +1,1 @@
+"""Small asyncio tools that know nothing of GPUs or Kubernetes."""

@@ -1,0 +1,69 @@
+"""What a GPU is: the facts about the hardware that the rest of the program reasons with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Closeness(IntEnum):
+    """How two GPUs of one node are connected, the closest last, so that greater is closer.
+
+    The steps are those of NVML's ``nvmlGpuTopologyLevel_t`` with NVLink on top; NVML calls the farthest ``SYSTEM``.
+    """
+
+    UNKNOWN = 0
+    SYSTEM = 1
+    """Across CPU sockets (NUMA nodes)."""
+    NODE = 2
+    """Within one NUMA node, across PCIe host bridges."""
+    HOST_BRIDGE = 3
+    SWITCHES = 4
+    """Through several PCIe switches, without crossing a host bridge."""
+    SWITCH = 5
+    """Through a single PCIe switch."""
+    BOARD = 6
+    """On one board."""
+    NVLINK = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU, as the driver describes it. Only `uuid` and `total_mib` are known on every platform."""
+
+    uuid: str
+    """``GPU-`` and 36 characters; stable over reboots, driver upgrades and slots. The only name used for a decision."""
+    index: int
+    """NVML's index, in PCI order. For people; it shifts when a GPU disappears."""
+    product: str
+    """The product name as NVML prints it, for example ``Tesla T4``."""
+    total_mib: int
+    """Memory on the card, MiB, rounded down."""
+    reserved_mib: int = 0
+    """The part of `total_mib` that the driver keeps for itself (NVML's second memory call), MiB, rounded up."""
+    minor: int | None = None
+    """The N of /dev/nvidiaN; not always the index. None where the platform has no such device (WSL, Tegra)."""
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    mig: bool = False
+    """In MIG mode: listed for people, not shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How two GPUs are connected. `a` sorts before `b`, so that every pair is written once."""
+
+    a: str
+    b: str
+    closeness: Closeness
+    nvlinks: int = 0
+    """Number of active NVLinks between the two; 0 where `closeness` is not `NVLINK`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All GPUs of a node in NVML order, with what NVML knows of the way between them."""
+
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    driver_version: str | None = None

@@ -1,0 +1,1 @@
+"""Doubles that obey the real rules, shipped and supported: a kubelet, an API server, builders of small worlds."""
