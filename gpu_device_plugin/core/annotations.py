@@ -1,0 +1,236 @@
+"""The wire contract on pods and nodes: the only home of the annotation and label names.
+
+The pod annotations are those of Alibaba's gpushare, so that its extender can drive this plugin and its tools can read
+what this plugin writes; `ALLOCATION` is the one that its successor ACK writes and that gpushare's inspect reads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.pods import ContainerKind
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.gpus import Inventory
+    from gpu_device_plugin.core.pods import Container, Pod
+    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.core.shares import Shares
+
+IDX = "ALIYUN_COM_GPU_MEM_IDX"
+"""Position of the GPU in the node's list, when there is only one."""
+POD = "ALIYUN_COM_GPU_MEM_POD"
+"""Shares of the whole pod."""
+DEV = "ALIYUN_COM_GPU_MEM_DEV"
+"""Shares of the GPU."""
+ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
+"""``"false"`` as the scheduler writes it, ``"true"`` once the kubelet has given the devices out."""
+ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
+"""When the scheduler promised, in nanoseconds since the epoch."""
+ALLOCATION = "scheduler.framework.gpushare.allocation"
+"""JSON ``{"<container index>": {"<GPU position>": <shares>}}``, for several containers or GPUs."""
+
+POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION})
+
+NODE_GPUS = "gpu-device-plugin/gpus"
+"""On the node: every GPU with what a scheduler needs to know of it, as JSON."""
+NODE_GPUS_VERSION = 1
+NODE_LABELS = "gpu-device-plugin/"
+"""Prefix of the labels that the agent writes on its node."""
+
+CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
+"""Node label of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
+
+_LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
+
+
+class MalformedAnnotationError(ValueError):
+    """A promise that cannot be read; the message names annotation and fault, not the value's owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a scheduler promised one container of one resource: (GPU position, shares) by position."""
+
+    shares: tuple[tuple[int, int], ...]
+
+
+def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
+    """Read the promises on a pod, by container name and kind of resource.
+
+    An annotation counts only for what the pod itself asks: a promise of another size is malformed. Ordinary init
+    containers have no index of their own in `ALLOCATION`; they get the GPUs of the pod's other containers.
+
+    Raises:
+        MalformedAnnotationError: an annotation of ours is there and makes no sense.
+    """
+    if ALLOCATION not in pod.annotations and IDX not in pod.annotations:
+        return {}
+    by_index = _allocation(pod.annotations[ALLOCATION]) if ALLOCATION in pod.annotations else {}
+    single = _number(IDX, pod.annotations[IDX], _LARGEST) if IDX in pod.annotations else None
+    found: dict[tuple[str, Kind], Promise] = {}
+    for container in pod.containers:
+        for resource in resources:
+            amount = container.limits.get(resource.name, 0)
+            if amount < 1:
+                continue
+            promised = _for_container(container, resource.kind, amount, by_index, single)
+            if promised is not None:
+                found[container.name, resource.kind] = promised
+    return found
+
+
+def _for_container(
+    container: Container, kind: Kind, amount: int, by_index: Mapping[int, Mapping[int, int]], single: int | None
+) -> Promise | None:
+    own = by_index.get(container.index) if container.kind is ContainerKind.APP else None
+    if own is None and single is not None and (kind is Kind.MEMORY or amount == 1):
+        own = {single: amount if kind is Kind.MEMORY else 1}
+    elif own is None and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
+        # The init containers of a pod run before the others and on the same GPU, whose shares they hand on.
+        positions = sorted({position for gpus in by_index.values() for position in gpus})
+        own = {positions[0]: amount} if positions else None
+    if own is None:
+        return None
+    size = sum(own.values()) if kind is Kind.MEMORY else len(own)
+    if size != amount:
+        raise MalformedAnnotationError(
+            f"{ALLOCATION} promises {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
+            f"{container.name!r}, which asks {amount}"
+        )
+    return Promise(tuple(sorted(own.items())))
+
+
+def _allocation(text: str) -> Mapping[int, Mapping[int, int]]:
+    try:
+        parsed: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MalformedAnnotationError(f"{ALLOCATION} is not JSON") from error
+    if not isinstance(parsed, dict) or not all(isinstance(gpus, dict) for gpus in parsed.values()):
+        raise MalformedAnnotationError(f'{ALLOCATION} is not of the form {{"0": {{"1": 4}}}}')
+    return {
+        _number(ALLOCATION, index, _LARGEST): {
+            _number(ALLOCATION, position, _LARGEST): _number(ALLOCATION, shares, _LARGEST)
+            for position, shares in gpus.items()
+        }
+        for index, gpus in parsed.items()
+    }
+
+
+def _number(key: str, value: object, most: int) -> int:
+    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= most):
+        raise MalformedAnnotationError(f"{key} holds something that is not a whole number from 0 to {most}")
+    return int(text)
+
+
+def assignment(
+    pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]], resources: Iterable[Resource]
+) -> Mapping[str, str]:
+    """Return the annotations to write once the kubelet has given a pod its devices; empty if they stand already.
+
+    `ASSIGNED` becomes true, and where the devices are on other GPUs than promised (the kubelet asks without naming the
+    pod, and equal pods can be swapped), the promise is corrected to what is.
+
+    Args:
+        pod: the pod with its annotations.
+        actual: (position, shares) that each container really has, by container name and kind; all of them.
+        resources: the resources that we advertise.
+    """
+    if ASSIGNED not in pod.annotations:
+        return {}
+    new: dict[str, str] = {ASSIGNED: "true"}
+    memory = {position for (_, kind), gpus in actual.items() if kind is Kind.MEMORY for position in gpus}
+    try:
+        promised = promises(pod, resources)
+    except MalformedAnnotationError:
+        promised = {}
+    moved = any(promised[key].shares != tuple(sorted(gpus.items())) for key, gpus in actual.items() if key in promised)
+    if moved or not promised:
+        if IDX in pod.annotations and len(memory) == 1:
+            new[IDX] = str(next(iter(memory)))
+        if ALLOCATION in pod.annotations:
+            names = {container.name: container for container in pod.containers}
+            new[ALLOCATION] = json.dumps(
+                {
+                    str(names[name].index): {str(position): shares for position, shares in sorted(gpus.items())}
+                    for (name, _), gpus in sorted(actual.items())
+                    if name in names and names[name].kind is ContainerKind.APP
+                },
+                separators=(",", ":"),
+            )
+    return {key: value for key, value in new.items() if pod.annotations.get(key) != value}
+
+
+def node_gpus(shares: Shares, inventory: Inventory, healthy: Mapping[str, str], policy: str) -> str:
+    """Return the value of `NODE_GPUS`: what a scheduler needs to know of this node's GPUs, as compact JSON.
+
+    Args:
+        shares: the GPUs that are shared.
+        inventory: for the links between them and the driver's version.
+        healthy: for each unhealthy GPU (by UUID) the reason; others are healthy.
+        policy: which GPU this node prefers.
+    """
+    position = {shared.gpu.uuid: shared.position for shared in shares.gpus}
+    return json.dumps(
+        {
+            "version": NODE_GPUS_VERSION,
+            "shareMiB": shares.share_mib,
+            "policy": policy,
+            "driver": inventory.driver_version,
+            "gpus": [
+                {
+                    "uuid": shared.gpu.uuid,
+                    "index": shared.position,
+                    "model": shared.gpu.product,
+                    "memoryMiB": shared.gpu.total_mib,
+                    "shares": len(shared.shares),
+                    "healthy": shared.gpu.uuid not in healthy,
+                    **({"reason": healthy[shared.gpu.uuid]} if shared.gpu.uuid in healthy else {}),
+                    **({"numa": shared.gpu.numa_node} if shared.gpu.numa_node is not None else {}),
+                }
+                for shared in shares.gpus
+            ],
+            "links": [
+                [position[link.a], position[link.b], link.closeness.name.lower(), link.nvlinks]
+                for link in inventory.links
+                if link.a in position and link.b in position
+            ],
+        },
+        separators=(",", ":"),
+    )
+
+
+def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[str, str]:
+    """Return the labels that let pods choose nodes by their GPUs. Values are made fit for a label.
+
+    A node with several models gets the name of each as a label of its own, so that none hides another.
+    """
+    models = sorted({shared.gpu.product for shared in shares.gpus})
+    labels = {
+        f"{NODE_LABELS}count": str(len(shares.gpus)),
+        f"{NODE_LABELS}share-mib": str(shares.share_mib),
+        f"{NODE_LABELS}policy": policy,
+    }
+    if inventory.driver_version:
+        labels[f"{NODE_LABELS}driver"] = label_value(inventory.driver_version)
+    if shares.gpus:
+        labels[f"{NODE_LABELS}product"] = label_value(models[0]) if len(models) == 1 else "mixed"
+        labels[f"{NODE_LABELS}memory-mib"] = str(min(shared.gpu.total_mib for shared in shares.gpus))
+    labels.update(
+        {
+            f"{NODE_LABELS}product.{label_value(model)}"[: len(NODE_LABELS) + 63].rstrip("-_."): "true"
+            for model in models
+        }
+    )
+    return labels
+
+
+def label_value(text: str) -> str:
+    """Return `text` as a label value may look: at most 63 of ``[A-Za-z0-9._-]``, alphanumeric at both ends."""
+    kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
+    return kept[:63].strip("-_.")

@@ -1,0 +1,140 @@
+"""Who holds what on one node, and what it takes to believe that a device ID is free again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.shares import parse_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+SETTLING_S = 10.0
+"""How long after our answer to Allocate the kubelet's own books may still lack the IDs. It enters them within
+milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why one device ID counts as taken."""
+
+    granted_at: float | None = None
+    """When we granted it, in monotonic seconds; None once the kubelet's books have shown it."""
+    freed_at: float | None = None
+    """When it was first proven free while processes were still seen on its GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What is taken of one GPU."""
+
+    shares: frozenset[int] = frozenset()
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the kubelet's two books said, one after the other. Neither suffices alone.
+
+    PodResources answers successfully and without pods for about a second after a kubelet restart (longer while the API
+    server is away) and never lists ordinary init containers; the checkpoint is only written when a device list arrives
+    or a container is allocated, so an old one misses what ended since. Both observed on kubelet 1.36.2.
+    """
+
+    listed: frozenset[str]
+    """Device IDs in a successful answer to PodResources.List."""
+    list_began: float
+    """When that call was made, in monotonic seconds."""
+    recorded: frozenset[str]
+    """Device IDs in a checkpoint that was written after that answer came."""
+
+
+FREE = Use()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Every device ID taken on this node. A change is a new ledger."""
+
+    holds: Mapping[str, Hold] = field(default_factory=dict)
+    certain: bool = True
+    """False while the kubelet's checkpoint could not be read: then an ID that is not in here may be taken too."""
+    _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
+
+    def use(self, uuid: str) -> Use:
+        """Return what is taken of one GPU."""
+        return self._uses.get(uuid, FREE)
+
+    def granted(self, device_ids: Iterable[str], now: float) -> Ledger:
+        """Return the ledger after we granted these IDs at `now` (monotonic seconds). Held ones are held anew."""
+        return self._with(dict.fromkeys(device_ids, Hold(granted_at=now)))
+
+    def seen(self, device_ids: Iterable[str]) -> Ledger:
+        """Return the ledger after the kubelet's books showed these IDs as taken."""
+        confirmed = Hold()
+        new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
+        return self._with(new) if new else self
+
+    def sure(self, *, certain: bool) -> Ledger:
+        """Return this ledger with another answer to whether it is complete."""
+        return self if certain == self.certain else replace(self, certain=certain)
+
+    def reconciled(
+        self, evidence: Evidence, processes: Mapping[str, int | None], now: float, process_wait_s: float
+    ) -> Ledger:
+        """Return the ledger without the IDs that are proven free.
+
+        An ID is free when both books omit it. When that would leave a GPU empty while NVML still shows processes on
+        it, its IDs stay for up to `process_wait_s`: the kubelet frees the IDs of a force-deleted pod at once, its
+        processes end later. A claim never ends by time alone.
+
+        Args:
+            evidence: the two books, read in the right order.
+            processes: compute processes by GPU UUID; None where NVML does not say.
+            now: monotonic seconds.
+            process_wait_s: longest time to wait for processes of a GPU that the kubelet's books call free.
+        """
+        ledger = self.seen(name for name in self.holds if name in evidence.listed or name in evidence.recorded)
+        free = {name for name, hold in ledger.holds.items() if _proven_free(name, hold, evidence)}
+        by_gpu = defaultdict(list)
+        for name in free:
+            by_gpu[parse_id(name)[0]].append(name)
+        drop: set[str] = set()
+        wait: dict[str, Hold] = {}
+        for uuid, names in by_gpu.items():
+            use = ledger.use(uuid)
+            emptied = len(names) == len(use.shares) + use.whole
+            if emptied and processes.get(uuid):
+                since = min((at for name in names if (at := ledger.holds[name].freed_at) is not None), default=now)
+                if now - since < process_wait_s:
+                    wait.update({name: replace(ledger.holds[name], freed_at=since) for name in names})
+                    continue
+            drop.update(names)
+        if wait:
+            ledger = ledger._with(wait)
+        return ledger._without(drop) if drop else ledger
+
+    def _with(self, new: Mapping[str, Hold]) -> Ledger:
+        uses = dict(self._uses)
+        by_gpu: dict[str, list[int | None]] = defaultdict(list)
+        for name in new:
+            uuid, number = parse_id(name)
+            by_gpu[uuid].append(number)
+        for uuid, numbers in by_gpu.items():
+            use = uses.get(uuid, FREE)
+            uses[uuid] = Use(
+                use.shares.union(number for number in numbers if number is not None), use.whole or None in numbers
+            )
+        return Ledger({**self.holds, **new}, self.certain, uses)
+
+    def _without(self, gone: set[str]) -> Ledger:
+        left = {name: hold for name, hold in self.holds.items() if name not in gone}
+        return Ledger(certain=self.certain)._with(left)
+
+
+def _proven_free(name: str, hold: Hold, evidence: Evidence) -> bool:
+    if name in evidence.listed or name in evidence.recorded:
+        return False
+    return hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S

@@ -1,0 +1,177 @@
+"""Which waiting container does this call of the kubelet belong to?
+
+No call names a pod. What is known: the kubelet admits pods one after the other, in the order in which they were bound
+to the node, and asks for the containers of one pod consecutively, init containers first. A pod once begun is therefore
+finished first, and among the others the one bound first is meant. Two containers that ask the same amount are told
+apart by nothing else, and if both were promised equal things, need not be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.annotations import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one container of a waiting pod asks of one resource."""
+
+    container: str
+    kind: Kind
+    amount: int
+    init: bool = False
+    """An ordinary init container: what it gets is used again by the containers after it."""
+    promise: Promise | None = None
+    served: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod bound to this node, some of whose containers have no devices yet."""
+
+    uid: str
+    name: str
+    """With its namespace, for people."""
+    wanted: tuple[Wanted, ...]
+    """In the order in which the kubelet asks."""
+    total_shares: int = 0
+    """gpu-mem of all its containers, as the kubelet's scheduler counts it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of the kubelet tells."""
+
+    kind: Kind
+    amount: int
+    free: Mapping[int, int]
+    """Device IDs that may be used, counted by GPU position; those of `must` are among them."""
+    must: frozenset[int] = frozenset()
+    """GPUs on which devices of an init container of the same pod are to be used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The container that a call belongs to."""
+
+    pod: WaitingPod
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """An answer: whose call it is, as far as can be told, and what is kept for others."""
+
+    match: Match | None
+    """None if no waiting pod explains the call."""
+    reserved: Mapping[int, int]
+    """Shares by GPU position that are promised to other containers and not given out yet."""
+    whole: frozenset[int] = frozenset()
+    """GPUs promised as a whole to other containers and not given out yet."""
+
+
+def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -> Matched:
+    """Find out whose call this is.
+
+    Args:
+        call: what the kubelet asks.
+        waiting: the pods in the order in which they were bound to the node.
+        begun: UID of the pod that was last given devices and may still need more.
+    """
+    ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
+    candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
+    fitting = [c for c in candidates if c.wanted.promise is None or _fits(call, c.wanted.promise)]
+    kept = [c for c in fitting if c.wanted.promise is None or _others_keep(call, c, waiting)]
+    chosen = next(iter(kept or fitting or candidates), None)
+    reserved, whole = _outstanding(waiting, None if chosen is None else chosen)
+    return Matched(chosen, reserved, whole)
+
+
+def _next(pod: WaitingPod, call: Call) -> Wanted | None:
+    """Return what the pod's next unserved container asks, if it is what the call asks.
+
+    A container's resources are asked for in random order, hence all of the next container's are looked at.
+    """
+    first = next((wanted.container for wanted in pod.wanted if not wanted.served), None)
+    return next(
+        (
+            wanted
+            for wanted in pod.wanted
+            if wanted.container == first
+            and not wanted.served
+            and wanted.kind is call.kind
+            and wanted.amount == call.amount
+        ),
+        None,
+    )
+
+
+def _fits(call: Call, promise: Promise) -> bool:
+    positions = {position for position, _ in promise.shares}
+    if not call.must <= positions:
+        return False
+    if call.kind is Kind.COUNT:
+        return all(call.free.get(position, 0) >= 1 for position in positions)
+    return all(call.free.get(position, 0) >= shares for position, shares in promise.shares)
+
+
+def _others_keep(call: Call, candidate: Match, waiting: Iterable[WaitingPod]) -> bool:
+    """Whether every other promise can still be kept after `candidate` got its own."""
+    if call.kind is Kind.COUNT or candidate.wanted.promise is None:
+        return True
+    reserved, _ = _outstanding(waiting, candidate)
+    taken = dict(candidate.wanted.promise.shares)
+    return all(
+        call.free.get(position, 0) - taken.get(position, 0) >= shares
+        for position, shares in reserved.items()
+        if position in taken
+    )
+
+
+def _outstanding(waiting: Iterable[WaitingPod], chosen: Match | None) -> tuple[dict[int, int], frozenset[int]]:
+    """Return what is promised and not given out: shares by GPU, and whole GPUs, without what `chosen` gets now."""
+    shares: Counter[int] = Counter()
+    whole: set[int] = set()
+    for pod in waiting:
+        served = {(w.container, w.kind) for w in pod.wanted if w.served}
+        if chosen is not None and chosen.pod.uid == pod.uid:
+            served.add((chosen.wanted.container, chosen.wanted.kind))
+        shares.update(_still_needed(pod, served))
+        whole.update(
+            position
+            for w in pod.wanted
+            if w.kind is Kind.COUNT and w.promise is not None and (w.container, w.kind) not in served
+            for position, _ in w.promise.shares
+        )
+    return {position: count for position, count in shares.items() if count > 0}, frozenset(whole)
+
+
+def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int, int]:
+    """Return the further shares by GPU that a pod's promises need, counting what its init containers hand on."""
+    peak: Counter[int] = Counter()
+    have: Counter[int] = Counter()
+    handed_on: Counter[int] = Counter()
+    running: Counter[int] = Counter()
+    for wanted in pod.wanted:
+        if wanted.kind is not Kind.MEMORY or wanted.promise is None:
+            continue
+        for position, count in wanted.promise.shares:
+            done = (wanted.container, wanted.kind) in served
+            if wanted.init:
+                peak[position] = max(peak[position], running[position] + count)
+                if done:
+                    handed_on[position] = max(handed_on[position], count)
+            else:
+                running[position] += count
+                peak[position] = max(peak[position], running[position])
+                if done:
+                    have[position] += count
+    return {position: count - max(have[position], handed_on[position]) for position, count in peak.items()}

@@ -1,0 +1,180 @@
+"""Choose GPUs for a demand, or say for each GPU why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.memory import format_mib
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from gpu_device_plugin.core.policy import Rank
+
+# Up to this many candidates the best group of whole GPUs is found by comparing all; beyond, it is built step by step:
+# 10 choose 5 are 252 groups, 16 choose 8 would be 12,870.
+_EXHAUSTIVE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one container asks of one resource."""
+
+    kind: Kind
+    amount: int
+    """Shares in all, or whole GPUs."""
+    gpus: int = 1
+    """Over how many GPUs shares are spread in equal parts. More than one only where a scheduler promised it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One GPU as a demand meets it."""
+
+    position: int
+    total: int
+    """Shares it is cut into."""
+    free: int
+    """Shares that may be given to this demand."""
+    healthy: bool = True
+    shared: bool = False
+    """A share of it is in use."""
+    whole: bool = False
+    """It is in use as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A demand, met."""
+
+    demand: Demand
+    shares: tuple[tuple[int, int], ...]
+    """(position of the GPU, number of shares) by position; for whole GPUs all of their shares."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The GPUs of this placement."""
+        return tuple(position for position, _ in self.shares)
+
+
+class Obstacle(StrEnum):
+    """Why one GPU cannot serve a demand, the most lasting reason first."""
+
+    UNHEALTHY = "unhealthy"
+    SMALL = "smaller than the demand"
+    WHOLE = "in whole use"
+    SHARED = "has shares in use"
+    FULL = "too little room"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A demand, not met: for each GPU the reason and its free shares."""
+
+    demand: Demand
+    reasons: tuple[tuple[Room, Obstacle], ...] = ()
+
+    def sentence(self, share_mib: int) -> str:
+        """Say it to the owner of the pod, who knows neither shares nor device IDs."""
+        if self.demand.kind is Kind.COUNT:
+            return self._whole_sentence()
+        asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} asked"
+        if self.demand.gpus > 1:
+            asked += f" from {self.demand.gpus} GPUs"
+        if not self.reasons:
+            return f"{asked}, this node has no GPU that is shared"
+        largest = max(room.total for room, _ in self.reasons)
+        if self.demand.gpus == 1 and largest < self.demand.amount:
+            return (
+                f"{asked}, the largest GPU of this node has {format_mib(largest * share_mib)} in all, "
+                "so it can never run here"
+            )
+        healthy = [(room, why) for room, why in self.reasons if why is not Obstacle.UNHEALTHY]
+        if not healthy:
+            return f"{asked}, no GPU of this node is healthy"
+        open_to_shares = [room for room, why in healthy if why is not Obstacle.WHOLE]
+        if not open_to_shares:
+            return f"{asked}, every healthy GPU of this node is in whole use"
+        most = max(room.free for room in open_to_shares)
+        return f"{asked}, the emptiest healthy GPU has {format_mib(most * share_mib)} free"
+
+    def _whole_sentence(self) -> str:
+        asked = f"whole GPUs: {self.demand.amount} asked"
+        if len(self.reasons) < self.demand.amount:
+            return f"{asked}, this node has {len(self.reasons)} in all, so it can never run here"
+        why = Counter(obstacle for _, obstacle in self.reasons)
+        free = why.pop(Obstacle.FULL, 0)
+        others = ", ".join(f"{count} {obstacle}" for obstacle, count in sorted(why.items()))
+        return f"{asked}, {free} free" + (f" ({others})" if others else "")
+
+
+def place(
+    demand: Demand,
+    rooms: Sequence[Room],
+    rank: Rank,
+    closeness: Callable[[int, int], int] = lambda _a, _b: 0,
+    must: Collection[int] = (),
+) -> Placement | Refusal:
+    """Choose GPUs for `demand` out of `rooms`.
+
+    Args:
+        demand: what is asked.
+        rooms: every GPU of the node.
+        rank: the policy, see `POLICIES`.
+        closeness: how well two GPUs (by position) are connected, more is better; counts for whole GPUs.
+        must: positions that have to be part of the placement.
+
+    Returns:
+        A placement, or a refusal with a reason for every GPU.
+    """
+    each = -(-demand.amount // demand.gpus) if demand.kind is Kind.MEMORY else 0
+    wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
+    verdicts = {room.position: _obstacle(demand.kind, each, room) for room in rooms}
+    fitting = {room.position: room for room in rooms if verdicts[room.position] is None}
+    if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1:
+        return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
+    if demand.kind is Kind.MEMORY:
+        ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position].free), position))
+        return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
+    group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
+    return Placement(demand, tuple((position, fitting[position].total) for position in group))
+
+
+def _obstacle(kind: Kind, each: int, room: Room) -> Obstacle | None:
+    memory = kind is Kind.MEMORY
+    table: Mapping[Obstacle, bool] = {
+        Obstacle.UNHEALTHY: not room.healthy,
+        Obstacle.SMALL: memory and room.total < each,
+        Obstacle.WHOLE: room.whole,
+        Obstacle.SHARED: not memory and room.shared,
+        Obstacle.FULL: memory and room.free < each,
+    }
+    return next((obstacle for obstacle, applies in table.items() if applies), None)
+
+
+def _closest(
+    candidates: Sequence[int], size: int, closeness: Callable[[int, int], int], must: frozenset[int]
+) -> tuple[int, ...]:
+    """Return the group of `size` candidates that are best connected and leave the best connected others behind."""
+
+    def inside(group: Collection[int]) -> int:
+        return sum(closeness(a, b) for a, b in combinations(sorted(group), 2))
+
+    if len(candidates) <= _EXHAUSTIVE:
+        groups = (group for group in combinations(candidates, size) if must.issubset(group))
+        return min(groups, key=lambda g: (-inside(g), -inside(set(candidates) - set(g)), g))
+    best: tuple[int, ...] | None = None
+    for seed in sorted(must) or candidates:
+        group = {seed, *must}
+        while len(group) < size:
+            rest = (candidate for candidate in candidates if candidate not in group)
+            group.add(max(rest, key=lambda c: (sum(closeness(min(c, m), max(c, m)) for m in group), -c)))
+        found = tuple(sorted(group))
+        if best is None or inside(found) > inside(best):
+            best = found
+    return best or ()

@@ -1,0 +1,57 @@
+"""What each container of a pod asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ContainerKind(StrEnum):
+    """How the kubelet treats a container's devices."""
+
+    INIT = "init"
+    """Ends before the others begin; its devices go to the containers after it."""
+    SIDECAR = "sidecar"
+    """An init container with ``restartPolicy: Always``: it keeps its devices."""
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of a pod, reduced to what concerns us."""
+
+    name: str
+    kind: ContainerKind
+    index: int
+    """Its place within ``initContainers`` or within ``containers``."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Whole numbers asked of the resources that we manage; resources not asked for are absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the Kubernetes API describes it, reduced to what concerns us."""
+
+    uid: str
+    namespace: str
+    name: str
+    node_name: str = ""
+    phase: str = "Pending"
+    deleting: bool = False
+    """A deletion timestamp is set; the containers may still run."""
+    created: str = ""
+    """RFC 3339, in UTC, so that texts sort like times."""
+    resource_version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    containers: tuple[Container, ...] = ()
+    """In the order in which the kubelet allocates for them: init containers and sidecars, then the others."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all containers have ended for good."""
+        return self.phase in {"Succeeded", "Failed"}

@@ -1,0 +1,107 @@
+"""Which device IDs would we rather see allocated? The answer to GetPreferredAllocation."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.matching import Call, Matched
+from gpu_device_plugin.core.placing import Demand, Placement, Refusal, place
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.node import Node
+    from gpu_device_plugin.core.policy import Rank
+
+UNMATCHED = Matched(None, {})
+
+
+class Question:
+    """One question of the kubelet, sorted by GPU: which of these IDs, so many of them, these among them?
+
+    IDs that are not ours are ignored.
+    """
+
+    __slots__ = ("_free", "_must", "amount", "kind")
+
+    def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
+        self.kind = kind
+        self.amount = amount
+        self._free: Mapping[int, list[int]] = _by_position(node, kind, available)
+        self._must: Mapping[int, list[int]] = _by_position(node, kind, must)
+
+    @property
+    def call(self) -> Call:
+        """What matching needs to know of it."""
+        free = {position: len(numbers) for position, numbers in self._free.items()}
+        return Call(self.kind, self.amount, free, frozenset(self._must))
+
+    def answer(self, node: Node, rank: Rank, matched: Matched = UNMATCHED) -> tuple[str, ...]:
+        """Return the IDs to allocate; fewer than asked where no good answer exists.
+
+        The kubelet fills a short answer up at random, and Allocate refuses the result with a sentence. An error here
+        would reject the pod too, with a text that says less.
+        """
+        placement = self._placement(node, rank, matched)
+        if isinstance(placement, Refusal):
+            return self._ids(node, {position: len(numbers) for position, numbers in self._must.items()})
+        return self._ids(node, dict(placement.shares))
+
+    def _placement(self, node: Node, rank: Rank, matched: Matched) -> Placement | Refusal:
+        demand = Demand(self.kind, self.amount)
+        promise = matched.match.wanted.promise if matched.match is not None else None
+        if promise is not None and self._has(promise.shares):
+            return Placement(demand, promise.shares)
+        found: Placement | Refusal = Refusal(demand)
+        # Room that is promised to others is used only where nothing else fits.
+        for reserved, whole in ((matched.reserved, matched.whole), ({}, frozenset[int]())):
+            rooms = tuple(
+                node.room(
+                    node.shares.gpus[position],
+                    0 if position in whole else len(numbers) - reserved.get(position, 0),
+                )
+                for position, numbers in sorted(self._free.items())
+                if self.kind is Kind.MEMORY or (position not in whole and position not in reserved)
+            )
+            found = place(demand, rooms, rank, node.connection, tuple(self._must))
+            if isinstance(found, Placement):
+                return found
+        return found
+
+    def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
+        positions = {position for position, _ in shares}
+        return self._must.keys() <= positions and all(
+            len(self._free.get(position, ())) >= (count if self.kind is Kind.MEMORY else 1)
+            for position, count in shares
+        )
+
+    def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
+        """Return the IDs: on each GPU first those that must be used, then the lowest numbers."""
+        chosen: list[str] = []
+        for position, count in sorted(wanted.items()):
+            shared = node.shares.gpus[position]
+            if self.kind is Kind.COUNT:
+                chosen.append(shared.gpu.uuid)
+                continue
+            must = sorted(self._must.get(position, ()))
+            others = sorted(set(self._free.get(position, ())).difference(must))
+            chosen.extend(shared.shares[number] for number in (must + others)[:count])
+        return tuple(chosen)
+
+
+def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[int, list[int]]:
+    numbers: dict[int, list[int]] = defaultdict(list)
+    place_of = node.shares.place_of
+    for name in device_ids:
+        found = place_of(name)
+        if found is not None and (found[1] < 0) == (kind is Kind.COUNT):
+            numbers[found[0]].append(found[1])
+    return numbers
+
+
+def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:
+    """Return how many of these IDs lie on each GPU (by position). IDs that are not ours are left out."""
+    places = (node.shares.place_of(name) for name in device_ids)
+    return Counter(found[0] for found in places if found is not None)

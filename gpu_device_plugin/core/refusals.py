@@ -1,0 +1,53 @@
+"""What to do when one demand is refused again and again.
+
+A scheduler that knows only the sum of free memory sends a pod to a node on which no single GPU has room for it. The
+pod is refused, its controller makes another, and so on: users of other plugins counted 5,000 failed pods in an hour.
+The way out is to show the scheduler less: as long as no GPU has room for what was refused, one share less than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+WINDOW_S = 60.0
+"""Refusals of one size count together for so long."""
+HOLD_S = 300.0
+"""The bound is lifted after so long without a refusal, so that it never outlives its reason for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """The refusals of late, and whether they have become a run."""
+
+    limit: int = 10
+    """So many of one size within `WINDOW_S` make a run; 0 turns the bound off."""
+    times: tuple[tuple[float, int], ...] = ()
+    """(monotonic seconds, shares asked)."""
+    run: int | None = None
+    """The size, in shares, that is being refused again and again."""
+    last: float = 0.0
+
+    def refused(self, shares: int, now: float) -> Refusals:
+        """Return the state after a demand for `shares` found no GPU with room."""
+        times = (*((at, size) for at, size in self.times if now - at < WINDOW_S), (now, shares))
+        same = sum(size == shares for _, size in times)
+        # A smaller size than the present run's is the stronger bound.
+        begins = 0 < self.limit <= same and (self.run is None or shares <= self.run)
+        return replace(self, times=times, run=shares if begins else self.run, last=now)
+
+    def most_free(self, emptiest: int, now: float) -> int | None:
+        """Return how many free shares may be shown, None for all.
+
+        Args:
+            emptiest: free shares of the GPU that has the most.
+            now: monotonic seconds.
+        """
+        if self.run is None or emptiest >= self.run or now - self.last >= HOLD_S:
+            return None
+        return self.run - 1
+
+    def settled(self, emptiest: int, now: float) -> Refusals:
+        """Return the state without a run whose reason is gone."""
+        if self.run is not None and self.most_free(emptiest, now) is None:
+            return Refusals(self.limit)
+        return self

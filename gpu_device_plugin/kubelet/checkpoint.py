@@ -1,0 +1,97 @@
+"""The device manager's checkpoint: which container the kubelet gave which devices, ended init containers included.
+
+A JSON file of the kubelet (``kubelet_internal_checkpoint``, mode 0600 and root's), written atomically by rename when a
+plugin's list arrives or a container's devices are allocated, and at no other time. We only ever read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "kubelet_internal_checkpoint"
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Identity of one writing of the file: inode, modification time in ns, size."""
+
+
+class CheckpointUnreadableError(Exception):
+    """The file is there and cannot be read or understood; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The devices of one resource that one container was given."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    device_ids: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the file said. A missing file is an empty one: the kubelet creates it with the first list it gets."""
+
+    records: tuple[Record, ...] = ()
+    stamp: Stamp | None = None
+
+    def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
+        """Return all device IDs that containers were given of these resources."""
+        return frozenset().union(*(record.device_ids for record in self.records if record.resource in resources))
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return the identity of the file as it is now, None if it is missing.
+
+    Raises:
+        CheckpointUnreadableError: its directory cannot be looked into.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointUnreadableError(f"looking at {path}: {error.strerror}") from error
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read(path: Path) -> Checkpoint:
+    """Read the checkpoint, in the format since 1.20 (IDs by NUMA node) or before (a plain list).
+
+    Raises:
+        CheckpointUnreadableError: the file is there and cannot be read or understood.
+    """
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read()
+    except FileNotFoundError:
+        return Checkpoint()
+    except OSError as error:
+        raise CheckpointUnreadableError(
+            f"reading the kubelet's checkpoint {path}: {error.strerror}; the agent has to run as root (uid 0)"
+        ) from error
+    try:
+        data: Any = json.loads(content)["Data"]
+        records = tuple(_record(entry) for entry in data.get("PodDeviceEntries") or ())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointUnreadableError(
+            f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet writes it anew with the "
+            "next device list, and until then no further device is given out"
+        ) from error
+    return Checkpoint(records, (found.st_ino, found.st_mtime_ns, found.st_size))
+
+
+def _record(entry: Any) -> Record:
+    ids: Any = entry["DeviceIDs"] or ()
+    lists = ids.values() if isinstance(ids, dict) else [ids]
+    names = frozenset(name for some in lists for name in some or ())
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("device IDs are texts")
+    return Record(str(entry["PodUID"]), str(entry["ContainerName"]), str(entry["ResourceName"]), names)

@@ -1,0 +1,70 @@
+"""Ask the kubelet which devices its containers hold, over the PodResources socket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from gpu_device_plugin.kubelet._proto import (
+    podresources_alpha_pb2,
+    podresources_alpha_pb2_grpc,
+    podresources_pb2,
+    podresources_pb2_grpc,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),  # 60,000 devices are 3.8 MB, the default limit 4 MiB
+    # Channels to one path share a transport, and one to a socket that was made anew can inherit the dead one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+)
+
+
+class PodResourcesUnavailableError(Exception):
+    """The kubelet did not answer; the message says what was tried and what came of it."""
+
+
+async def held_ids(socket: Path, resources: Iterable[str], timeout_s: float = 2.0) -> frozenset[str]:
+    """Return the device IDs of `resources` that the kubelet lists as held.
+
+    Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
+    adds to what is known and takes nothing away. Speaks version v1, and v1alpha1 to kubelets older than 1.20.
+
+    Raises:
+        PodResourcesUnavailableError: no answer within `timeout_s` seconds, or an error.
+    """
+    wanted = frozenset(resources)
+    try:
+        async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+            pods = await _list(channel, timeout_s)
+    except aio.AioRpcError as error:
+        raise PodResourcesUnavailableError(
+            f"asking the kubelet at {socket} for the devices in use: {error.details() or error.code().name}"
+        ) from error
+    return frozenset(
+        name
+        for pod in pods.pod_resources
+        for container in pod.containers
+        for devices in container.devices
+        if devices.resource_name in wanted
+        for name in devices.device_ids
+    )
+
+
+async def _list(
+    channel: aio.Channel, timeout_s: float
+) -> podresources_pb2.ListPodResourcesResponse | podresources_alpha_pb2.ListPodResourcesResponse:
+    try:
+        lister = podresources_pb2_grpc.PodResourcesListerStub(channel)
+        return await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
+    except aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            raise
+    alpha = podresources_alpha_pb2_grpc.PodResourcesListerStub(channel)
+    return await alpha.List(podresources_alpha_pb2.ListPodResourcesRequest(), timeout=timeout_s)
