@@ -31,6 +31,7 @@ class Why(StrEnum):
     NO_ROOM = "no_room_on_one_gpu"
     TOO_LARGE = "larger_than_any_gpu"
     SCATTERED = "scattered_by_the_kubelet"
+    NO_DEVICE_NODE = "no_device_node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,9 @@ def admit(node: Node, kind: Kind, device_ids: Sequence[str], promise: Promise | 
         device_ids: what the kubelet chose; not empty.
         promise: what a scheduler promised this container, if it is known whose call this is.
     """
-    foreign = [name for name in device_ids if node.shares.place_of(name) is None]
+    whole = kind is Kind.COUNT
+    places = {name: node.shares.place_of(name) for name in device_ids}
+    foreign = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
     if foreign:
         return Refused(
             Why.UNKNOWN_DEVICE,
@@ -71,7 +74,7 @@ def admit(node: Node, kind: Kind, device_ids: Sequence[str], promise: Promise | 
             "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
             "the log of the GPU device plugin on this node says what to do",
         )
-    if kind is Kind.COUNT:
+    if whole:
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
     if len(gpus) > 1 and (promise is None or promise.shares != tuple(sorted(wanted.items()))):
         return _scattered(node, Demand(kind, len(device_ids)), device_ids)

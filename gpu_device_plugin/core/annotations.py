@@ -96,6 +96,7 @@ def _for_container(
         own = {positions[0]: amount} if positions else None
     if own is None:
         return None
+    own = {position: shares for position, shares in own.items() if shares}
     size = sum(own.values()) if kind is Kind.MEMORY else len(own)
     if size != amount:
         raise MalformedAnnotationError(
@@ -144,16 +145,19 @@ def assignment(
     if ASSIGNED not in pod.annotations:
         return {}
     new: dict[str, str] = {ASSIGNED: "true"}
-    memory = {position for (_, kind), gpus in actual.items() if kind is Kind.MEMORY for position in gpus}
+    used = {kind: {position for (_, k), gpus in actual.items() if k is kind for position in gpus} for kind in Kind}
+    # Gpushare knows gpu-mem only, so that of a pod with both resources its key tells of gpu-mem.
+    positions = used[Kind.MEMORY] or used[Kind.COUNT]
     try:
         promised = promises(pod, resources)
     except MalformedAnnotationError:
         promised = {}
-    moved = any(promised[key].shares != tuple(sorted(gpus.items())) for key, gpus in actual.items() if key in promised)
+    moved = any(not _kept(promised[key], key[1], gpus) for key, gpus in actual.items() if key in promised)
     if moved or not promised:
-        if IDX in pod.annotations and len(memory) == 1:
-            new[IDX] = str(next(iter(memory)))
-        if ALLOCATION in pod.annotations:
+        if IDX in pod.annotations and len(positions) == 1:
+            new[IDX] = str(next(iter(positions)))
+        # Containers of one pod on different GPUs are more than one number can tell.
+        if ALLOCATION in pod.annotations or len(positions) > 1:
             names = {container.name: container for container in pod.containers}
             new[ALLOCATION] = json.dumps(
                 {
@@ -166,13 +170,19 @@ def assignment(
     return {key: value for key, value in new.items() if pod.annotations.get(key) != value}
 
 
-def node_gpus(shares: Shares, inventory: Inventory, healthy: Mapping[str, str], policy: str) -> str:
+def _kept(promise: Promise, kind: Kind, gpus: Mapping[int, int]) -> bool:
+    if kind is Kind.COUNT:
+        return {position for position, _ in promise.shares} == gpus.keys()
+    return promise.shares == tuple(sorted(gpus.items()))
+
+
+def node_gpus(shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str], policy: str) -> str:
     """Return the value of `NODE_GPUS`: what a scheduler needs to know of this node's GPUs, as compact JSON.
 
     Args:
         shares: the GPUs that are shared.
         inventory: for the links between them and the driver's version.
-        healthy: for each unhealthy GPU (by UUID) the reason; others are healthy.
+        unhealthy: for each GPU (by UUID) that is out of service the reason.
         policy: which GPU this node prefers.
     """
     position = {shared.gpu.uuid: shared.position for shared in shares.gpus}
@@ -189,8 +199,8 @@ def node_gpus(shares: Shares, inventory: Inventory, healthy: Mapping[str, str], 
                     "model": shared.gpu.product,
                     "memoryMiB": shared.gpu.total_mib,
                     "shares": len(shared.shares),
-                    "healthy": shared.gpu.uuid not in healthy,
-                    **({"reason": healthy[shared.gpu.uuid]} if shared.gpu.uuid in healthy else {}),
+                    "healthy": shared.gpu.uuid not in unhealthy,
+                    **({"reason": unhealthy[shared.gpu.uuid]} if shared.gpu.uuid in unhealthy else {}),
                     **({"numa": shared.gpu.numa_node} if shared.gpu.numa_node is not None else {}),
                 }
                 for shared in shares.gpus
@@ -225,6 +235,7 @@ def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[st
         {
             f"{NODE_LABELS}product.{label_value(model)}"[: len(NODE_LABELS) + 63].rstrip("-_."): "true"
             for model in models
+            if label_value(model)
         }
     )
     return labels

@@ -96,7 +96,13 @@ class Ledger:
             now: monotonic seconds.
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's books call free.
         """
-        ledger = self.seen(name for name in self.holds if name in evidence.listed or name in evidence.recorded)
+        # Books that were read before we granted an ID can only show whoever had it before.
+        ledger = self.seen(
+            name
+            for name, hold in self.holds.items()
+            if (name in evidence.listed or name in evidence.recorded)
+            and (hold.granted_at is None or evidence.list_began >= hold.granted_at)
+        )
         free = {name for name, hold in ledger.holds.items() if _proven_free(name, hold, evidence)}
         by_gpu = defaultdict(list)
         for name in free:
@@ -109,10 +115,10 @@ class Ledger:
             if emptied and processes.get(uuid):
                 since = min((at for name in names if (at := ledger.holds[name].freed_at) is not None), default=now)
                 if now - since < process_wait_s:
-                    wait.update({name: replace(ledger.holds[name], freed_at=since) for name in names})
+                    wait.update((name, replace(ledger.holds[name], freed_at=since)) for name in names)
                     continue
             drop.update(names)
-        if wait:
+        if any(ledger.holds[name] != hold for name, hold in wait.items()):
             ledger = ledger._with(wait)
         return ledger._without(drop) if drop else ledger
 

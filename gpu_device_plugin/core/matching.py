@@ -168,7 +168,7 @@ def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int
             if wanted.init:
                 peak[position] = max(peak[position], running[position] + count)
                 if done:
-                    handed_on[position] = max(handed_on[position], count)
+                    handed_on[position] = max(handed_on[position], have[position] + count)
             else:
                 running[position] += count
                 peak[position] = max(peak[position], running[position])

@@ -17,7 +17,7 @@ MAX_DEVICE_IDS = 4000
 number (0.6 s under its lock at 10,000), and past about 60,000 the list exceeds the 4 MiB that it accepts and the node
 silently offers nothing. Measured on kubelet 1.36.2."""
 
-_SIZE = re.compile(r"(?P<number>[0-9]+)\s*(?P<unit>MiB|Mi|GiB|Gi)", re.ASCII)
+_SIZE = re.compile(r"(?P<number>[0-9]{1,12})\s*(?P<unit>MiB|Mi|GiB|Gi)", re.ASCII)
 # Sizes that people can reckon with. Others are allowed; these are the ones we propose.
 _ROUND_SIZES_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *(MIB_PER_GIB * n for n in (1, 2, 4, 8, 16, 32, 64)))
 
@@ -41,7 +41,7 @@ def parse_mib(text: str) -> int:
 def format_mib(mib: int) -> str:
     """Write MiB the way people read it: ``8 GiB``, ``7.5 GiB``, ``300 MiB``. Never rounded."""
     if mib and mib % (MIB_PER_GIB // 4) == 0 and abs(mib) >= MIB_PER_GIB:
-        return f"{mib / MIB_PER_GIB:g} GiB"
+        return f"{mib / MIB_PER_GIB:.2f}".rstrip("0").removesuffix(".") + " GiB"
     return f"{mib} MiB"
 
 

@@ -40,7 +40,8 @@ class Node:
         return Room(
             position=shared.position,
             total=len(shared.shares),
-            free=len(shared.shares) - len(use.shares) if free is None else free,
+            # IDs of a former, smaller share size may be more than there are shares now.
+            free=max(0, len(shared.shares) - len(use.shares)) if free is None else free,
             healthy=shared.gpu.uuid not in self.unhealthy,
             shared=bool(use.shares),
             whole=use.whole,

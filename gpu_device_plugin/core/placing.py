@@ -68,7 +68,7 @@ class Obstacle(StrEnum):
     UNHEALTHY = "unhealthy"
     SMALL = "smaller than the demand"
     WHOLE = "in whole use"
-    SHARED = "has shares in use"
+    SHARED = "with shares in use"
     FULL = "too little room"
 
 
@@ -86,22 +86,30 @@ class Refusal:
         asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} asked"
         if self.demand.gpus > 1:
             asked += f" from {self.demand.gpus} GPUs"
+        if self.demand.amount % self.demand.gpus:
+            return f"{asked}, which cannot be divided into equal parts of whole shares"
+        return f"{asked}, {self._why_no_memory(share_mib)}"
+
+    def _why_no_memory(self, share_mib: int) -> str:
         if not self.reasons:
-            return f"{asked}, this node has no GPU that is shared"
+            return "this node has no GPU that is shared"
+        each = self.demand.amount // self.demand.gpus
         largest = max(room.total for room, _ in self.reasons)
-        if self.demand.gpus == 1 and largest < self.demand.amount:
+        if largest < each and self.demand.gpus == 1:
             return (
-                f"{asked}, the largest GPU of this node has {format_mib(largest * share_mib)} in all, "
-                "so it can never run here"
+                f"the largest GPU of this node has {format_mib(largest * share_mib)} in all, so it can never run here"
             )
-        healthy = [(room, why) for room, why in self.reasons if why is not Obstacle.UNHEALTHY]
+        healthy = [room for room, _ in self.reasons if room.healthy]
         if not healthy:
-            return f"{asked}, no GPU of this node is healthy"
-        open_to_shares = [room for room, why in healthy if why is not Obstacle.WHOLE]
+            return "no GPU of this node is healthy"
+        open_to_shares = [room for room in healthy if not room.whole]
         if not open_to_shares:
-            return f"{asked}, every healthy GPU of this node is in whole use"
-        most = max(room.free for room in open_to_shares)
-        return f"{asked}, the emptiest healthy GPU has {format_mib(most * share_mib)} free"
+            return "every healthy GPU of this node is in whole use"
+        if self.demand.gpus == 1:
+            most = max(room.free for room in open_to_shares)
+            return f"the emptiest healthy GPU has {format_mib(most * share_mib)} free"
+        enough = sum(room.free >= each for room in open_to_shares)
+        return f"healthy GPUs with {format_mib(each * share_mib)} free: {enough}"
 
     def _whole_sentence(self) -> str:
         asked = f"whole GPUs: {self.demand.amount} asked"
@@ -132,11 +140,12 @@ def place(
     Returns:
         A placement, or a refusal with a reason for every GPU.
     """
-    each = -(-demand.amount // demand.gpus) if demand.kind is Kind.MEMORY else 0
+    rooms = sorted(rooms, key=lambda room: room.position)
+    each, rest = divmod(demand.amount, demand.gpus) if demand.kind is Kind.MEMORY else (0, 0)
     wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
     verdicts = {room.position: _obstacle(demand.kind, each, room) for room in rooms}
     fitting = {room.position: room for room in rooms if verdicts[room.position] is None}
-    if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1:
+    if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
         return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
     if demand.kind is Kind.MEMORY:
         ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position].free), position))
@@ -168,13 +177,12 @@ def _closest(
     if len(candidates) <= _EXHAUSTIVE:
         groups = (group for group in combinations(candidates, size) if must.issubset(group))
         return min(groups, key=lambda g: (-inside(g), -inside(set(candidates) - set(g)), g))
-    best: tuple[int, ...] | None = None
-    for seed in sorted(must) or candidates:
-        group = {seed, *must}
+
+    def grown(seeds: Collection[int]) -> tuple[int, ...]:
+        group = set(seeds)
         while len(group) < size:
             rest = (candidate for candidate in candidates if candidate not in group)
             group.add(max(rest, key=lambda c: (sum(closeness(min(c, m), max(c, m)) for m in group), -c)))
-        found = tuple(sorted(group))
-        if best is None or inside(found) > inside(best):
-            best = found
-    return best or ()
+        return tuple(sorted(group))
+
+    return max((grown(seeds) for seeds in ([must] if must else [{c} for c in candidates])), key=inside)

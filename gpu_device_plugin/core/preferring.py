@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.matching import Call, Matched
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.node import Node
+    from gpu_device_plugin.core.placing import Room
     from gpu_device_plugin.core.policy import Rank
 
 UNMATCHED = Matched(None, {})
@@ -54,25 +56,30 @@ class Question:
         promise = matched.match.wanted.promise if matched.match is not None else None
         if promise is not None and self._has(promise.shares):
             return Placement(demand, promise.shares)
-        found: Placement | Refusal = Refusal(demand)
-        # Room that is promised to others is used only where nothing else fits.
-        for reserved, whole in ((matched.reserved, matched.whole), ({}, frozenset[int]())):
-            rooms = tuple(
-                node.room(
-                    node.shares.gpus[position],
-                    0 if position in whole else len(numbers) - reserved.get(position, 0),
-                )
-                for position, numbers in sorted(self._free.items())
-                if self.kind is Kind.MEMORY or (position not in whole and position not in reserved)
-            )
-            found = place(demand, rooms, rank, node.connection, tuple(self._must))
-            if isinstance(found, Placement):
-                return found
-        return found
+        must = tuple(self._must)
+        found = place(demand, self._rooms(node, matched), rank, node.connection, must)
+        if isinstance(found, Placement):
+            return found
+        return place(demand, self._rooms(node, None), rank, node.connection, must)
+
+    def _rooms(self, node: Node, matched: Matched | None) -> tuple[Room, ...]:
+        """Return the GPUs without what is promised to others; with None, the last resort, all that they have."""
+        reserved, whole = ({}, frozenset[int]()) if matched is None else (matched.reserved, matched.whole)
+        rooms: list[Room] = []
+        for position, numbers in self._free.items():
+            shared = node.shares.gpus[position]
+            if self.kind is Kind.MEMORY:
+                rooms.append(node.room(shared, 0 if position in whole else len(numbers) - reserved.get(position, 0)))
+            elif position not in whole and position not in reserved:
+                room = node.room(shared)
+                # What an init container of the same pod has is in whole use, and to be used again. And of one resource
+                # the kubelet knows first what is free; a GPU that we do not know free yet is only the second choice.
+                rooms.append(replace(room, whole=False) if matched is None or position in self._must else room)
+        return tuple(rooms)
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
-        positions = {position for position, _ in shares}
-        return self._must.keys() <= positions and all(
+        promised = dict(shares)
+        return all(len(numbers) <= promised.get(position, 0) for position, numbers in self._must.items()) and all(
             len(self._free.get(position, ())) >= (count if self.kind is Kind.MEMORY else 1)
             for position, count in shares
         )

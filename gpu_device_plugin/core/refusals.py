@@ -31,9 +31,10 @@ class Refusals:
         """Return the state after a demand for `shares` found no GPU with room."""
         times = (*((at, size) for at, size in self.times if now - at < WINDOW_S), (now, shares))
         same = sum(size == shares for _, size in times)
+        run = self.run if now - self.last < HOLD_S else None
         # A smaller size than the present run's is the stronger bound.
-        begins = 0 < self.limit <= same and (self.run is None or shares <= self.run)
-        return replace(self, times=times, run=shares if begins else self.run, last=now)
+        begins = 0 < self.limit <= same and (run is None or shares <= run)
+        return replace(self, times=times, run=shares if begins else run, last=now)
 
     def most_free(self, emptiest: int, now: float) -> int | None:
         """Return how many free shares may be shown, None for all.

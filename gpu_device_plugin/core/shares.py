@@ -11,7 +11,7 @@ from gpu_device_plugin.core.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpu_device_plugin.core.gpus import Gpu, Inventory
+    from gpu_device_plugin.core.gpus import Gpu, Inventory, Link
 
 # Also what dcgm-exporter splits a device ID at to find the GPU.
 _SEPARATOR = "::"
@@ -29,7 +29,8 @@ def share_id(uuid: str, number: int) -> str:
 def parse_id(device_id: str) -> tuple[str, int | None]:
     """Return the GPU's UUID and the number of the share, None for a whole GPU. Every text has an answer."""
     uuid, separator, number = device_id.partition(_SEPARATOR)
-    if separator and number.isascii() and number.isdigit():
+    # No kubelet hands out more digits; Python refuses to read some thousands of them.
+    if separator and number.isascii() and number.isdigit() and len(number) <= 9:
         return uuid, int(number)
     return device_id, None
 
@@ -93,7 +94,9 @@ class Shares:
             elif gpu.mig:
                 left_out.append((gpu, "in MIG mode, whose instances are not shared yet"))
             elif count == 0:
-                left_out.append((gpu, f"its {format_mib(gpu.total_mib)} are less than one share"))
+                kept_back = gpu.reserved_mib + self.reserve_mib
+                less = f", less {format_mib(kept_back)} kept back," if kept_back else ""
+                left_out.append((gpu, f"its {format_mib(gpu.total_mib)}{less} are less than one share"))
             else:
                 known.append(SharedGpu(gpu, len(known), tuple(share_id(gpu.uuid, n) for n in range(count))))
         total = sum(len(shared.shares) for shared in known)
@@ -115,3 +118,16 @@ class Shares:
         """Return the GPU of this UUID, None if it is not shared here."""
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
+
+    def closeness(self, links: Iterable[Link]) -> Mapping[tuple[int, int], int]:
+        """Return how well the shared GPUs are connected, by their positions, the lower one first; more is better.
+
+        The number of NVLinks decides between pairs that are both connected so.
+        """
+        position = {shared.gpu.uuid: shared.position for shared in self.gpus}
+        ends = ((position.get(link.a), position.get(link.b), link) for link in links)
+        return {
+            (min(a, b), max(a, b)): link.closeness * 100 + link.nvlinks
+            for a, b, link in ends
+            if a is not None and b is not None
+        }

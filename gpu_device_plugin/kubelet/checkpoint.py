@@ -39,6 +39,8 @@ class Checkpoint:
     """What the file said. A missing file is an empty one: the kubelet creates it with the first list it gets."""
 
     records: tuple[Record, ...] = ()
+    registered: frozenset[str] = frozenset()
+    """Resources that plugins had registered when it was written."""
     stamp: Stamp | None = None
 
     def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
@@ -80,12 +82,13 @@ def read(path: Path) -> Checkpoint:
     try:
         data: Any = json.loads(content)["Data"]
         records = tuple(_record(entry) for entry in data.get("PodDeviceEntries") or ())
+        registered = frozenset(data.get("RegisteredDevices") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointUnreadableError(
             f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet writes it anew with the "
             "next device list, and until then no further device is given out"
         ) from error
-    return Checkpoint(records, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return Checkpoint(records, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
 
 
 def _record(entry: Any) -> Record:

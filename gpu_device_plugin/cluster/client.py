@@ -1,0 +1,351 @@
+"""Speak to the Kubernetes API: read, list, watch, create, patch and delete objects as JSON.
+
+Every call is one attempt with a deadline, and fails with one of the types in `errors`; what to do then is the caller's
+to decide. The one exception is a 401: the token file is read again and, if it changed, the call repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import msgspec
+
+from gpu_device_plugin.cluster.api import Page, WatchEvent
+from gpu_device_plugin.cluster.config import ClusterConfigError
+from gpu_device_plugin.cluster.errors import Call, UnauthorizedError, UnavailableError, error_from
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Iterator, Mapping
+    from types import TracebackType
+
+    from gpu_device_plugin.cluster.api import Kind
+    from gpu_device_plugin.cluster.config import ClusterConfig
+
+_LONGEST_EVENT = 16 << 20
+"""Bytes. etcd keeps no object above 1.5 MiB; a longer line in a watch is no event."""
+
+
+class PatchType(StrEnum):
+    """How a patch is understood; the value is its content type."""
+
+    MERGE = "application/merge-patch+json"
+    """Null removes, lists are replaced."""
+    STRATEGIC = "application/strategic-merge-patch+json"
+    """Lists of named things are merged by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long we wait for what, in seconds."""
+
+    connect_s: float = 5.0
+    request_s: float = 15.0
+    """From the first byte of a request to the last of its answer; for a watch, to the answer's head."""
+    watch_s: float = 60.0
+    """After about so long the server ends a watch, which is then continued. Each watch differs by up to a tenth."""
+    silence_s: float = 20.0
+    """A watch in which nothing came for so much longer than `watch_s` is on a dead connection."""
+    token_s: float = 60.0
+    """How old a token may be before its file is read again."""
+
+
+DEFAULT_TIMING = Timing()
+
+
+class Client:
+    """One connection pool to one API server; use it in an ``async with``, in one event loop."""
+
+    def __init__(
+        self, config: ClusterConfig, *, timing: Timing = DEFAULT_TIMING, user_agent: str = "gpu-device-plugin"
+    ) -> None:
+        self._config = config
+        self._timing = timing
+        self._user_agent = user_agent
+        self._token = _Token(config, timing.token_s)
+        self._tls: ssl.SSLContext | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    def __repr__(self) -> str:
+        return f"<Client of {self._config.url}>"
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            # Answers are read once and dropped: compressing them costs both sides more than the network between them.
+            headers={"User-Agent": self._user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            connector=aiohttp.TCPConnector(limit=0),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, kind: Kind, name: str, *, namespace: str = "") -> bytes:
+        """Return one object as it is now."""
+        return await self._call(
+            Call("get", kind.plural, kind.group, namespace, name), "GET", _path(kind, namespace, name)
+        )
+
+    async def pages(
+        self, kind: Kind, *, namespace: str = "", fields: str = "", labels: str = "", since: str = "", limit: int = 500
+    ) -> AsyncIterator[Page]:
+        """List objects, page by page; every page carries the version of the whole list.
+
+        Args:
+            kind: what to list.
+            namespace: only there; empty: everywhere.
+            fields: field selector.
+            labels: label selector.
+            since: the state not older than this version. ``0`` is whatever the server has at hand; empty asks for the
+                newest state, which costs the cluster most.
+            limit: most objects in a page.
+
+        Raises:
+            GoneError: the list changed too much under way; begin again with `since` empty.
+        """
+        call = Call("list", kind.plural, kind.group, namespace)
+        selected = {"limit": str(limit), **_selectors(fields, labels)}
+        # Without a match rule, a limit turns a version into "exactly this one".
+        wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
+        while True:
+            body = await self._call(call, "GET", _path(kind, namespace), params=selected | wanted)
+            try:
+                page = msgspec.json.decode(body, type=Page)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise UnavailableError(call, "the answer is no list of objects") from None
+            yield page
+            if not page.metadata.continue_:
+                return
+            wanted = {"continue": page.metadata.continue_}
+
+    @asynccontextmanager
+    async def watch(
+        self, kind: Kind, *, since: str, namespace: str = "", fields: str = "", labels: str = ""
+    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+        """Open a watch; inside the ``async with`` the server has accepted it.
+
+        The events are those after version `since`. They end when the server ends the watch, after about
+        `Timing.watch_s`; continue from the version of the last event or bookmark.
+
+        Raises:
+            GoneError: the server no longer knows what happened since `since`; list again. Also raised by the events.
+            UnavailableError: by the events: the connection broke or went silent.
+        """
+        call = Call("watch", kind.plural, kind.group, namespace)
+        seconds = math.ceil(self._timing.watch_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
+        params = {
+            "watch": "1",
+            "resourceVersion": since,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(seconds),
+            **_selectors(fields, labels),
+        }
+        async with self._answer(
+            call,
+            "GET",
+            _path(kind, namespace),
+            params=params,
+            timeout=aiohttp.ClientTimeout(
+                sock_connect=self._timing.connect_s, sock_read=seconds + self._timing.silence_s
+            ),
+        ) as response:
+            yield _events(call, response)
+
+    async def create(
+        self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", name: str = "", subresource: str = ""
+    ) -> bytes:
+        """Create an object, or with a name and a subresource (``binding``) something beneath one.
+
+        Raises:
+            ConflictError: it exists already, or the precondition inside `body` does not hold.
+        """
+        call = Call("create", _resource(kind, subresource), kind.group, namespace, name)
+        return await self._call(call, "POST", _path(kind, namespace, name, subresource), body=body)
+
+    async def patch(
+        self,
+        kind: Kind,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        how: PatchType = PatchType.MERGE,
+    ) -> bytes:
+        """Change an object and return it.
+
+        A ``metadata.resourceVersion`` inside `body` makes it compare-and-swap: ConflictError if there is a newer one.
+        A ``metadata.uid`` makes sure that it is not a namesake: InvalidError (1.36) or ConflictError.
+        """
+        call = Call("patch", _resource(kind, subresource), kind.group, namespace, name)
+        return await self._call(
+            call, "PATCH", _path(kind, namespace, name, subresource), body=body, content_type=how.value
+        )
+
+    async def _call(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self._timing.request_s, sock_connect=self._timing.connect_s)
+        async with self._answer(
+            call, method, path, params=params, body=body, content_type=content_type, timeout=timeout
+        ) as response:
+            with _translated(call):
+                return await response.read()
+
+    @asynccontextmanager
+    async def _answer(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        *,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own, which ends its connection too
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield an answer of success with its body still unread. Only our own awaits are translated, not the user's."""
+        if self._session is None:
+            raise RuntimeError(f"{self!r} is used outside its `async with`")
+        data = None if body is None else msgspec.json.encode(body)
+        while True:
+            with self._tls_forgotten_on_failure(), _translated(call):
+                async with asyncio.timeout(self._timing.request_s):
+                    response = await self._session.request(
+                        method,
+                        self._config.url + path,
+                        params=params,
+                        data=data,
+                        headers=self._headers(call, content_type if data is not None else ""),
+                        timeout=timeout,
+                        ssl=self._certificates(),
+                        allow_redirects=False,  # they would carry our token elsewhere
+                    )
+            async with response:
+                if response.status < 300:
+                    yield response
+                    return
+                if response.status == 401 and self._token.changed():
+                    continue
+                with _translated(call):
+                    async with asyncio.timeout(self._timing.request_s):
+                        answer = await response.read()
+                raise error_from(
+                    call, answer, status=response.status, retry_after=response.headers.get("Retry-After", "")
+                )
+
+    def _headers(self, call: Call, content_type: str) -> dict[str, str]:
+        headers = {"Content-Type": content_type} if content_type else {}
+        try:
+            token = self._token.value()
+        except OSError as error:
+            raise UnauthorizedError(call, f"the token file cannot be read: {error}") from error
+        return headers | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    def _certificates(self) -> ssl.SSLContext | bool:
+        if not self._config.url.startswith("https:"):
+            return True
+        if self._tls is None:
+            self._tls = self._config.tls()
+        return self._tls
+
+    @contextmanager
+    def _tls_forgotten_on_failure(self) -> Iterator[None]:
+        """Read the certificates anew for the next call: an authority is rotated by replacing the file."""
+        try:
+            yield
+        except UnavailableError as error:
+            if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
+                self._tls = None
+            raise
+
+
+class _Token:
+    """The bearer token, never older than allowed."""
+
+    def __init__(self, config: ClusterConfig, longest_s: float) -> None:
+        self._file = config.token_file
+        self._longest_s = longest_s
+        self._value = config.token
+        self._read_at = -math.inf
+
+    def value(self) -> str:
+        if self._file is not None and time.monotonic() - self._read_at >= self._longest_s:
+            self._value = self._file.read_text(encoding="ascii").strip()
+            self._read_at = time.monotonic()
+        return self._value
+
+    def changed(self) -> bool:
+        """Whether the file holds another token than the one last used."""
+        before, self._read_at = self._value, -math.inf
+        try:
+            return self.value() != before
+        except OSError:
+            return False
+
+
+def _path(kind: Kind, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    return kind.path(namespace=namespace, name=name, subresource=subresource)
+
+
+def _resource(kind: Kind, subresource: str) -> str:
+    return f"{kind.plural}/{subresource}" if subresource else kind.plural
+
+
+def _selectors(fields: str, labels: str) -> dict[str, str]:
+    return {key: value for key, value in (("fieldSelector", fields), ("labelSelector", labels)) if value}
+
+
+@contextmanager
+def _translated(call: Call) -> Iterator[None]:
+    """Turn whatever kept an answer from us into an UnavailableError; its cause stays attached."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise UnavailableError(call, "no answer in time") from error
+    except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
+        raise UnavailableError(call, str(error) or type(error).__name__) from error
+
+
+async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:
+    decoder = msgspec.json.Decoder(WatchEvent)
+    rest = b""
+    while True:
+        with _translated(call):
+            # Not readline: it refuses lines above 128 KiB, and a pod may be ten times that.
+            chunk = await response.content.readany()
+        if not chunk:
+            if rest.strip():
+                raise UnavailableError(call, "the connection ended inside an event")
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _LONGEST_EVENT:
+            raise UnavailableError(call, f"an event is longer than {_LONGEST_EVENT >> 20} MiB")
+        for line in lines:
+            try:
+                event = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                raise UnavailableError(call, "what came is no event of a watch") from None
+            if event.type == "ERROR":
+                raise error_from(call, event.object)
+            yield event

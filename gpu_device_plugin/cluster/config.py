@@ -1,0 +1,179 @@
+"""Where the API server is, and how we prove who we are."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where the kubelet mounts the account of a pod."""
+
+
+class ClusterConfigError(ValueError):
+    """The way to the API server cannot be read; the message says what, where and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """How to reach one API server."""
+
+    url: str
+    """``https://host:port``, without a path."""
+    ca_file: Path | None = None
+    """Certificates that sign the server's; None: those of the system."""
+    ca_pem: str = ""
+    """The same as text; comes before `ca_file`."""
+    verify: bool = True
+    token_file: Path | None = None
+    """Read again every minute: the kubelet replaces it before the token expires."""
+    token: str = field(default="", repr=False)
+    """A token that never changes; `token_file` comes before it."""
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    cert_pem: str = field(default="", repr=False)
+    key_pem: str = field(default="", repr=False)
+
+    def tls(self) -> ssl.SSLContext:
+        """Read the certificates anew.
+
+        Raises:
+            ClusterConfigError: a file is missing or holds no certificate.
+        """
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_pem or None)
+            # Python 3.13 turned on a strictness that certificates of many clusters fail (no Authority Key Identifier).
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if not self.verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            self._load_client_certificate(context)
+        except (OSError, ssl.SSLError) as error:
+            files = ", ".join(str(path) for path in (self.ca_file, self.cert_file, self.key_file) if path)
+            raise ClusterConfigError(
+                f"the certificates for {self.url} ({files or 'given as text'}) cannot be used: {error}"
+            ) from error
+        return context
+
+    def _load_client_certificate(self, context: ssl.SSLContext) -> None:
+        if self.cert_file is not None:
+            context.load_cert_chain(self.cert_file, self.key_file)
+        elif self.cert_pem:
+            # OpenSSL through Python reads a key from a file only. The folder is ours alone (mode 0700) and short-lived.
+            with tempfile.TemporaryDirectory() as folder:
+                pem = Path(folder, "client.pem")
+                pem.write_text(f"{self.cert_pem}\n{self.key_pem}\n", encoding="ascii")
+                context.load_cert_chain(pem)
+
+
+def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> ClusterConfig:
+    """Use the service account of the pod that we run in.
+
+    Args:
+        environ: for ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
+        folder: where the account is mounted.
+
+    Raises:
+        ClusterConfigError: this is no pod, or one without a service account.
+    """
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if not host or not port:
+        raise ClusterConfigError(
+            "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod of a cluster; "
+            "name a kubeconfig, or run without API access"
+        )
+    for name in ("token", "ca.crt"):
+        if not (folder / name).is_file():
+            raise ClusterConfigError(f"{folder / name} is missing; set automountServiceAccountToken: true on the pod")
+    address = f"[{host}]" if ":" in host else host
+    return ClusterConfig(f"https://{address}:{port}", ca_file=folder / "ca.crt", token_file=folder / "token")
+
+
+_NOT_SUPPORTED = {
+    "exec": "logs in through a plugin (exec)",
+    "auth-provider": "logs in through an auth-provider",
+    "username": "logs in with a password",
+    "proxy-url": "is reached through a proxy (proxy-url)",
+    "tls-server-name": "presents itself under another name (tls-server-name)",
+    "as": "impersonates another user (as)",
+}
+
+
+def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
+    """Use a kubeconfig with a token or a client certificate.
+
+    Login plugins are not run: a program that stays needs credentials that stay, such as those of a service account.
+
+    Args:
+        path: the file.
+        context: which of its contexts; empty: its ``current-context``.
+
+    Raises:
+        ClusterConfigError: the file cannot be read, or asks for something that we do not do.
+    """
+    import yaml  # noqa: PLC0415 - inside a cluster nothing else needs it, and it costs a megabyte
+
+    try:
+        parsed: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ClusterConfigError(f"kubeconfig {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ClusterConfigError(f"kubeconfig {path} is not YAML{where}") from None  # its text quotes credentials
+    file = _Kubeconfig(path, parsed if isinstance(parsed, dict) else {})
+    chosen = file.entry("contexts", "context", context or str(file.parsed.get("current-context") or ""))
+    cluster = file.entry("clusters", "cluster", str(chosen.get("cluster") or ""))
+    user = file.entry("users", "user", str(chosen["user"])) if chosen.get("user") else {}
+    for key, what in _NOT_SUPPORTED.items():
+        if cluster.get(key) or user.get(key):
+            raise ClusterConfigError(
+                f"kubeconfig {path}: cluster {chosen.get('cluster')!r} with user {chosen.get('user')!r} {what}, which "
+                "is not supported; make a kubeconfig with the token of a service account"
+            )
+    url = str(cluster.get("server") or "").rstrip("/")
+    if not url.startswith(("https://", "http://")):
+        raise ClusterConfigError(f"kubeconfig {path}: cluster {chosen.get('cluster')!r} has no https:// server")
+    return ClusterConfig(
+        url,
+        ca_file=file.path_of(cluster, "certificate-authority"),
+        ca_pem=file.text_of(cluster, "certificate-authority-data"),
+        verify=not cluster.get("insecure-skip-tls-verify"),
+        token=str(user.get("token") or ""),
+        token_file=file.path_of(user, "tokenFile"),
+        cert_file=file.path_of(user, "client-certificate"),
+        key_file=file.path_of(user, "client-key"),
+        cert_pem=file.text_of(user, "client-certificate-data"),
+        key_pem=file.text_of(user, "client-key-data"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Kubeconfig:
+    path: Path
+    parsed: Mapping[str, Any]
+
+    def entry(self, section: str, kind: str, name: str) -> Mapping[str, Any]:
+        entries = self.parsed.get(section)
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict) and name and entry.get("name") == name and isinstance(entry.get(kind), dict):
+                found: Mapping[str, Any] = entry[kind]
+                return found
+        raise ClusterConfigError(f"kubeconfig {self.path} has no {kind} named {name!r}")
+
+    def path_of(self, entry: Mapping[str, Any], key: str) -> Path | None:
+        """Relative paths start at the kubeconfig, as kubectl has it."""
+        return self.path.parent / str(entry[key]) if entry.get(key) else None
+
+    def text_of(self, entry: Mapping[str, Any], key: str) -> str:
+        try:
+            return base64.b64decode(str(entry.get(key) or ""), validate=True).decode("ascii")
+        except (binascii.Error, UnicodeDecodeError):
+            raise ClusterConfigError(f"kubeconfig {self.path}: {key} is not a certificate in base64") from None

@@ -1,0 +1,164 @@
+"""What can go wrong between us and the Kubernetes API: one type for each thing a caller can do about it.
+
+Types follow the status code, never the text. No message carries a token, a header or the body we sent: a pod's
+environment may hold secrets, and the API server quotes rejected objects in its answers to invalid requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+_LONGEST_QUOTE = 300
+LONGEST_RETRY_AFTER_S = 60.0
+"""A server that asks for more patience is asked again after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What was asked of the API server, in the words of RBAC."""
+
+    verb: str
+    resource: str
+    """Plural, with its subresource: ``pods/binding``."""
+    group: str = ""
+    """API group; empty for the core group."""
+    namespace: str = ""
+    name: str = ""
+
+    def __str__(self) -> str:
+        target = "/".join(part for part in (self.namespace, self.name) if part)
+        return f"{self.verb} {self.resource}{' ' if target else ''}{target}"
+
+
+class ApiError(Exception):
+    """The API server did not do what it was asked."""
+
+    def __init__(self, call: Call, why: str, *, status: int = 0, reason: str = "", retry_after_s: float = 0) -> None:
+        super().__init__(f"{call}: {why}")
+        self.call = call
+        self.status = status
+        """HTTP status, or the code of a Status object in a watch; 0 without an answer."""
+        self.reason = reason
+        """The API's own word for it (``AlreadyExists``), empty if it gave none."""
+        self.retry_after_s = retry_after_s
+        """How long the server wants to be left alone; 0 if it did not say."""
+
+
+class InvalidError(ApiError):
+    """400 or 422: the request makes no sense to this server and never will."""
+
+
+class UnauthorizedError(ApiError):
+    """401: the server does not know us; the token is missing, expired or of another cluster."""
+
+
+class ForbiddenError(ApiError):
+    """403: the server knows us and our account lacks a right, which the message names."""
+
+
+class NotFoundError(ApiError):
+    """404: there is no such object (or no such API on this server)."""
+
+
+class ConflictError(ApiError):
+    """409: the object is another one, or another version, than the one we spoke of; or it exists already."""
+
+
+class GoneError(ApiError):
+    """410: the version or page we wanted to continue from is no longer kept; list again."""
+
+
+class TooManyRequestsError(ApiError):
+    """429: the server sheds load."""
+
+
+class UnavailableError(ApiError):
+    """5xx, or no complete answer at all. Whether a write took effect is unknown."""
+
+
+TRANSIENT = (TooManyRequestsError, UnavailableError)
+"""The same request may succeed later."""
+
+_TYPES: dict[int, type[ApiError]] = {
+    400: InvalidError,
+    401: UnauthorizedError,
+    403: ForbiddenError,
+    404: NotFoundError,
+    408: UnavailableError,
+    409: ConflictError,
+    410: GoneError,
+    422: InvalidError,
+    429: TooManyRequestsError,
+}
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+    field: str = ""
+
+
+class _Details(msgspec.Struct, rename="camel"):
+    causes: list[_Cause] | None = None
+    retry_after_seconds: int = 0
+
+
+class _Status(msgspec.Struct):
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: _Details | None = None
+
+
+_EMPTY = _Status()
+
+
+def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "") -> ApiError:
+    """Say what an answer other than success means.
+
+    Args:
+        call: what was asked.
+        body: a ``Status`` object, or whatever a proxy on the way sent instead.
+        status: HTTP status; 0 for an error inside a watch, where the Status object carries the code.
+        retry_after: the header of that name; only a number of seconds is understood.
+    """
+    try:
+        told = msgspec.json.decode(body, type=_Status)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        told = _EMPTY
+    status = status or told.code
+    kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
+    patience = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    if told.details is not None:
+        patience = patience or float(max(0, told.details.retry_after_seconds))
+    return kind(
+        call,
+        _why(call, kind, status, told),
+        status=status,
+        reason=told.reason,
+        retry_after_s=min(patience, LONGEST_RETRY_AFTER_S),
+    )
+
+
+def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
+    answer = f"{status} {told.reason or _phrase(status)}".strip()
+    if kind is ForbiddenError:
+        group = f" of the API group {call.group}" if call.group else ""
+        return f"{answer}; grant {call.verb!r} on {call.resource!r}{group} to the service account"
+    if kind is UnauthorizedError:
+        return f"{answer}; the API server does not accept our token or certificate"
+    if kind is InvalidError:
+        causes = told.details.causes if told.details is not None and told.details.causes else []
+        fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes)
+        return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
+    message = " ".join(told.message.split())[:_LONGEST_QUOTE]
+    return f"{answer}: {message}" if message else answer
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

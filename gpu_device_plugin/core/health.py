@@ -1,0 +1,465 @@
+"""What one observation of the hardware changes in what we believe of a GPU, the way back to healthy included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+
+class Verdict(StrEnum):
+    """What an XID says about the GPU on which it happened."""
+
+    APPLICATION = "application"
+    """The fault of the program that ran, or confined to it. The GPU is as good as before."""
+    INFORMATION = "information"
+    """Nothing to do, or the driver says through its recovery action what is to be done."""
+    LOST = "lost"
+    """The driver cannot reach the GPU. It is believed in again once it answers."""
+    RESET = "reset"
+    """The GPU must be reset before it can be trusted."""
+    REBOOT = "reboot"
+    """More than a reset is needed: a reboot, or hands on the machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class XidMeaning:
+    """One line of the XID table."""
+
+    meaning: str
+    verdict: Verdict
+
+
+def _lines(verdict: Verdict, lines: Mapping[int, str]) -> dict[int, XidMeaning]:
+    return {code: XidMeaning(meaning, verdict) for code, meaning in lines.items()}
+
+
+# Verdicts follow the column "Resolution Bucket (Immediate Action)" of NVIDIA's XID catalogue for Ampere and newer,
+# https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESTART_APP -> APPLICATION, IGNORE ->
+# INFORMATION, RESET_GPU -> RESET, RESTART_BM, RESTART_VM and CHECK_MECHANICALS -> REBOOT. The other cells:
+#   45       WORKFLOW_XID_45: a program was torn down; if the GPU was at fault, another XID says so.
+#   48       WORKFLOW_XID_48: "a GPU reset or node reboot is needed to clear this error".
+#   74       WORKFLOW_NVLINK_ERR: the same words.
+#   78       UPDATE_SWFW: a virtual GPU did not start.
+#   79       RESTART_BM, but what ends it is that the GPU answers again, which only a reboot brings about: LOST.
+#   142      no immediate action is given; it belongs to the video encoder like its neighbours.
+#   144-150  the action depends on a subcode that NVML does not pass on; the drivers that know these codes report the
+#            action themselves (XID 154 and the recovery action), and so does XID 154.
+#   159      CHECK_UVM; 162-166, 168, 170: power smoothing, confidential computing, memory set aside: no action given.
+#   167,169  no action given; their neighbours 158 and 62 want a reset.
+#   171,172  details to a 48.
+XIDS: Mapping[int, XidMeaning] = MappingProxyType(
+    _lines(
+        Verdict.APPLICATION,
+        {
+            8: "a program made the GPU stop processing",
+            11: "invalid or corrupted push buffer",
+            13: "graphics engine exception, such as an access out of bounds",
+            25: "invalid or illegal push buffer",
+            31: "GPU memory page fault",
+            32: "invalid or corrupted push buffer, seen by the DMA controller",
+            45: "work removed because its program ended",
+            60: "video processor exception",
+            69: "graphics engine class error",
+            78: "a virtual GPU did not start",
+            80: "corrupted data sent to the GPU",
+            94: "memory error confined to one program; reset the GPU when convenient",
+            142: "video encoder error",
+        }
+        | dict.fromkeys((39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)), "copy engine error")
+        | dict.fromkeys((68, 83, 84, 88, 89, 96, 97, 98), "video decoder error")
+        | dict.fromkeys((82, *range(99, 106)), "JPEG decoder error")
+        | dict.fromkeys((86, 139), "optical flow accelerator error"),
+    )
+    | _lines(
+        Verdict.INFORMATION,
+        {
+            14: "fake error injected by a program",
+            37: "driver firmware error",
+            38: "driver firmware watchdog",
+            43: "a program made a mistake and was stopped",
+            44: "graphics engine fault during a context switch",
+            63: "a memory row or page was marked for replacement",
+            66: "illegal access by the driver",
+            67: "illegal access by the driver",
+            92: "many correctable memory errors",
+            93: "the board's information ROM has reached its write limit",
+            106: "test message",
+            107: "test message",
+            108: "NVLink remote translation error",
+            121: "corrected error on the link to the CPU",
+            137: "a program made an illegal access over NVLink",
+            141: "CUDA fast path error",
+            152: "deep learning accelerator memory error",
+            153: "deep learning accelerator timeout",
+            154: "the driver changed the recovery action it asks for",
+            157: "a damaged resource could not be retired",
+            159: "error on the link to the CPU",
+            160: "a memory channel was retired",
+            161: "a memory channel could not be retired",
+            168: "memory was set aside because of errors while ECC is off",
+            171: "details of an uncorrectable memory error",
+            172: "details of an uncorrectable memory error",
+        }
+        | dict.fromkeys(range(144, 151), "NVLink error")
+        | dict.fromkeys(range(162, 166), "power smoothing")
+        | dict.fromkeys((166, 170), "confidential computing"),
+    )
+    | _lines(Verdict.LOST, {79: "GPU has fallen off the bus"})
+    | _lines(
+        Verdict.RESET,
+        {
+            46: "GPU stopped processing",
+            48: "uncorrectable (double bit) memory error",
+            62: "internal micro-controller halted",
+            64: "a memory row or page could not be replaced",
+            74: "NVLink error",
+            95: "memory error that reached several programs",
+            109: "context switch timeout",
+            110: "security fault",
+            119: "GPU firmware (GSP) does not answer",
+            120: "GPU firmware (GSP) error",
+            136: "NVLink training failed",
+            140: "unrecovered memory error",
+            143: "GPU initialisation error",
+            155: "NVLink was shut down by software",
+            156: "a damaged resource was retired",
+            158: "GPU fatal timeout",
+            167: "PCIe fatal timeout",
+            169: "internal micro-controller halted",
+        },
+    )
+    | _lines(
+        Verdict.REBOOT,
+        {54: "auxiliary power is not connected to the board", 151: "key rotation error"},
+    )
+)
+
+# Fail closed: codes missing from the catalogue come from newer drivers, which report a recovery action, so that a
+# harmless one costs a few readings; ignoring a grave one would cost every pod placed on the GPU.
+_UNKNOWN = XidMeaning("unknown to this version", Verdict.RESET)
+
+
+class RecoveryAction(IntEnum):
+    """What the driver wants done with a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+
+# The domain ties nodes together over NVLink; this node's GPUs work without it, so it is only advice.
+_ADVICE: Mapping[int, str] = {RecoveryAction.NONE: "", RecoveryAction.RECOVER_IMEX: "recover the IMEX domain"}
+_WANTED: Mapping[int, str] = {
+    RecoveryAction.GPU_RESET: "a reset of the GPU",
+    RecoveryAction.NODE_REBOOT: "a reboot of the node",
+    RecoveryAction.DRAIN_P2P: "an end of peer-to-peer traffic",
+    RecoveryAction.DRAIN_AND_RESET: "the GPU to be drained and reset",
+    RecoveryAction.BUS_RESET: "a reset of the GPU's bus",
+    RecoveryAction.SYSTEM_REBOOT: "a reboot of the whole system",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """The driver reported an XID for a GPU."""
+
+    uuid: str
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One reading of a GPU. None means that this driver or GPU does not tell."""
+
+    uuid: str
+    error: str | None = None
+    """Why the GPU could not be read, as a clause; then the fields below say nothing."""
+    lost: bool = False
+    """The error says that the GPU is gone, not merely that it could not be read."""
+    ecc_uncorrected: int | None = None
+    """Uncorrectable memory errors since the GPU was last reset (the volatile counter)."""
+    remap_pending: bool | None = None
+    """A damaged memory row (older GPUs: page) will be replaced at the next reset."""
+    remap_failed: bool | None = None
+    """A damaged memory row could not be replaced."""
+    recovery_action: int | None = None
+    """A `RecoveryAction`, or a number that only a newer driver knows."""
+    processes: int | None = None
+    """Compute processes that the driver shows us."""
+    used_mib: int | None = None
+    """Memory in use, without what the driver reserves, MiB."""
+    mig: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A fresh look at the hardware did not find a GPU that was there before."""
+
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatched:
+    """Nobody can tell how the GPU is, for a reason that is not the GPU's."""
+
+    uuid: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A person says that the GPU was looked after; good readings may count from here on."""
+
+    uuid: str
+
+
+Observation: TypeAlias = Xid | Probe | Gone | Unwatched | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What can be configured about health."""
+
+    good_readings: int = 3
+    """So many good readings in a row end a problem that good readings can end."""
+    ignored_xids: frozenset[int] = frozenset()
+    """Never make a GPU unhealthy, whatever the table says."""
+    fatal_xids: frozenset[int] = frozenset()
+    """Always make a GPU unhealthy until it is reset, whatever the table says."""
+
+    remap_pending_is_fatal: bool = False
+    """A GPU that waits for a reset to replace damaged memory takes no new work; otherwise that is only advice."""
+
+    def __post_init__(self) -> None:
+        if self.good_readings < 1:
+            raise ValueError(f"{self.good_readings} good readings cannot end a problem; ask for 1 or more")
+        if both := self.ignored_xids & self.fatal_xids:
+            codes = ", ".join(map(str, sorted(both)))
+            raise ValueError(f"XID {codes} cannot be ignored and fatal at once; name it in one of the two lists")
+
+
+_DEFAULT_RULES = Rules()
+
+
+class Cause(StrEnum):
+    """Why a GPU is not offered."""
+
+    UNWATCHED = "unwatched"
+    LOST = "lost"
+    UNREADABLE = "unreadable"
+    FATAL_XID = "fatal XID"
+    RESET = "reset"
+    """It had a fatal XID and was reset since."""
+    REMAP_FAILED = "row remap failed"
+    REMAP_PENDING = "row remap pending"
+    RECOVERY_ACTION = "recovery action"
+
+
+@dataclass(frozen=True, slots=True)
+class _WayBack:
+    """How one cause ends."""
+
+    counts: Callable[[Probe], bool]
+    """Does this good reading speak for the end of the problem? So many in a row end it (`Rules.good_readings`)."""
+    until: str
+    """What has to happen, for people."""
+    ended: str
+    """What has happened, for people."""
+    at_once: bool = False
+    """One reading is enough, because nothing bad was ever seen of the GPU."""
+
+
+_WAYS_BACK: Mapping[Cause, _WayBack] = {
+    Cause.UNWATCHED: _WayBack(
+        lambda _: True, "it is offered again as soon as it can be read", "it is watched again", at_once=True
+    ),
+    Cause.LOST: _WayBack(lambda _: True, "it is offered again when it answers steadily", "it answers again"),
+    Cause.UNREADABLE: _WayBack(lambda _: True, "it is offered again when it answers steadily", "it answers again"),
+    # A GPU can be read perfectly well after a fatal XID, so that alone proves nothing.
+    Cause.FATAL_XID: _WayBack(
+        lambda probe: probe.recovery_action == RecoveryAction.NONE,
+        "it is offered again when the driver asks for no recovery action any more",
+        "the driver asks for no recovery action any more",
+    ),
+    Cause.RESET: _WayBack(
+        lambda _: True, "it was reset since, and is offered again when it answers steadily", "it was reset"
+    ),
+    Cause.REMAP_FAILED: _WayBack(
+        lambda probe: probe.remap_failed is False,
+        "reset the GPU, and replace it if that does not help",
+        "the driver reports no failure any more",
+    ),
+    Cause.REMAP_PENDING: _WayBack(
+        lambda probe: probe.remap_pending is False,
+        "drain the GPU and reset it",
+        "nothing waits to be replaced any more",
+    ),
+    Cause.RECOVERY_ACTION: _WayBack(
+        lambda probe: probe.recovery_action in _ADVICE,
+        "it is offered again when that was done",
+        "the driver asks for no recovery action any more",
+    ),
+}
+_ORDER = {cause: position for position, cause in enumerate(Cause)}
+_CAUSE_OF_XID = {Verdict.LOST: Cause.LOST, Verdict.RESET: Cause.FATAL_XID, Verdict.REBOOT: Cause.FATAL_XID}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One reason for which a GPU is not offered."""
+
+    cause: Cause
+    what: str
+    """The reason as a clause, for people."""
+    good: int = 0
+    """Good readings in a row that speak for the end of this problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What we believe of one GPU."""
+
+    problems: tuple[Problem, ...] = ()
+    ecc_uncorrected: int | None = None
+    remap_pending: bool = False
+    recovery_action: int | None = None
+
+    @property
+    def healthy(self) -> bool:
+        """Whether new work may be put on the GPU."""
+        return not self.problems
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the GPU is unhealthy and what would end that: one clause for each problem; none if it is healthy."""
+        return tuple(f"{problem.what}; {self._until(problem)}" for problem in self.problems)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Advice that does not make the GPU unhealthy by itself."""
+        notes = []
+        if self.remap_pending:
+            notes.append("memory rows wait to be replaced: drain the GPU and reset it when convenient")
+        if self.ecc_uncorrected:
+            notes.append(f"{self.ecc_uncorrected} uncorrectable memory errors since the last reset")
+        if advice := _ADVICE.get(self.recovery_action or 0):
+            notes.append(advice)
+        return tuple(notes)
+
+    def _until(self, problem: Problem) -> str:
+        if problem.cause is Cause.FATAL_XID and self.recovery_action is None:
+            return (
+                "this driver does not tell when that is over: reset the GPU, then pause and resume or restart the agent"
+            )
+        return _WAYS_BACK[problem.cause].until
+
+
+def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
+    """Return what XID `code` means. A code that is not in the table counts as one that needs a reset."""
+    known = XIDS.get(code, _UNKNOWN)
+    if code in rules.fatal_xids:
+        return replace(known, verdict=Verdict.RESET)
+    if code in rules.ignored_xids:
+        return replace(known, verdict=Verdict.INFORMATION)
+    return known
+
+
+def step(belief: Belief, observation: Observation, rules: Rules = _DEFAULT_RULES) -> Belief:
+    """Return what is believed of a GPU after one observation of it."""
+    match observation:
+        case Probe(error=None):
+            return _read(belief, observation, rules)
+        case Probe(error=str(error), lost=lost):
+            return _with(_interrupted(belief), Problem(Cause.LOST if lost else Cause.UNREADABLE, error))
+        case Xid(code=code):
+            xid = judge(code, rules)
+            cause = _CAUSE_OF_XID.get(xid.verdict)
+            return belief if cause is None else _with(belief, Problem(cause, f"XID {code} ({xid.meaning})"))
+        case Gone():
+            # A GPU goes away when it is reset, when its machine reboots or when the driver is loaded anew.
+            return _with(_reset_seen(_interrupted(belief)), Problem(Cause.LOST, "the driver does not find it any more"))
+        case Unwatched(why=why):
+            return _with(belief, Problem(Cause.UNWATCHED, why))
+        case _:  # Cleared
+            return _reset_seen(belief)
+
+
+def change(before: Belief, after: Belief) -> str | None:
+    """Say why a GPU became unhealthy or healthy between two beliefs; None if it stayed what it was."""
+    if before.healthy == after.healthy:
+        return None
+    if after.healthy:
+        ended = (f"{problem.what}: {_WAYS_BACK[problem.cause].ended}" for problem in before.problems)
+        return f"healthy again ({'; '.join(ended)})"
+    return f"unhealthy: {'. '.join(after.reasons)}"
+
+
+def _read(belief: Belief, probe: Probe, rules: Rules) -> Belief:
+    was, now = belief.ecc_uncorrected, probe.ecc_uncorrected
+    if was is not None and now is not None and now < was:  # only a reset of the GPU puts this counter back
+        belief = _reset_seen(belief)
+    read = Belief(
+        tuple(problem for problem in _counted(belief, probe) if problem.good < _needed(problem, rules)),
+        now,
+        bool(probe.remap_pending),
+        probe.recovery_action,
+    )
+    for cause, what in _shown(probe, rules):
+        read = _with(read, Problem(cause, what))
+    return read
+
+
+def _counted(belief: Belief, probe: Probe) -> Iterator[Problem]:
+    for problem in belief.problems:
+        yield replace(problem, good=problem.good + 1 if _WAYS_BACK[problem.cause].counts(probe) else 0)
+
+
+def _needed(problem: Problem, rules: Rules) -> int:
+    return 1 if _WAYS_BACK[problem.cause].at_once else rules.good_readings
+
+
+def _shown(probe: Probe, rules: Rules) -> Iterator[tuple[Cause, str]]:
+    """Yield the problems that a reading shows by itself."""
+    if probe.remap_failed:
+        yield Cause.REMAP_FAILED, "a damaged memory row could not be replaced"
+    if probe.remap_pending and rules.remap_pending_is_fatal:
+        yield Cause.REMAP_PENDING, "damaged memory rows wait to be replaced"
+    if (action := probe.recovery_action) is not None and action not in _ADVICE:
+        yield Cause.RECOVERY_ACTION, f"the driver asks for {_WANTED.get(action, f'recovery action {action}')}"
+
+
+def _with(belief: Belief, problem: Problem) -> Belief:
+    """Add a problem, or begin it anew: there is one for each cause, and one for each fatal XID."""
+    return _believing(belief, (*(p for p in belief.problems if _which(p) != _which(problem)), problem))
+
+
+def _which(problem: Problem) -> str:
+    return problem.what if problem.cause in {Cause.FATAL_XID, Cause.RESET} else problem.cause
+
+
+def _interrupted(belief: Belief) -> Belief:
+    """Begin counting good readings anew."""
+    return _believing(belief, (replace(problem, good=0) for problem in belief.problems))
+
+
+def _reset_seen(belief: Belief) -> Belief:
+    """From here on good readings count for what a reset cures."""
+    return _believing(
+        belief, (replace(p, cause=Cause.RESET) if p.cause is Cause.FATAL_XID else p for p in belief.problems)
+    )
+
+
+def _believing(belief: Belief, problems: Iterable[Problem]) -> Belief:
+    # Sorted, so that what is believed does not depend on the order in which two problems were seen.
+    ordered = sorted(problems, key=lambda problem: (_ORDER[problem.cause], problem.what))
+    return replace(belief, problems=tuple(ordered))

@@ -1,0 +1,318 @@
+"""The driver port over NVML: nothing but a GPU's UUID and memory is taken for granted."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+
+import pynvml
+
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.driver import HardwareError
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from gpu_device_plugin.hardware.driver import EventRecord, GpuRecord, InventoryRecord, LinkRecord, ProbeRecord
+
+# Why nvmlInit failed, by its return code; everything else is OTHER.
+_KINDS = {
+    4: driver.NO_PERMISSION,
+    9: driver.NO_DRIVER,
+    12: driver.NO_LIBRARY,
+    18: driver.VERSION_MISMATCH,
+    999: driver.CONTEXT_LOST,
+}
+_LOST = frozenset({6, 15, 28})  # NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND
+_RESET_REQUIRED = 16
+_TIMEOUT = 10
+_UNKNOWN = 999
+
+# nvmlGpuTopologyLevel_t -> core.gpus.Closeness
+_CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
+_NVLINK = 7
+# Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).
+_P2P_NVLINK = 2
+_P2P_OK = 0
+
+# nvmlEventType...: XidCriticalError; and what makes a reading worth while at once: DoubleBitEccError,
+# DramRetirementEvent, DramRetirementFailure, FatalPoisonError, GpuUnavailableError, GpuRecoveryAction.
+_XID = 0x8
+_WORTH_A_READING = 0x2 | 0x400 | 0x800 | 0x2000 | 0x4000 | 0x8000
+_FIELD_RECOVERY_ACTION = 230
+_LONGEST_PAUSE_S = 30.0
+_MIB = 1 << 20
+
+
+class Nvml:
+    """NVML, opened; see `driver.Driver`.
+
+    Raises:
+        HardwareError: NVML cannot be used, on opening.
+    """
+
+    def __init__(self, nvml: Any = pynvml, pci_devices: str = "/sys/bus/pci/devices") -> None:
+        """Load NVML through `nvml`, the module pynvml or one that answers like it."""
+        self._nvml = nvml
+        self._pci_devices = pci_devices
+        self._gpus: dict[str, Any] = {}
+        # The driver cannot tell the UUID of a GPU that it has lost, so events are told apart by their handle.
+        self._uuids: dict[int, str] = {}
+        self._events: Any = None
+        self._pause_s = 0.0
+        self._worked = False
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise _opening_failed(error) from error
+
+    def inventory(self) -> InventoryRecord:
+        """List the GPUs; see `Driver.inventory`."""
+        nvml = self._nvml
+        try:
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            raise _opening_failed(error) from error
+        gpus: list[GpuRecord] = []
+        failures = []
+        for index in range(count):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                gpu = self._describe(index, handle)
+            except nvml.NVMLError as error:  # it must not hide the others
+                failures.append((index, error))
+                continue
+            gpus.append(gpu)
+            self._gpus[gpu["uuid"]] = handle
+            self._uuids[_address(handle)] = gpu["uuid"]
+        if failures and not gpus and failures[0][1].value in _KINDS:
+            raise _opening_failed(failures[0][1])  # that is about this container, not about every single GPU
+        troubles = [f"GPU {index} is left out, it cannot be read: {_say(error)}" for index, error in failures]
+        self._listen()
+        if gpus and self._events is None:
+            troubles.append("this driver reports no events, so failures are found only by asking every GPU in turn")
+        return {
+            "gpus": gpus,
+            "links": list(self._links(gpus)),
+            "driver_version": self._optional("nvmlSystemGetDriverVersion"),
+            "left_out": len(failures),
+            "troubles": troubles,
+        }
+
+    def probe(self) -> list[ProbeRecord]:
+        """Read every GPU; see `Driver.probe`."""
+        readings = [self._read(uuid, handle) for uuid, handle in self._gpus.items()]
+        codes = {code for _, code in readings}
+        if self._worked and codes == {_UNKNOWN}:
+            # One GPU may answer "Unknown Error"; all of them at once, after they worked, is a lost device cgroup.
+            raise HardwareError(driver.CONTEXT_LOST, "NVML answers Unknown Error (999) for every GPU")
+        self._worked = self._worked or None in codes
+        return [record for record, _ in readings]
+
+    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+        """Wait for events; see `Driver.wait_events`."""
+        if self._events is None:
+            time.sleep(timeout_s)
+            self._listen()  # it may work later
+            return []
+        try:
+            event = self._nvml.nvmlEventSetWait_v2(self._events, int(timeout_s * 1000))
+        except self._nvml.NVMLError as error:
+            if error.value == _TIMEOUT:
+                return []
+            return self._listen_anew(timeout_s)
+        self._pause_s = 0.0
+        uuid = self._uuids.get(_address(event.device))
+        if uuid is None:  # an event that names no GPU we know: look at all of them
+            return list(self._readings())
+        reading, _ = self._read(uuid, self._gpus[uuid])
+        return [{"uuid": uuid, "xid": event.eventData}, reading] if event.eventType & _XID else [reading]
+
+    def _describe(self, index: int, handle: Any) -> GpuRecord:
+        memory, reserved = self._memory(handle)
+        pci = self._pci(handle)
+        return {
+            "uuid": self._nvml.nvmlDeviceGetUUID(handle),
+            "index": index,
+            "product": self._optional("nvmlDeviceGetName", handle) or "unknown GPU",
+            "total_mib": memory.total // _MIB,
+            "reserved_mib": -(-reserved // _MIB),
+            "minor": self._optional("nvmlDeviceGetMinorNumber", handle),
+            "pci_bus_id": pci,
+            "numa_node": None if pci is None else self._numa_node(pci),
+            "mig": bool(self._mig(handle)),
+        }
+
+    def _memory(self, handle: Any) -> tuple[Any, int]:
+        """Return NVML's memory record and the bytes that the driver reserves."""
+        nvml = self._nvml
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+        except nvml.NVMLError as error:
+            if error.value in _LOST or error.value == _RESET_REQUIRED:
+                raise
+            # Drivers that lack the second call have taken the reserved part off the total already: a T4 shows
+            # 15109 MiB there, and 15360 MiB with the second call.
+            return nvml.nvmlDeviceGetMemoryInfo(handle), 0
+        return memory, memory.reserved
+
+    def _mig(self, handle: Any) -> bool | None:
+        mode = self._optional("nvmlDeviceGetMigMode", handle)
+        return mode and bool(mode[0])
+
+    def _pci(self, handle: Any) -> str | None:
+        """Return the address the way Linux writes it: NVML's domain has eight digits."""
+        pci = self._optional("nvmlDeviceGetPciInfo", handle)
+        return pci and f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
+
+    def _numa_node(self, pci: str) -> int | None:
+        # Not nvmlDeviceGetNumaNodeId: that is the node that the GPU's own memory forms (Grace), not the CPUs near it.
+        try:
+            with open(f"{self._pci_devices}/{pci}/numa_node", "rb") as file:  # noqa: PTH123 - pathlib costs 1 MB
+                node = int(file.read())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
+    def _read(self, uuid: str, handle: Any) -> tuple[ProbeRecord, int | None]:
+        """Return a reading, and NVML's code if it failed."""
+        try:
+            memory, _ = self._memory(handle)
+            pending, failed = self._remapping(handle)
+            processes = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
+            return {
+                "uuid": uuid,
+                "ecc_uncorrected": self._optional("nvmlDeviceGetTotalEccErrors", handle, 1, 0),  # uncorrected, volatile
+                "remap_pending": pending,
+                "remap_failed": failed,
+                "recovery_action": self._recovery_action(handle),
+                "processes": None if processes is None else len(processes),
+                "used_mib": memory.used // _MIB,
+                "mig": self._mig(handle),
+            }, None
+        except self._nvml.NVMLError as error:
+            code = error.value
+            return {"uuid": uuid, "error": f"the driver cannot read it: {_say(error)}", "lost": code in _LOST}, code
+
+    def _readings(self) -> Iterator[ProbeRecord]:
+        for uuid, handle in self._gpus.items():
+            yield self._read(uuid, handle)[0]
+
+    def _remapping(self, handle: Any) -> tuple[bool | None, bool | None]:
+        """Return whether replacing damaged memory is pending, and whether it failed."""
+        if rows := self._optional("nvmlDeviceGetRemappedRows", handle):
+            _, _, pending, failed = rows
+            return bool(pending), bool(failed)
+        pages = self._optional("nvmlDeviceGetRetiredPagesPendingStatus", handle)  # before Ampere
+        return None if pages is None else bool(pages), None
+
+    def _recovery_action(self, handle: Any) -> int | None:
+        values = self._optional("nvmlDeviceGetFieldValues", handle, [_FIELD_RECOVERY_ACTION])
+        return values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
+
+    def _optional(self, function: str, *arguments: Any) -> Any:
+        """Call what not every driver, GPU or pynvml has. None if it does not answer; a lost GPU is an error still."""
+        call = getattr(self._nvml, function, None)
+        if call is None:
+            return None
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as error:
+            if error.value in _LOST or error.value == _RESET_REQUIRED:
+                raise
+            return None
+
+    def _listen(self) -> None:
+        """Have the driver collect events of our GPUs, each GPU those that it supports."""
+        nvml = self._nvml
+        if not self._gpus:
+            return
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return
+        listening = [self._register(handle, events) for handle in self._gpus.values()]
+        if any(listening):
+            self._events = events
+        else:
+            self._free(events)
+
+    def _register(self, handle: Any, events: Any) -> bool:
+        nvml = self._nvml
+        try:
+            supported = nvml.nvmlDeviceGetSupportedEventTypes(handle) & (_XID | _WORTH_A_READING)
+            if supported:
+                nvml.nvmlDeviceRegisterEvents(handle, supported, events)
+        except nvml.NVMLError:
+            return False
+        return bool(supported)
+
+    def _listen_anew(self, timeout_s: float) -> list[EventRecord]:
+        """Replace an event set that failed, slower each time, and say how every GPU is: no event may be missed."""
+        time.sleep(min(self._pause_s, timeout_s))
+        self._pause_s = min(2 * self._pause_s or 0.5, _LONGEST_PAUSE_S)
+        events, self._events = self._events, None
+        self._free(events)
+        self._listen()
+        return list(self._readings())
+
+    def _free(self, events: Any) -> None:
+        try:
+            self._nvml.nvmlEventSetFree(events)
+        except self._nvml.NVMLError:
+            return  # nothing is lost but a little memory of a set that failed
+
+    def _links(self, gpus: list[GpuRecord]) -> Iterator[LinkRecord]:
+        ends = {gpu["uuid"]: self._nvlink_ends(self._gpus[gpu["uuid"]]) for gpu in gpus}
+        for position, one in enumerate(gpus):
+            for other in gpus[position + 1 :]:
+                a, b = sorted((one, other), key=lambda gpu: gpu["uuid"])
+                nvlinks = self._nvlinks(a, b, ends)
+                closeness = _NVLINK if nvlinks else self._closeness(a, b)
+                yield {"a": a["uuid"], "b": b["uuid"], "closeness": closeness, "nvlinks": nvlinks}
+
+    def _nvlink_ends(self, handle: Any) -> list[str]:
+        """Return the PCI address at the other end of each active NVLink, as NVML writes it."""
+        ends = []
+        for link in range(self._nvml.NVML_NVLINK_MAX_LINKS):
+            active = self._safely("nvmlDeviceGetNvLinkState", handle, link)
+            if active is None:
+                break  # no such link, or no NVLink at all
+            if active and (pci := self._safely("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)):
+                ends.append(f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0")
+        return ends
+
+    def _nvlinks(self, a: GpuRecord, b: GpuRecord, ends: dict[str, list[str]]) -> int:
+        direct = ends[a["uuid"]].count(b["pci_bus_id"] or "")
+        if direct:
+            return direct
+        status = self._safely("nvmlDeviceGetP2PStatus", self._gpus[a["uuid"]], self._gpus[b["uuid"]], _P2P_NVLINK)
+        # Both reach each other over NVLink, and not directly: every link of theirs ends in an NVSwitch.
+        return min(len(ends[a["uuid"]]), len(ends[b["uuid"]])) if status == _P2P_OK else 0
+
+    def _closeness(self, a: GpuRecord, b: GpuRecord) -> int:
+        level = self._safely("nvmlDeviceGetTopologyCommonAncestor", self._gpus[a["uuid"]], self._gpus[b["uuid"]])
+        return _CLOSENESS.get(level, 0)
+
+    def _safely(self, function: str, *arguments: Any) -> Any:
+        """Like `_optional`, for facts about pairs: a GPU lost meanwhile is found by its own reading."""
+        try:
+            return self._optional(function, *arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+def _address(handle: Any) -> int:
+    """Return what tells GPUs apart: with every event pynvml makes a new pointer object, to the same place."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _opening_failed(error: Any) -> HardwareError:
+    kind = _KINDS.get(error.value, driver.OTHER)
+    return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {_say(error)}")
+
+
+def _say(error: Any) -> str:
+    return f"{error} ({error.value})"

@@ -1,0 +1,71 @@
+"""Tell the kubelet that a resource is served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc import aio
+
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+API_VERSION = "v1beta1"
+
+_OPTIONS = (
+    # A channel to a kubelet.sock that was made anew would otherwise inherit the transport to the dead one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+)
+
+
+class NotRegisteredError(Exception):
+    """The kubelet did not take the registration; the message says why and what to do."""
+
+
+async def register(
+    kubelet: Path, endpoint: Path, resource_name: str, options: pb.DevicePluginOptions, timeout_s: float = 15.0
+) -> None:
+    """Register a resource that is already being served.
+
+    Kubelets since about 1.25 dial `endpoint` before they answer (for up to 10 s) and read the options there; older
+    ones answer at once and read the options given here.
+
+    Raises:
+        NotRegisteredError: the kubelet refused, or did not answer within `timeout_s` seconds.
+    """
+    request = pb.RegisterRequest(
+        version=API_VERSION, endpoint=endpoint.name, resource_name=resource_name, options=options
+    )
+    try:
+        async with aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS) as channel:
+            stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
+            await stub.Register(request, timeout=timeout_s)
+    except aio.AioRpcError as error:
+        raise NotRegisteredError(f"registering {resource_name} at {kubelet}: {_what(kubelet, error)}") from error
+
+
+async def answers(socket: Path, timeout_s: float = 5.0) -> bool:
+    """Whether a plugin answers at `socket`: what the kubelet would find."""
+    try:
+        async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+            await deviceplugin_pb2_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_s)
+    except aio.AioRpcError:
+        return False
+    return True
+
+
+def _what(kubelet: Path, error: aio.AioRpcError) -> str:
+    details = error.details() or error.code().name
+    if not kubelet.exists():
+        return "the socket is not there; the kubelet is not running, or its device-plugin directory is another one"
+    if "Permission denied" in details:
+        return "permission denied; on a node with SELinux the agent needs a label that may connect to the kubelet"
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return f"nobody answers ({details}); the kubelet is not running, or is starting"
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "the kubelet took the call and did not answer in time"
+    return f"the kubelet refused: {details}"

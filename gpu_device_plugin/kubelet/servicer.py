@@ -1,0 +1,181 @@
+"""One resource as a device plugin: the v1beta1 service, with every decision left to `Answers`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import grpc
+
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+    from grpc import aio
+
+    from gpu_device_plugin.aio.latest import Latest
+    from gpu_device_plugin.core.grants import Grant
+    from gpu_device_plugin.core.offers import Offer
+    from gpu_device_plugin.core.resources import Resource
+
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+
+class RefusedError(Exception):
+    """A container does not get what was asked; the message is a sentence for the owner of its pod."""
+
+
+class Answers(Protocol):
+    """What the kubelet is answered: from memory, because it asks in its one loop and without a deadline."""
+
+    async def prefer(
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
+    ) -> Sequence[str]:
+        """Return the IDs that should be allocated, never an error."""
+        ...
+
+    def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+        """Give a container these IDs. Raises RefusedError."""
+        ...
+
+    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Check the devices of a container that is about to start. Raises RefusedError."""
+        ...
+
+
+def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchResponse:
+    """Return the whole list of a resource's devices as the kubelet gets it.
+
+    Without topology: with it, a kubelet whose topology manager has a policy takes devices without asking.
+    """
+    return pb.ListAndWatchResponse(
+        devices=[
+            pb.Device(ID=name, health=HEALTHY if healthy else UNHEALTHY)
+            for offer in offers
+            for name, healthy in offer.devices(resource.kind)
+        ]
+    )
+
+
+class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
+    """Serves one resource to any number of streams, each with a cursor of its own."""
+
+    def __init__(
+        self,
+        resource: Resource,
+        answers: Answers,
+        lists: Latest[pb.ListAndWatchResponse],
+        *,
+        pre_start: bool = False,
+        observe: Callable[[Resource, str, float], None] = lambda _resource, _rpc, _seconds: None,
+    ) -> None:
+        """Serve `resource`.
+
+        Args:
+            resource: what is advertised.
+            answers: who decides.
+            lists: the newest list of devices.
+            pre_start: ask the kubelet to call PreStartContainer.
+            observe: told (resource, RPC, seconds) after every call.
+        """
+        self._resource = resource
+        self._answers = answers
+        self._lists = lists
+        self._observe = observe
+        self._closing = asyncio.Event()
+        self.options = pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
+        self.streams = 0
+        """ListAndWatch streams that are open."""
+        self.streams_changed: Callable[[int], None] = lambda _streams: None
+        """Told their number whenever it changes."""
+
+    def close(self) -> None:
+        """End every stream: a server that stops waits for open ones as long as it is allowed to."""
+        self._closing.set()
+
+    async def GetDevicePluginOptions(
+        self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
+    ) -> pb.DevicePluginOptions:
+        return self.options
+
+    async def ListAndWatch(
+        self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        closing = asyncio.create_task(self._closing.wait(), name=f"{self._resource.name} stream end")
+        self._count(1)
+        try:
+            version, devices = self._lists.version, self._lists.value
+            while True:
+                yield devices
+                newer = asyncio.create_task(self._lists.after(version), name=f"{self._resource.name} next list")
+                try:
+                    await asyncio.wait({closing, newer}, return_when=asyncio.FIRST_COMPLETED)
+                    if closing.done():
+                        return
+                    version, devices = newer.result()
+                finally:
+                    newer.cancel()
+        finally:
+            self._count(-1)
+            closing.cancel()
+
+    def _count(self, change: int) -> None:
+        self.streams += change
+        self.streams_changed(self.streams)
+
+    async def GetPreferredAllocation(
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
+    ) -> pb.PreferredAllocationResponse:
+        began = time.perf_counter()
+        responses = [
+            pb.ContainerPreferredAllocationResponse(
+                deviceIDs=await self._answers.prefer(
+                    self._resource, asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
+                )
+            )
+            for asked in request.container_requests
+        ]
+        self._observe(self._resource, "GetPreferredAllocation", time.perf_counter() - began)
+        return pb.PreferredAllocationResponse(container_responses=responses)
+
+    async def Allocate(
+        self, request: pb.AllocateRequest, context: aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
+    ) -> pb.AllocateResponse:
+        began = time.perf_counter()
+        try:
+            grants = [
+                self._answers.allocate(self._resource, tuple(asked.devices_ids)) for asked in request.container_requests
+            ]
+        except RefusedError as refused:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
+        finally:
+            self._observe(self._resource, "Allocate", time.perf_counter() - began)
+        return pb.AllocateResponse(container_responses=[_response(grant) for grant in grants])
+
+    async def PreStartContainer(
+        self,
+        request: pb.PreStartContainerRequest,
+        context: aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
+    ) -> pb.PreStartContainerResponse:
+        began = time.perf_counter()
+        try:
+            self._answers.before_start(self._resource, tuple(request.devices_ids))
+        except RefusedError as refused:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
+        finally:
+            self._observe(self._resource, "PreStartContainer", time.perf_counter() - began)
+        return pb.PreStartContainerResponse()
+
+
+def _response(grant: Grant) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=grant.envs,
+        devices=[pb.DeviceSpec(container_path=node, host_path=node, permissions="rw") for node in grant.device_nodes],
+        cdi_devices=[pb.CDIDevice(name=name) for name in grant.cdi_devices],
+    )

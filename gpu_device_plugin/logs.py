@@ -1,0 +1,145 @@
+"""One fact per line: for people on a terminal, as JSON for machines.
+
+Any module logs with the standard library alone, ``log.warning("plugin restarts", extra={"after_s": 5})``; what `extra`
+names becomes the fields of the line. The field ``once_per_s`` is an order instead: the same line, with the same other
+fields, is written once in that many seconds, and says then how often it was held back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, MutableMapping
+
+PACKAGE = "gpu_device_plugin"
+_OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_ORDER = "once_per_s"
+_SUPPRESSED = "suppressed"
+_REMEMBERED = 1000
+"""Lines remembered before those whose time is over are forgotten."""
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[1;31m"}
+
+
+def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) -> None:
+    """Send every line to `stream`, in place of any earlier choice.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries are heard from warnings on.
+        style: ``human``, ``json``, or ``auto``: human where the stream is a terminal.
+        stream: where lines go.
+        colour: colour human lines on a terminal.
+    """
+    terminal = stream.isatty()
+    human = style == "human" or (style == "auto" and terminal)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(HumanFormatter(colour=colour and terminal) if human else JsonFormatter())
+    handler.addFilter(OncePer())
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger(PACKAGE).setLevel(level.upper())
+
+
+def quiet_grpc(environ: MutableMapping[str, str]) -> None:
+    """Silence the lines that grpc's C core writes past every logger; has to come before grpc is imported.
+
+    They tell of each refused connection to the kubelet, which we tell ourselves. Whoever set the variable has his way.
+    """
+    environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def fields_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
+    """Yield what was given as `extra`, in the order in which it was given."""
+    return ((key, value) for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES and key != _ORDER)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ts (RFC 3339, UTC), level, logger, msg, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write `record`."""
+        line: dict[str, object] = {
+            "ts": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name.removeprefix(PACKAGE + "."),
+            "msg": record.getMessage(),
+        }
+        for key, value in fields_of(record):
+            line[f"field_{key}" if key in line else key] = value
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class HumanFormatter(logging.Formatter):
+    """Local time, level, the fact, ``key=value`` fields; a traceback on lines of its own."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write `record`."""
+        clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
+        message = _printable(record.getMessage())
+        pairs = " ".join(f"{key}={_value(value)}" for key, value in fields_of(record))
+        level = f"{record.levelname:<8}"
+        if self._colour:
+            level = f"{_COLOURS.get(record.levelno, '')}{level}{_PLAIN}"
+            clock, pairs = f"{_DIM}{clock}{_PLAIN}", pairs and f"{_DIM}{pairs}{_PLAIN}"
+        line = f"{clock} {level} {message}" + (f"  {pairs}" if pairs else "")
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class OncePer(logging.Filter):
+    """Holds back a line that was written a moment ago, where the line itself asks for that (``once_per_s``)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lines: dict[str, tuple[float, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<OncePer: {len(self._lines)} lines remembered>"
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether `record` is to be written, and count it where it is not."""
+        seconds = getattr(record, _ORDER, None)
+        if seconds is None:
+            return True
+        now = self._clock()
+        line = repr((record.name, record.levelno, record.getMessage(), list(fields_of(record))))
+        until, suppressed = self._lines.get(line, (now, 0))
+        if now < until:
+            self._lines[line] = (until, suppressed + 1)
+            return False
+        if len(self._lines) >= _REMEMBERED:
+            self._lines = {old: kept for old, kept in self._lines.items() if now < kept[0]}
+        self._lines[line] = (now + seconds, 0)
+        if suppressed:
+            setattr(record, _SUPPRESSED, suppressed)
+        return True
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
+
+
+def _printable(text: str) -> str:
+    """Return `text` without anything that could end the line or move the cursor; pods choose their own names."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _value(value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple | set | frozenset) else str(value)
+    if text and text.isprintable() and not set(text) & set(' "='):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,178 @@
+"""Answer the kubelet's questions for one node, from memory."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.admitting import Refused, Why, admit
+from gpu_device_plugin.core.grants import CONTROL_NODES, grant
+from gpu_device_plugin.core.matching import Call
+from gpu_device_plugin.core.policy import POLICIES
+from gpu_device_plugin.core.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.kubelet.servicer import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from gpu_device_plugin.book import Book
+    from gpu_device_plugin.core.grants import Delivery, Grant
+    from gpu_device_plugin.core.matching import Match, Matched
+    from gpu_device_plugin.core.resources import Kind, Resource
+
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 64
+"""Answers to GetPreferredAllocation that are remembered until Allocate comes; the kubelet asks one at a time."""
+
+
+class Waiting(Protocol):
+    """The pods that wait on this node for devices."""
+
+    async def find(self, call: Call) -> Matched:
+        """Return whose call this is, as far as can be told."""
+        ...
+
+    def find_now(self, call: Call) -> Matched:
+        """Return the same, from what is known at this moment."""
+        ...
+
+    def served(self, match: Match, device_ids: frozenset[str]) -> None:
+        """Take note that this container was given these devices."""
+        ...
+
+
+class NobodyWaits:
+    """No API server: every call is answered by policy alone."""
+
+    async def find(self, _call: Call) -> Matched:
+        """Return that nobody is known."""
+        return UNMATCHED
+
+    def find_now(self, _call: Call) -> Matched:
+        """Return that nobody is known."""
+        return UNMATCHED
+
+    def served(self, match: Match, device_ids: frozenset[str]) -> None:
+        """Do nothing: nobody is ever matched."""
+
+
+class NodeAnswers:
+    """Decides what the kubelet is told. One kubelet asks, one call at a time."""
+
+    def __init__(
+        self,
+        book: Book,
+        waiting: Waiting,
+        metrics: m.Metrics,
+        *,
+        policy: str,
+        delivery: Delivery,
+        dev: Path,
+        on_refusal: Callable[[Kind, int, Refused], None],
+        on_grant: Callable[[], None],
+    ) -> None:
+        """Answer for the node in `book`.
+
+        Args:
+            book: the node.
+            waiting: who may be asking.
+            metrics: where to count.
+            policy: which GPU is preferred, a key of `POLICIES`.
+            delivery: how GPUs reach containers.
+            dev: where device nodes are looked for.
+            on_refusal: told (kind, devices asked, why) after every refusal.
+            on_grant: told after every grant.
+        """
+        self._book = book
+        self._waiting = waiting
+        self._metrics = metrics
+        self.policy = policy
+        self.delivery = delivery
+        self._dev = dev
+        self._on_refusal = on_refusal
+        self._on_grant = on_grant
+        self._preferred: dict[frozenset[str], Match] = {}
+
+    async def prefer(
+        self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
+    ) -> Sequence[str]:
+        """Return the IDs that should be allocated; fewer than asked where no good answer exists."""
+        node = self._book.node
+        question = Question(node, resource.kind, available, must, amount)
+        matched = await self._waiting.find(question.call)
+        ids = question.answer(self._book.node, POLICIES[self.policy], matched)
+        if matched.match is not None:
+            while len(self._preferred) >= _REMEMBERED:
+                del self._preferred[next(iter(self._preferred))]
+            self._preferred[frozenset(ids)] = matched.match
+        return ids
+
+    def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
+        """Give a container these IDs.
+
+        Raises:
+            RefusedError: it cannot have them; the message says why.
+        """
+        ids, node = frozenset(device_ids), self._book.node
+        match = self._whose(resource.kind, ids)
+        promise = match.wanted.promise if match is not None else None
+        verdict = self._missing_device_node() or admit(node, resource.kind, device_ids, promise)
+        if isinstance(verdict, Refused):
+            self._metrics.count(m.REFUSALS, resource.name, verdict.why)
+            self._on_refusal(resource.kind, len(ids), verdict)
+            raise RefusedError(verdict.sentence)
+        self._book.claim(ids, time.monotonic())
+        if match is not None:
+            self._waiting.served(match, ids)
+        self._metrics.count(m.ALLOCATIONS, resource.name)
+        self._on_grant()
+        _log.info(
+            "allocated",
+            extra={
+                "resource": resource.name,
+                "amount": len(ids),
+                "gpus": list(verdict.positions),
+                **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
+            },
+        )
+        return grant(verdict, node.shares, self.delivery, match.pod.total_shares if match is not None else None)
+
+    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Let a container start only on GPUs that are in service.
+
+        Raises:
+            RefusedError: one is not; the kubelet tries again later.
+        """
+        node = self._book.node
+        for position in sorted(spread_over(node, device_ids)):
+            uuid = node.shares.gpus[position].gpu.uuid
+            if uuid in node.unhealthy:
+                self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
+                raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
+
+    def _whose(self, kind: Kind, ids: frozenset[str]) -> Match | None:
+        """Return whose devices these are: of whom we thought when we were asked, or of whoever fits now.
+
+        We are not asked when the devices of an init container suffice for the container after it.
+        """
+        if ids in self._preferred:
+            return self._preferred.pop(ids)
+        on = spread_over(self._book.node, ids)
+        return self._waiting.find_now(Call(kind, len(ids), on)).match
+
+    def _missing_device_node(self) -> Refused | None:
+        """Look for the nodes that CUDA needs, at the last moment: nvidia-uvm often appears late after a boot."""
+        if "device-specs" not in self.delivery.ways:
+            return None
+        for path in CONTROL_NODES:
+            if not (self._dev / path.removeprefix("/dev/")).exists():
+                return Refused(
+                    Why.NO_DEVICE_NODE,
+                    f"{path} is not on this node yet; run `nvidia-modprobe -u -c 0` there, "
+                    "or let the driver's persistence daemon do it at boot",
+                )
+        return None

@@ -1,0 +1,415 @@
+"""The node agent: finds GPUs, advertises them to the kubelet, and answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import serving
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.book import Book
+from gpu_device_plugin.core.admitting import Why
+from gpu_device_plugin.core.grants import Delivery
+from gpu_device_plugin.core.health import Rules
+from gpu_device_plugin.core.memory import format_mib
+from gpu_device_plugin.core.node import Node
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.shares import Shares, TooManySharesError
+from gpu_device_plugin.hardware.fake import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, State, Timings
+from gpu_device_plugin.kubelet.books import Books
+from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Told
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
+from gpu_device_plugin.programs.advertiser import Advertiser
+from gpu_device_plugin.programs.answers import NobodyWaits, NodeAnswers
+from gpu_device_plugin.programs.reconciler import Reconciler
+from gpu_device_plugin.settings import NodeSettings, SettingsError, UsageError, reload
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from gpu_device_plugin.aio.http import Page
+    from gpu_device_plugin.core.admitting import Refused
+    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, XidSeen
+    from gpu_device_plugin.kubelet.checkpoint import Record
+    from gpu_device_plugin.programs.node_cluster import NodeCluster
+
+_log = logging.getLogger(__name__)
+
+_ADVICE = (
+    "pods keep being sent here although no single GPU has room for them: the scheduler sees only the sum. "
+    "Install the scheduler extender, or ask for less than the emptiest GPU has free"
+)
+
+
+def main(settings: NodeSettings, reread: Callable[[], NodeSettings]) -> int:
+    """Run the agent until it is told to stop; return its exit code.
+
+    Args:
+        settings: what to run with.
+        reread: reads the configuration anew, for SIGHUP.
+
+    Raises:
+        UsageError: the directory, the share size or the description of fake GPUs cannot be used.
+    """
+    return asyncio.run(_until_signal(settings, reread))
+
+
+async def _until_signal(settings: NodeSettings, reread: Callable[[], NodeSettings]) -> int:
+    agent = NodeAgent(settings)
+    loop = asyncio.get_running_loop()
+    work = asyncio.create_task(agent.run(), name="node agent")
+    stop = asyncio.Event()
+
+    def read_again() -> None:
+        try:
+            agent.reload(reread())
+        except SettingsError as error:
+            _log.error("the configuration stays as it was", extra={"why": str(error)})
+
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, read_again)
+    loop.add_signal_handler(signal.SIGUSR1, agent.toggle_pause)
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        _log.info("stopping")
+    stopping.cancel()
+    work.cancel()
+    (outcome,) = await asyncio.gather(work, return_exceptions=True)
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: BaseException | None) -> int:
+    """Return the exit code for how the agent ended. Raises UsageError where a person has to change something."""
+    error = outcome
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case None | asyncio.CancelledError():
+            return 0
+        case UsageError():
+            raise error
+        case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
+            # What a new container can mend, and nothing else can: the kubelet starts one.
+            _log.critical("ends, to be started anew", extra={"why": str(error)})
+            return 1
+        case _:
+            raise error
+
+
+class NodeAgent:
+    """Everything an agent is, wired together. Makes no decision itself."""
+
+    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
+        """Prepare; nothing is touched before `run`."""
+        self.settings = settings
+        self._shares = Shares(settings.share_size_mib, settings.reserve_mib)
+        self.book = Book(Node(self._shares))
+        self._metrics: m.Metrics = m.PrometheusMetrics(self.state) if settings.http is not None else m.NoMetrics()
+        try:
+            self.hardware = Hardware(
+                settings.gpus,
+                timings=_timings(settings),
+                rules=_rules(settings),
+                on_change=self._health_changed,
+                on_xid=self._xid_seen,
+            )
+        except DescriptionError as error:
+            raise UsageError(str(error)) from error
+        self.advertiser = Advertiser(self.book, settings.offered, settings.refusal_limit)
+        self._cluster = self._reach_cluster()
+        self._answers = NodeAnswers(
+            self.book,
+            NobodyWaits() if self._cluster is None else self._cluster.waiting,
+            self._metrics,
+            policy=settings.policy,
+            delivery=Delivery(frozenset(settings.devices), settings.cdi_kind),
+            dev=dev,
+            on_refusal=self._refused,
+            on_grant=self._granted,
+        )
+        resources = frozenset(resource.name for resource in settings.offered)
+        self.reconciler = Reconciler(
+            self.book,
+            Books(settings.device_plugin_dir, settings.pod_resources_socket, resources),
+            self._metrics,
+            resend=self.advertiser.resend,
+            processes=lambda: self.hardware.view.value.processes,
+            learned=self._learned,
+            interval_s=settings.reconcile_interval_s,
+            process_wait_s=settings.process_wait_s,
+        )
+        self.lives = Lives(
+            settings.device_plugin_dir,
+            [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
+            self._prepare,
+            self._tell,
+        )
+        self._lock = NodeLock(settings.device_plugin_dir)
+        self._paused = Latest(value=False)
+        self._equipped = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.book!r}>"
+
+    async def run(self) -> NoReturn:
+        """Serve this node until cancelled.
+
+        Raises:
+            UsageError: settings and this node do not go together.
+            HardwareContextLost: this container has lost its access to the GPUs.
+            DirectoryGoneError: this container sees a device-plugin directory that is no more.
+        """
+        settings = self.settings
+        try:
+            check_directory(settings.device_plugin_dir)
+            self._lock.take()
+        except DirectoryError as error:
+            raise UsageError(str(error)) from error
+        remove_stale_sockets(settings.device_plugin_dir)
+        _log.info(
+            "node agent starts",
+            extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(settings.share_size_mib)},
+        )
+        async with AsyncExitStack() as stack:
+            stack.callback(self._lock.release)
+            if settings.http is not None:
+                await stack.enter_async_context(serving(settings.http.host, settings.http.port, self._pages()))
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.hardware.run(), name="hardware")
+                tasks.create_task(self._follow_hardware(), name="follow the hardware")
+                tasks.create_task(self._follow_pause(), name="pause and resume")
+                tasks.create_task(self.advertiser.run(), name="advertise")
+                tasks.create_task(self._serve(), name="serve the kubelet")
+                if self._cluster is not None:
+                    tasks.create_task(self._cluster.run(), name="Kubernetes API")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def reload(self, wanted: NodeSettings) -> None:
+        """Apply what can be applied of other settings, and name what cannot."""
+        outcome = reload(self.settings, wanted)
+        settings = self.settings = outcome.settings
+        self._answers.policy = settings.policy
+        self._answers.delivery = Delivery(
+            frozenset(settings.devices), settings.cdi_kind, self._answers.delivery.cgpu_disable
+        )
+        self.reconciler.interval_s = settings.reconcile_interval_s
+        self.reconciler.process_wait_s = settings.process_wait_s
+        self.advertiser.limit(settings.refusal_limit)
+        self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
+        logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
+        self._show()
+        _log.info("the configuration was read again", extra={"applied": list(outcome.applied)})
+        if outcome.waiting:
+            _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
+
+    def toggle_pause(self) -> None:
+        """Let go of the GPUs so that they can be reset, or take them up again."""
+        self._paused.set(not self._paused.value)
+
+    # --- What happens ---------------------------------------------------------------------------------------------
+
+    async def _follow_hardware(self) -> None:
+        told: tuple[object, ...] = ()
+        restarts = 0
+        async for view in self.hardware.view.values():
+            if view.state is not State.STARTING and (view.state, view.sentence) != told:
+                told = (view.state, view.sentence)
+                usual = view.state in {State.WATCHING, State.PAUSED}
+                _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
+            for _ in range(restarts, view.child_restarts):
+                self._metrics.count(m.CHILD_RESTARTS, str(view.state))
+            restarts = view.child_restarts
+            self._equip(view)
+
+    async def _follow_pause(self) -> None:
+        async for paused in self._paused.values():
+            if paused:
+                await self.hardware.pause()
+                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
+            elif self.hardware.view.value.state is State.PAUSED:
+                self.hardware.resume()
+
+    def _equip(self, view: HardwareView) -> None:
+        before = self._shares
+        try:
+            self._shares = before.with_inventory(view.inventory, self.settings.exclude_gpus)
+        except TooManySharesError as error:
+            if not before.gpus:
+                raise UsageError(str(error)) from error
+            _log.error("new GPUs are left out", extra={"why": str(error), "once_per_s": 600})
+        for gpu, reason in self._shares.left_out:
+            if (gpu, reason) not in before.left_out:
+                _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})
+        for shared in self._shares.gpus[len(before.gpus) :]:
+            _log.info(
+                "GPU %s is shared",
+                shared.position,
+                extra={"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)},
+            )
+        unhealthy = {uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy}
+        unhealthy |= {
+            gpu.uuid: "it is in MIG mode now, whose instances are not shared yet"
+            for gpu in view.inventory.gpus
+            if gpu.mig and gpu.uuid not in unhealthy
+        }
+        self.book.equip(self._shares, unhealthy, self._shares.closeness(view.inventory.links))
+        if self._shares.gpus:
+            self._equipped.set()
+            self._show()
+
+    async def _serve(self) -> None:
+        await self._equipped.wait()  # with nothing to offer there is nothing to register
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.lives.run(), name="plugins")
+            tasks.create_task(self.reconciler.run(), name="reconcile")
+
+    async def _prepare(self) -> None:
+        self._lock.take()
+        await self.reconciler.prepare()
+        self.advertiser.refresh()
+
+    def _servicer(self, resource: Resource) -> PluginServicer:
+        return PluginServicer(
+            resource,
+            self._answers,
+            self.advertiser.lists[resource.kind],
+            pre_start=self.settings.pre_start,
+            observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
+        )
+
+    def _granted(self) -> None:
+        self.reconciler.granted()
+
+    def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+        _log.warning("refused", extra={"kind": kind.value, "amount": amount, "why": refused.sentence})
+        if kind is Kind.MEMORY and refused.why is Why.NO_ROOM and self.advertiser.refused(amount):
+            asked = format_mib(amount * self._shares.share_mib)
+            _log.warning("pods of %s are refused again and again: %s", asked, _ADVICE)
+            self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {_ADVICE}.", "Refuse")
+
+    def _health_changed(self, change: HealthChange) -> None:
+        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", "")
+        level = logging.INFO if change.healthy else logging.ERROR
+        name = self._name_of(change.uuid)
+        _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
+        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
+        self._event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe")
+
+    def _xid_seen(self, seen: XidSeen) -> None:
+        self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
+        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
+        _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
+        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
+
+    def _name_of(self, uuid: str) -> str:
+        shared = self._shares.by_uuid(uuid)
+        return "a GPU that is not shared" if shared is None else f"GPU {shared.position}"
+
+    def _learned(self, records: Iterable[Record]) -> None:
+        if self._cluster is not None:
+            self._cluster.learn(records)
+
+    def _tell(self, told: Told, details: dict[str, object]) -> None:
+        if told in (Told.REGISTERED, Told.NOT_REGISTERED):
+            outcome = "registered" if told is Told.REGISTERED else "failed"
+            self._metrics.count(m.REGISTRATIONS, str(details["resource"]), outcome)
+        _log.log(logging.INFO if told is Told.REGISTERED else logging.WARNING, "%s", told, extra=details)
+
+    # --- The Kubernetes API, where there is one -------------------------------------------------------------------
+
+    def _reach_cluster(self) -> NodeCluster | None:
+        if self.settings.api == "off" or (self.settings.api == "auto" and not self.settings.node_name):
+            return None
+        # 12 MB that an agent without API access does not pay.
+        from gpu_device_plugin.programs.node_cluster import NodeCluster, config_for  # noqa: PLC0415
+
+        config = config_for(self.settings.api)
+        if config is None:
+            return None
+        return NodeCluster(
+            config,
+            self.settings,
+            self.book,
+            self._metrics,
+            pods_changed=lambda: self.reconciler.changed(),  # noqa: PLW0108 - there is no reconciler yet
+            cgpu_disable=self._set_cgpu_disable,
+        )
+
+    def _set_cgpu_disable(self, disable: bool) -> None:  # noqa: FBT001 (a callback's value)
+        delivery = self._answers.delivery
+        self._answers.delivery = Delivery(delivery.ways, delivery.cdi_kind, disable)
+
+    def _show(self) -> None:
+        if self._cluster is not None:
+            self._cluster.show(self.hardware.view.value.inventory, self.settings.policy)
+
+    def _event(self, reason: str, note: str, action: str) -> None:
+        if self._cluster is not None:
+            self._cluster.event(reason, note, action, warning=reason != "GPUHealthy")
+
+    # --- Probes and metrics ---------------------------------------------------------------------------------------
+
+    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        pages = {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready)}
+        return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
+
+    async def _alive(self) -> tuple[str, ...]:
+        if not self._equipped.is_set() or await self.lives.answer_ourselves():
+            return ()
+        return ("our own sockets do not answer",)
+
+    async def _ready(self) -> tuple[str, ...]:
+        view = self.hardware.view.value
+        if not self._equipped.is_set():
+            return (view.sentence,)
+        return self.lives.unmet()
+
+    def state(self) -> m.State:
+        """Return the node as metrics show it."""
+        node = self.book.node
+        fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers(Kind.MEMORY)}
+        return m.State(
+            gpus=tuple(
+                m.GpuState(
+                    uuid=shared.gpu.uuid,
+                    healthy=shared.gpu.uuid not in node.unhealthy,
+                    shares=len(shared.shares),
+                    allocated=len(shared.shares) if node.use(shared).whole else len(node.use(shared).shares),
+                    unhealthy=len(shared.shares) if shared.gpu.uuid in node.unhealthy else 0,
+                    fenced=fenced.get(shared.gpu.uuid, 0),
+                )
+                for shared in node.shares.gpus
+            ),
+            streams=tuple(
+                m.StreamState(resource=name, up=up, without_s=without)
+                for name, (up, without) in self.lives.outages().items()
+            ),
+        )
+
+
+def _timings(settings: NodeSettings) -> Timings:
+    return Timings(
+        probe_every_s=settings.probe_interval_s,
+        answer_within_s=settings.nvml_timeout_s,
+        blind_after_s=settings.blind_after_s,
+    )
+
+
+def _rules(settings: NodeSettings) -> Rules:
+    return Rules(
+        ignored_xids=frozenset(settings.ignored_xids),
+        fatal_xids=frozenset(settings.fatal_xids),
+        remap_pending_is_fatal=settings.row_remap_pending == "unhealthy",
+    )

@@ -1,0 +1,434 @@
+"""Which device goes to which container: the rules of the kubelet's device manager.
+
+Facts from pkg/kubelet/cm/devicemanager of Kubernetes 1.36, oddities included: a double that is kinder than the real one
+would hide the faults it is there to show.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpu_device_plugin.testing import device_checkpoint
+from gpu_device_plugin.testing.pods import DeviceNode, Kind, Mount, Received
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
+        AllocateResponse,
+        ContainerAllocateResponse,
+        Device,
+        DevicePluginOptions,
+    )
+    from gpu_device_plugin.testing.pods import ContainerSpec
+    from gpu_device_plugin.testing.versions import Version
+
+HEALTHY = "Healthy"
+NO_NUMA_NODE = -1
+
+T = TypeVar("T")
+
+
+class AdmissionError(Exception):
+    """The device manager's sentence on why a container does not get its devices."""
+
+
+class KubeletPanic(Exception):  # noqa: N818  (a panic is what it is called, and not an error anyone handles)
+    """The whole kubelet died of a nil pointer."""
+
+
+class PluginCalls(Protocol):
+    """What the device manager asks of a plugin. AdmissionError: the call failed, in the words Go has for it."""
+
+    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """Ask which of the available devices a container should get."""
+
+    async def allocate(self, ids: list[str]) -> AllocateResponse:
+        """Ask for what a container needs to use these devices. No deadline."""
+
+    async def pre_start(self, ids: list[str]) -> None:
+        """Announce that a container with these devices is about to start."""
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Where the calls for one resource go."""
+
+    plugin: PluginCalls | None
+    """None for a resource that is only known from the checkpoint."""
+    options: DevicePluginOptions | None
+    stopped: bool = False
+    expired: bool = False
+    """Stopped for more than five minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Devices of one resource on the node, as in the node's status."""
+
+    capacity: int
+    allocatable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Devices of one resource that a container holds, with the plugin's answer for them."""
+
+    devices: Mapping[int, tuple[str, ...]]
+    """By NUMA node; -1 for devices without one."""
+    response: ContainerAllocateResponse
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The device IDs on all NUMA nodes."""
+        return frozenset[str]().union(*self.devices.values())
+
+
+@dataclass
+class DeviceManager:
+    """The books of one kubelet process. Belongs to one event loop, and suspends only where it calls a plugin."""
+
+    checkpoint: Path
+    version: Version
+    rng: random.Random
+    """Every choice that Go leaves to the order of its maps."""
+    active_pods: Callable[[], Collection[str]]
+    """UIDs of the pods that have not ended."""
+    is_running: Callable[[str, str], bool]
+    """Did the container runtime report this container of this pod running when the kubelet started?"""
+    numa_hint: frozenset[int] | None = None
+    """What a topology manager with a policy other than `none` stored for every container."""
+    sources_ready: bool = False
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    healthy: dict[str, set[str]] = field(default_factory=dict)
+    unhealthy: dict[str, set[str]] = field(default_factory=dict)
+    listed: dict[str, dict[str, Device]] = field(default_factory=dict)
+    """The latest list of every resource, by ID."""
+    allocated: dict[str, set[str]] = field(default_factory=dict)
+    grants: dict[str, dict[str, dict[str, Grant]]] = field(default_factory=dict)
+    """By pod UID, container and resource."""
+    checkpoint_error: str | None = None
+    """Why the checkpoint could not be read at start, or not be written after the latest list; the kubelet goes on."""
+    _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        amounts = ", ".join(
+            f"{resource} {amount.allocatable}/{amount.capacity}, {len(self.allocated.get(resource, ()))} used"
+            for resource, amount in self.amounts().items()
+        )
+        return f"<DeviceManager {amounts or 'of nothing'}>"
+
+    # What plugins say
+
+    def connected(self, resource: str, plugin: PluginCalls, options: DevicePluginOptions) -> None:
+        """Send the calls for `resource` to `plugin` from now on."""
+        self.endpoints[resource] = Endpoint(plugin, options)
+
+    def update(self, resource: str, devices: Iterable[Device]) -> None:
+        """Believe a list, and write the checkpoint. IDs that it does not name are forgotten."""
+        self.listed[resource] = {device.ID: device for device in devices}
+        listed = self.listed[resource].values()
+        self.healthy[resource] = {device.ID for device in listed if device.health == HEALTHY}
+        self.unhealthy[resource] = {device.ID for device in listed if device.health != HEALTHY}
+        self._write_checkpoint_if_possible()
+
+    def disconnected(self, resource: str) -> None:
+        """Take all devices of `resource` for unhealthy, and stop whichever endpoint it has now."""
+        if endpoint := self.endpoints.get(resource):
+            self.unhealthy.setdefault(resource, set()).update(self.healthy.get(resource, ()))
+            if resource in self.healthy:
+                self.healthy[resource] = set()
+            endpoint.stopped = True
+
+    # What the node shows
+
+    def amounts(self) -> dict[str, Amount]:
+        """Count the devices of every resource whose plugin is there or has not been gone for long."""
+        return {
+            resource: Amount(
+                capacity=len(self.healthy.get(resource, ())) + len(self.unhealthy.get(resource, ())),
+                allocatable=len(self.healthy.get(resource, ())),
+            )
+            for resource in self.healthy | self.unhealthy
+            if not self._is_gone(resource)
+        }
+
+    def forget_gone(self) -> list[str]:
+        """Drop the resources whose plugin stayed away too long; return their names."""
+        gone = [resource for resource in self.healthy | self.unhealthy if self._is_gone(resource)]
+        for resource in gone:
+            for books in (self.endpoints, self.healthy, self.unhealthy):
+                books.pop(resource, None)
+        if gone:
+            self._write_checkpoint_if_possible()
+        return gone
+
+    def knows(self, resource: str) -> bool:
+        """Is it one of a plugin's, now or by an allocation? Other resources are nobody's business here."""
+        return resource in self.healthy or resource in self.allocated
+
+    # Who gets what
+
+    async def allocate(self, pod_uid: str, container: ContainerSpec) -> None:
+        """Give a container what it asks for. AdmissionError: it cannot have it, though a part may stay booked.
+
+        Containers of a pod come in their order in the spec. KubeletPanic: a plugin withdrew an ID during its Allocate.
+        """
+        for other in [uid for uid in self._reusable if uid != pod_uid]:
+            del self._reusable[other]
+        reusable = self._reusable.setdefault(pod_uid, {})
+        await self._allocate_every_resource(pod_uid, container, reusable)
+        for resource, grant in self.held(pod_uid, container.name).items():
+            before = reusable.get(resource, frozenset())
+            reusable[resource] = before | grant.ids if container.kind is Kind.INIT else before - grant.ids
+
+    async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
+        """Call PreStartContainer where it is required; allocate what was never allocated. AdmissionError: no start."""
+        missing = False
+        for resource, needed in self._in_map_order(container.limits.items()):
+            if not self.knows(resource) or needed == 0:
+                continue
+            await self._pre_start(pod_uid, container.name, resource)
+            # A container that was admitted before its resource was ever registered has no devices yet.
+            missing |= pod_uid in self.active_pods() and resource not in self.held(pod_uid, container.name)
+        if missing:
+            await self.allocate(pod_uid, container)
+
+    def received(self, pod_uid: str, container: str) -> Received:
+        """Merge the answers for all resources of a container. Where two disagree, the order of a map decides."""
+        envs: dict[str, str] = {}
+        annotations: dict[str, str] = {}
+        mounts: dict[str, Mount] = {}
+        devices: dict[str, DeviceNode] = {}
+        cdi_devices: dict[str, None] = {}
+        for _, grant in self._in_map_order(self.held(pod_uid, container).items()):
+            answer = grant.response
+            envs = dict(answer.envs) | envs
+            annotations = dict(answer.annotations) | annotations
+            for mount in answer.mounts:
+                mounts.setdefault(mount.container_path, Mount(mount.container_path, mount.host_path, mount.read_only))
+            for node in answer.devices:
+                devices.setdefault(
+                    node.container_path, DeviceNode(node.container_path, node.host_path, node.permissions)
+                )
+            if self.version.passes_cdi_devices:
+                cdi_devices |= dict.fromkeys(device.name for device in answer.cdi_devices)
+        return Received(envs, tuple(mounts.values()), tuple(devices.values()), annotations, tuple(cdi_devices))
+
+    def held(self, pod_uid: str, container: str) -> Mapping[str, Grant]:
+        """Return the grants of a container by resource."""
+        return self.grants.get(pod_uid, {}).get(container, {})
+
+    def numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
+        """Return the NUMA nodes that the latest list gives for a device, (-1,) if it gives none."""
+        return tuple(node.ID for node in self.listed[resource][device].topology.nodes) or (NO_NUMA_NODE,)
+
+    def collect(self) -> None:
+        """Free the devices of pods that are no longer active; nothing else ever frees one."""
+        if not self.sources_ready:
+            return
+        ended = self.grants.keys() - set(self.active_pods())
+        for pod_uid in ended:
+            del self.grants[pod_uid]
+        if ended:
+            self._recount()
+
+    # What survives the process
+
+    def read_checkpoint(self) -> None:
+        """Take over what the process before knew. A missing file is an empty one; a corrupt one is forgotten."""
+        try:
+            found = device_checkpoint.read(self.checkpoint)
+        except FileNotFoundError:
+            return
+        except device_checkpoint.CorruptCheckpointError as error:
+            self.checkpoint_error = str(error)
+            return
+        for entry in found.entries:
+            containers = self.grants.setdefault(entry.pod_uid, {})
+            containers.setdefault(entry.container, {})[entry.resource] = Grant(entry.devices, entry.response)
+        self._recount()
+        for resource in found.registered or ():
+            self.healthy[resource], self.unhealthy[resource] = set(), set()
+            self.endpoints[resource] = Endpoint(None, None, stopped=True)
+
+    def write_checkpoint(self) -> None:
+        """Write who holds what and which IDs are healthy. OSError: the directory is gone."""
+        device_checkpoint.write(
+            self.checkpoint,
+            [
+                device_checkpoint.Entry(pod_uid, container, resource, grant.devices, grant.response)
+                for pod_uid, containers in self._in_map_order(self.grants.items())
+                for container, resources in self._in_map_order(containers.items())
+                for resource, grant in self._in_map_order(resources.items())
+            ],
+            {resource: self._in_map_order(ids) for resource, ids in self._in_map_order(self.healthy.items())},
+        )
+
+    def _write_checkpoint_if_possible(self) -> None:
+        try:
+            self.write_checkpoint()
+        except OSError as error:
+            self.checkpoint_error = str(error)
+
+    def _in_map_order(self, items: Iterable[T]) -> list[T]:
+        # Sorted first, for one seed to give one order whatever Python's own sets do. By repr only where it must be:
+        # what these dictionaries hold besides their unique keys has no order.
+        ordered = sorted(items, key=lambda item: item if isinstance(item, str) else item[0])  # type: ignore[index]
+        self.rng.shuffle(ordered)
+        return ordered
+
+    def _is_gone(self, resource: str) -> bool:
+        endpoint = self.endpoints.get(resource)
+        return endpoint is None or endpoint.expired
+
+    def _recount(self) -> None:
+        self.allocated = {}
+        for containers in self.grants.values():
+            for resources in containers.values():
+                for resource, grant in resources.items():
+                    self.allocated.setdefault(resource, set()).update(grant.ids)
+
+    async def _allocate_every_resource(
+        self, pod_uid: str, container: ContainerSpec, reusable: Mapping[str, frozenset[str]]
+    ) -> None:
+        collected = changed = False
+        for resource, needed in self._in_map_order(container.limits.items()):
+            if not self.knows(resource):
+                continue
+            if not collected:
+                self.collect()
+                collected = True
+            if not self._needs_devices(pod_uid, container.name, resource, needed):
+                continue
+            ids = await self._choose(resource, needed, reusable.get(resource, frozenset()))
+            changed = True
+            if (endpoint := self.endpoints.get(resource)) is None:
+                self._recount()
+                raise AdmissionError(f"unknown Device Plugin {resource}")
+            try:
+                answer = await self._plugin(resource, endpoint).allocate(self._in_map_order(ids))
+            except AdmissionError:
+                self._recount()
+                raise
+            if not answer.container_responses:
+                raise AdmissionError(f"no containers return in allocation response {answer}")
+            grant = Grant(self._by_numa_node(resource, ids), answer.container_responses[0])
+            # Not entered into `allocated`, where the choice put the IDs: if a List freed another pod during the call,
+            # it has counted anew without them, and they can be given a second time. The real one does that too.
+            self.grants.setdefault(pod_uid, {}).setdefault(container.name, {})[resource] = grant
+        if changed:
+            try:
+                self.write_checkpoint()
+            except OSError as error:
+                raise AdmissionError(
+                    f'failed to write checkpoint file "{device_checkpoint.FILE_NAME}": {error}'
+                ) from error
+
+    def _needs_devices(self, pod_uid: str, container: str, resource: str, required: int) -> bool:
+        held = self.held(pod_uid, container).get(resource)
+        if held is not None and len(held.ids) != required:
+            raise AdmissionError(
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" '
+                f"from {len(held.ids)} to {required}"
+            )
+        if held is not None and not self.version.checks_devices_held:
+            return False
+        if self.version.spares_running_containers and not self.sources_ready and self.is_running(pod_uid, container):
+            return False
+        if resource not in self.healthy:
+            raise AdmissionError(f"cannot allocate unregistered device {resource}")
+        if not self.healthy[resource]:
+            raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if held is not None and not held.ids <= self.healthy[resource]:
+            raise AdmissionError(
+                f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}"
+            )
+        return held is None and required > 0
+
+    async def _choose(self, resource: str, required: int, reusable: frozenset[str]) -> frozenset[str]:
+        chosen: set[str] = set()
+
+        def take(source: Iterable[str]) -> bool:
+            for device in self._in_map_order(set(source) - chosen)[: required - len(chosen)]:
+                self.allocated.setdefault(resource, set()).add(device)
+                chosen.add(device)
+            return len(chosen) == required
+
+        if take(reusable):
+            return frozenset(chosen)
+        available = self.healthy[resource] - self.allocated.get(resource, set())
+        needed = required - len(chosen)
+        if len(available) < needed:
+            raise AdmissionError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {needed}, Available: {len(available)}"
+            )
+        aligned, unaligned, without_node = self._by_affinity(resource, available)
+        if needed < len(aligned):
+            preferred = await self._preferred(resource, aligned, chosen, required)
+            sources: tuple[set[str], ...] = (preferred & aligned, aligned)
+        else:
+            if take(aligned):
+                return frozenset(chosen)
+            preferred = await self._preferred(resource, available, chosen, required)
+            sources = (preferred & available, unaligned, without_node)
+        if any(take(source) for source in sources):
+            return frozenset(chosen)
+        raise AdmissionError(
+            f"unexpectedly allocated less resources than required. Requested: {required}, Got: {len(chosen)}"
+        )
+
+    def _by_affinity(self, resource: str, available: set[str]) -> tuple[set[str], set[str], set[str]]:
+        has_topology = any(device.HasField("topology") for device in self.listed[resource].values())
+        if self.numa_hint is None or not has_topology:
+            return set(), set(), available
+        aligned = {device for device in available if self.numa_hint.intersection(self.numa_nodes(resource, device))}
+        without_node = {device for device in available if self.numa_nodes(resource, device) == (NO_NUMA_NODE,)}
+        return aligned, available - aligned - without_node, without_node
+
+    def _by_numa_node(self, resource: str, ids: frozenset[str]) -> dict[int, tuple[str, ...]]:
+        devices: dict[int, list[str]] = {}
+        for device in self._in_map_order(ids):
+            if device not in self.listed[resource]:
+                raise KubeletPanic(
+                    f"invalid memory address or nil pointer dereference: {resource} listed {device} no more when the "
+                    f"Allocate for it was answered"
+                )
+            for node in self.numa_nodes(resource, device):
+                devices.setdefault(node, []).append(device)
+        return {node: tuple(ids) for node, ids in devices.items()}
+
+    def _plugin(self, resource: str, endpoint: Endpoint) -> PluginCalls:
+        if endpoint.stopped or endpoint.plugin is None:
+            raise AdmissionError(f"endpoint {resource} has been stopped")
+        return endpoint.plugin
+
+    async def _preferred(self, resource: str, free: set[str], chosen: set[str], size: int) -> set[str]:
+        if (endpoint := self.endpoints.get(resource)) is None:
+            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
+        if endpoint.options is None or not endpoint.options.get_preferred_allocation_available:
+            return set()
+        try:
+            plugin = self._plugin(resource, endpoint)
+            return set(await plugin.preferred(self._in_map_order(free | chosen), self._in_map_order(chosen), size))
+        except AdmissionError as error:
+            raise AdmissionError(f"device plugin GetPreferredAllocation rpc failed with err: {error}") from error
+
+    async def _pre_start(self, pod_uid: str, container: str, resource: str) -> None:
+        if (endpoint := self.endpoints.get(resource)) is None:
+            raise AdmissionError(f"endpoint not found in cache for a registered resource: {resource}")
+        if endpoint.options is None or not endpoint.options.pre_start_required:
+            return
+        if (grant := self.held(pod_uid, container).get(resource)) is None:
+            raise AdmissionError(
+                f"no devices found allocated in local cache for pod {pod_uid}, container {container}, "
+                f"resource {resource}"
+            )
+        try:
+            await self._plugin(resource, endpoint).pre_start(self._in_map_order(grant.ids))
+        except AdmissionError as error:
+            raise AdmissionError(f"device plugin PreStartContainer rpc failed with err: {error}") from error

@@ -1,0 +1,57 @@
+"""Nodes in one line: values of the core whose GPUs are called GPU-0, GPU-1 and so on, one GiB to the share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.gpus import Gpu, Inventory
+from gpu_device_plugin.core.ledger import Ledger
+from gpu_device_plugin.core.memory import MIB_PER_GIB
+from gpu_device_plugin.core.node import Node
+from gpu_device_plugin.core.shares import Shares, share_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+def uuid(position: int) -> str:
+    """Return the UUID, and so the gpu-count ID, of the GPU at `position`."""
+    return f"GPU-{position}"
+
+
+def ids(position: int, numbers: Iterable[int]) -> tuple[str, ...]:
+    """Return the gpu-mem IDs of these shares of the GPU at `position`."""
+    return tuple(share_id(uuid(position), number) for number in numbers)
+
+
+def inventory(*gib: int) -> Inventory:
+    """Return GPUs of so many GiB each."""
+    return Inventory(tuple(Gpu(uuid(n), n, "Tesla T4", size * MIB_PER_GIB) for n, size in enumerate(gib)))
+
+
+def node(
+    *gib: int,
+    used: Mapping[int, Iterable[int]] | None = None,
+    whole: Iterable[int] = (),
+    unhealthy: Mapping[int, str] | None = None,
+    closeness: Mapping[tuple[int, int], int] | None = None,
+    certain: bool = True,
+) -> Node:
+    """Return a node.
+
+    Args:
+        gib: the sizes of its GPUs, GiB.
+        used: numbers of the shares in use, by position.
+        whole: positions in whole use.
+        unhealthy: reasons of GPUs out of service, by position.
+        closeness: how well two GPUs are connected.
+        certain: whether the ledger is complete.
+    """
+    held = [name for position, numbers in (used or {}).items() for name in ids(position, numbers)]
+    held += [uuid(position) for position in whole]
+    return Node(
+        Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
+        Ledger().seen(held).sure(certain=certain),
+        {uuid(position): why for position, why in (unhealthy or {}).items()},
+        closeness or {},
+    )

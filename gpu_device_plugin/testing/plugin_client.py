@@ -1,0 +1,175 @@
+"""One connection from a kubelet to a device plugin."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
+    AllocateRequest,
+    AllocateResponse,
+    ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
+    Empty,
+    PreferredAllocationRequest,
+    PreStartContainerRequest,
+)
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
+from gpu_device_plugin.testing.device_manager import AdmissionError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Call(Protocol[T_co]):
+    def __call__(self, request: Any, *, timeout: float | None = None) -> Awaitable[T_co]: ...
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceList:
+    """One message of a ListAndWatch stream."""
+
+    health: Mapping[str, str]
+    """What the plugin says of every device, by ID, in the order of the list."""
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Stream:
+    """One ListAndWatch call, from its start to its end."""
+
+    resource: str
+    endpoint: str
+    """The socket's file name."""
+    lists: list[DeviceList] = field(default_factory=list)
+    open: bool = True
+    error: str | None = None
+    """How it ended, in the words of Go's gRPC. None while it is open, or where the kubelet hung up."""
+
+
+def go_text(error: grpc.aio.AioRpcError) -> str:
+    """Say what Go prints for the error of a call, which is what the owner of a refused pod gets to read."""
+    name = error.code().name
+    code = "Canceled" if name == "CANCELLED" else "".join(word.capitalize() for word in name.split("_"))
+    return f"rpc error: code = {code} desc = {error.details()}"
+
+
+class PluginClient:
+    """Calls a plugin over its socket. A call that fails is an AdmissionError, whatever the reason."""
+
+    def __init__(
+        self, resource: str, socket: Path, *, receive_limit: int, authority: str, pre_start_timeout_s: float
+    ) -> None:
+        self.resource = resource
+        self.socket = socket
+        self._pre_start_timeout_s = pre_start_timeout_s
+        self._channel = grpc.aio.insecure_channel(
+            f"unix:{socket}",
+            options=[
+                ("grpc.default_authority", authority),
+                ("grpc.max_receive_message_length", receive_limit),
+                # A plugin that comes back under the same socket name must not meet the connection of the one before.
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+        self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
+        self._lists: Any = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<PluginClient of {self.resource} at {self.socket.name}{', closed' if self._closed else ''}>"
+
+    async def dial(self, timeout_s: float) -> None:
+        """Connect, trying again until `timeout_s` have passed. AdmissionError: nobody answered."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._channel.channel_ready()
+        except TimeoutError as error:
+            raise AdmissionError("failed to dial device plugin: context deadline exceeded") from error
+
+    async def options(self) -> DevicePluginOptions:
+        """Ask which of the optional calls the plugin wants."""
+        try:
+            return await self._call(self._stub.GetDevicePluginOptions, Empty())
+        except AdmissionError as error:
+            raise AdmissionError(f"failed to get device plugin options: {error}") from error
+
+    async def follow(self, stream: Stream, believe: Callable[[Iterable[Device]], None]) -> None:
+        """Hand every list of the plugin to `believe`; end with the stream, however it ends."""
+        self._lists = self._stub.ListAndWatch(Empty())
+        try:
+            async for answer in self._lists:
+                stream.lists.append(
+                    DeviceList({device.ID: device.health for device in answer.devices}, answer.ByteSize())
+                )
+                believe(answer.devices)
+            stream.error = "EOF"
+        except grpc.aio.AioRpcError as error:
+            stream.error = go_text(error)
+        except asyncio.CancelledError:
+            if _task_is_cancelled():
+                raise
+        finally:
+            stream.open = False
+
+    def hang_up(self) -> None:
+        """End the stream from this side, as a lost connection would."""
+        if self._lists is not None:
+            self._lists.cancel()
+
+    async def close(self) -> None:
+        """End the connection with everything that runs over it."""
+        self._closed = True
+        await self._channel.close()
+
+    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
+        """Call GetPreferredAllocation for one container."""
+        request = ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+        )
+        answer = await self._call(
+            self._stub.GetPreferredAllocation, PreferredAllocationRequest(container_requests=[request])
+        )
+        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+
+    async def allocate(self, ids: list[str]) -> AllocateResponse:
+        """Call Allocate for one container."""
+        request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
+        answer: AllocateResponse = await self._call(self._stub.Allocate, request)
+        return answer
+
+    async def pre_start(self, ids: list[str]) -> None:
+        """Call PreStartContainer, the one call that has a deadline."""
+        request = PreStartContainerRequest(devices_ids=ids)
+        await self._call(self._stub.PreStartContainer, request, timeout_s=self._pre_start_timeout_s)
+
+    async def _call(self, method: _Call[T], request: Any, timeout_s: float | None = None) -> T:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise AdmissionError(go_text(error)) from error
+        except grpc.aio.UsageError as error:  # the channel was closed before the call
+            raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error
+        except asyncio.CancelledError as error:
+            # grpcio tells a caller whose channel is closed under it that it was cancelled itself.
+            if _task_is_cancelled():
+                raise
+            raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error
+
+
+def _task_is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

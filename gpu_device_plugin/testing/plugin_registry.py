@@ -1,0 +1,226 @@
+"""Which device plugins a kubelet knows, by its Registration service."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import grpc
+import grpc.aio
+
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import DevicePluginOptions, Empty
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import RegistrationServicer
+from gpu_device_plugin.testing.device_manager import AdmissionError
+from gpu_device_plugin.testing.gate import RefusedError
+from gpu_device_plugin.testing.plugin_client import PluginClient, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from pathlib import Path
+
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, RegisterRequest
+    from gpu_device_plugin.testing.device_manager import DeviceManager
+    from gpu_device_plugin.testing.gate import Gate
+    from gpu_device_plugin.testing.versions import Version
+
+API_VERSION = "v1beta1"
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Would the kubelet let a plugin register this name (IsExtendedResourceName in pkg/apis/core/v1/helper)?"""
+    domain, slash, rest = name.partition("/")
+    return (
+        bool(slash)
+        and "kubernetes.io/" not in name
+        and not name.startswith("requests.")
+        # The name is checked with "requests." before it, as quotas write it.
+        and len("requests." + domain) <= 253
+        and len(rest) <= 63
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(rest) is not None
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """How a kubelet calls back a plugin."""
+
+    receive_limit: int = 4 * 1024 * 1024
+    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
+    dial_timeout_s: float = 10
+    pre_start_timeout_s: float = 30
+
+
+@dataclass(slots=True)
+class Registration:
+    """One Register call, and what came of it."""
+
+    resource: str
+    endpoint: str
+    version: str
+    options: DevicePluginOptions
+    """Those of the request; kubelets since 1.25 do not look at them."""
+    error: str | None = None
+    accepted: bool = False
+
+
+@dataclass(slots=True)
+class Journal:
+    """What plugins did, over all kubelet processes of a node."""
+
+    registrations: list[Registration]
+    streams: list[Stream]
+
+
+class PluginRegistry(RegistrationServicer):
+    """The registration server of one kubelet process."""
+
+    def __init__(
+        self,
+        directory: Path,
+        manager: DeviceManager,
+        *,
+        version: Version,
+        gate: Gate,
+        dialling: Dialling,
+        journal: Journal,
+        changed: Callable[[], None],
+    ) -> None:
+        self._directory = directory
+        self._manager = manager
+        self._version = version
+        self._gate = gate
+        self._dialling = dialling
+        self._journal = journal
+        self._changed = changed
+        self._clients: dict[str, PluginClient] = {}
+        self._connections: set[PluginClient] = set()
+        """Every client with an open stream: a plugin that was replaced keeps talking until its stream ends."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<PluginRegistry {', '.join(map(repr, self._clients.values())) or 'of nobody'}>"
+
+    async def Register(
+        self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
+    ) -> Empty:
+        """Take a plugin in, after dialling back (kubelets before 1.25 answer first and dial then)."""
+        registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
+        self._journal.registrations.append(registration)
+        self._changed()
+        try:
+            await self._gate.passed()
+            self._validate(request)
+            if self._version.asks_options:
+                await self._connect(request.resource_name, request.endpoint)
+            else:
+                self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
+        except RefusedError as refusal:
+            await self._refuse(context, registration, refusal.code, refusal.details)
+        except AdmissionError as error:
+            # A plain error in a Go handler reaches the client as Unknown.
+            await self._refuse(context, registration, grpc.StatusCode.UNKNOWN, str(error))
+        registration.accepted = True
+        self._changed()
+        return Empty()
+
+    def drop_streams(self, resource: str | None = None) -> None:
+        """Cut the ListAndWatch streams of `resource`, or of all, as a lost connection would."""
+        for client in self._connections:
+            if resource in {None, client.resource}:
+                client.hang_up()
+
+    async def close(self) -> None:
+        """End every connection at once, with no consequence for the books: their process is dying."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        for client in {*self._connections, *self._clients.values()}:
+            await client.close()
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    def _validate(self, request: RegisterRequest) -> None:
+        if request.version != API_VERSION:
+            raise AdmissionError(
+                f'requested API version "{request.version}" is not supported by kubelet. '
+                f'Supported version is ["{API_VERSION}"]'
+            )
+        if not is_extended_resource_name(request.resource_name):
+            raise AdmissionError(f'the ResourceName "{request.resource_name}" is invalid')
+
+    async def _refuse(
+        self,
+        context: grpc.aio.ServicerContext[RegisterRequest, Empty],
+        registration: Registration,
+        code: grpc.StatusCode,
+        details: str,
+    ) -> NoReturn:
+        registration.error = details
+        self._changed()
+        await context.abort(code, details)
+
+    async def _connect_later(self, request: RegisterRequest, registration: Registration) -> None:
+        try:
+            await self._connect(request.resource_name, request.endpoint, request.options)
+        except AdmissionError as error:
+            registration.error = str(error)
+            self._changed()
+
+    async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
+        socket = self._directory / endpoint
+        client = PluginClient(
+            resource,
+            socket,
+            receive_limit=self._dialling.receive_limit,
+            authority="localhost" if self._version.dials_as_localhost else str(socket),
+            pre_start_timeout_s=self._dialling.pre_start_timeout_s,
+        )
+        self._clients[resource] = client
+        try:
+            await client.dial(self._dialling.dial_timeout_s)
+            self._manager.connected(resource, client, await client.options() if options is None else options)
+        except BaseException:
+            # By name, so the client of a plugin that works is forgotten too: then nobody notices when its stream ends.
+            self._clients.pop(resource, None)
+            await client.close()
+            raise
+        self._connections.add(client)
+        self._spawn(self._follow(client, endpoint), f"the list of {resource} from {endpoint}")
+
+    async def _follow(self, client: PluginClient, endpoint: str) -> None:
+        stream = Stream(client.resource, endpoint)
+        self._journal.streams.append(stream)
+        self._changed()
+
+        def believe(devices: Iterable[Device]) -> None:
+            self._manager.update(client.resource, devices)
+            self._changed()
+
+        await client.follow(stream, believe)
+        self._connections.discard(client)
+        current = self._clients.get(client.resource)
+        if current is client or (current is not None and self._version.old_stream_ends_new_plugin):
+            del self._clients[client.resource]
+            self._manager.disconnected(client.resource)
+            await current.close()
+        await client.close()
+        self._changed()
+
+    def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        # One that failed is kept, for `close` to say so.
+        if task.cancelled() or task.exception() is None:
+            self._tasks.discard(task)

@@ -1,0 +1,183 @@
+"""What a kubelet says about the devices of its pods: the PodResources services v1 and v1alpha1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
+from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
+from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import (
+    PodResourcesListerServicer as AlphaServicer,
+)
+from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
+from gpu_device_plugin.testing.device_manager import NO_NUMA_NODE
+from gpu_device_plugin.testing.gate import Gate, RefusedError
+from gpu_device_plugin.testing.pods import Kind
+from gpu_device_plugin.testing.versions import Version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpu_device_plugin.testing.device_manager import DeviceManager
+    from gpu_device_plugin.testing.pods import Pod
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+class PodsSeen(Protocol):
+    """The pods one kubelet process has heard of, in no order."""
+
+    def __call__(self, *, active_only: bool) -> Iterable[Pod]:
+        """Return them; with `active_only` without those that have ended."""
+
+
+def _entries(resource: str, device: str, numa_nodes: Iterable[int]) -> Iterator[v1.ContainerDevices]:
+    # One message for every ID and NUMA node, ungrouped.
+    for node in numa_nodes:
+        topology = None if node == NO_NUMA_NODE else v1.TopologyInfo(nodes=[v1.NUMANode(ID=node)])
+        yield v1.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+
+
+def _devices(manager: DeviceManager, pod_uid: str, container: str) -> list[v1.ContainerDevices]:
+    return [
+        entry
+        for resource, grant in manager.held(pod_uid, container).items()
+        for node, ids in grant.devices.items()
+        for device in ids
+        for entry in _entries(resource, device, (node,))
+    ]
+
+
+def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
+    return v1.PodResources(
+        name=pod.name,
+        namespace=pod.spec.namespace,
+        containers=[
+            v1.ContainerResources(name=spec.name, devices=_devices(manager, pod.uid, spec.name))
+            for spec in pod.spec.containers
+            if spec.kind is not Kind.INIT
+        ],
+    )
+
+
+async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Request, Response]) -> None:
+    try:
+        await gate.passed()
+    except RefusedError as refusal:
+        await context.abort(refusal.code, refusal.details)
+
+
+class PodResources(PodResourcesListerServicer):
+    """The service of version v1."""
+
+    def __init__(self, manager: DeviceManager, pods: PodsSeen, version: Version, gate: Gate) -> None:
+        self._manager = manager
+        self._pods = pods
+        self._version = version
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        return f"<PodResources v1 of {self._manager!r}>"
+
+    async def List(
+        self,
+        request: v1.ListPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
+    ) -> v1.ListPodResourcesResponse:
+        """List the pods there are, and free the devices of those that have ended."""
+        del request
+        await _pass(self._gate, context)
+        pods = tuple(self._pods(active_only=not self._version.lists_terminal_pods))
+        self._manager.collect()
+        return v1.ListPodResourcesResponse(pod_resources=[_describe(self._manager, pod) for pod in pods])
+
+    async def Get(
+        self,
+        request: v1.GetPodResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.GetPodResourcesRequest, v1.GetPodResourcesResponse],
+    ) -> v1.GetPodResourcesResponse:
+        """Describe one active pod. Frees nothing."""
+        await _pass(self._gate, context)
+        if self._version < Version(1, 27):
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister")
+        if self._version < Version(1, 34):
+            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
+        for pod in self._pods(active_only=True):
+            if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
+                return v1.GetPodResourcesResponse(pod_resources=_describe(self._manager, pod))
+        return await context.abort(
+            grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        )
+
+    async def GetAllocatableResources(
+        self,
+        request: v1.AllocatableResourcesRequest,
+        context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
+    ) -> v1.AllocatableResourcesResponse:
+        """List every healthy device, held or free."""
+        del request
+        await _pass(self._gate, context)
+        if self._version < Version(1, 21):
+            await context.abort(
+                grpc.StatusCode.UNIMPLEMENTED,
+                "unknown method GetAllocatableResources for service v1.PodResourcesLister",
+            )
+        if self._version < Version(1, 23):
+            await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
+        return v1.AllocatableResourcesResponse(
+            devices=[
+                one
+                for resource, ids in self._manager.healthy.items()
+                for device in sorted(ids)
+                for one in _entries(resource, device, self._manager.numa_nodes(resource, device))
+            ]
+        )
+
+
+class PodResourcesAlpha(AlphaServicer):
+    """The service of version v1alpha1: app containers only, ended pods included, in every kubelet."""
+
+    def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
+        self._manager = manager
+        self._pods = pods
+        self._gate = gate
+
+    def __repr__(self) -> str:
+        return f"<PodResources v1alpha1 of {self._manager!r}>"
+
+    async def List(
+        self,
+        request: alpha.ListPodResourcesRequest,
+        context: grpc.aio.ServicerContext[alpha.ListPodResourcesRequest, alpha.ListPodResourcesResponse],
+    ) -> alpha.ListPodResourcesResponse:
+        """List the pods there are, and free the devices of those that have ended."""
+        del request
+        await _pass(self._gate, context)
+        pods = tuple(self._pods(active_only=False))
+        self._manager.collect()
+        return alpha.ListPodResourcesResponse(
+            pod_resources=[
+                alpha.PodResources(
+                    name=pod.name,
+                    namespace=pod.spec.namespace,
+                    containers=[
+                        alpha.ContainerResources(
+                            name=spec.name,
+                            devices=[
+                                alpha.ContainerDevices(
+                                    resource_name=devices.resource_name, device_ids=devices.device_ids
+                                )
+                                for devices in _devices(self._manager, pod.uid, spec.name)
+                            ],
+                        )
+                        for spec in pod.spec.containers
+                        if spec.kind is Kind.APP
+                    ],
+                )
+                for pod in pods
+            ]
+        )

@@ -1,0 +1,77 @@
+"""How the kubelets from 1.20 to 1.37 differ towards a device plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Version:
+    """A Kubernetes minor version, as a set of answers to what a kubelet of that version does.
+
+    A change that was also carried into patch releases counts from the minor version in which it first was the default.
+    """
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def wipes_every_file(self) -> bool:
+        """At start every file but the checkpoint leaves the plugin directory; later kubelets remove sockets only."""
+        return self < Version(1, 21)
+
+    @property
+    def asks_options(self) -> bool:
+        """Register dials back and asks GetDevicePluginOptions before it answers.
+
+        Older kubelets answer at once, dial afterwards, and believe the options in the Register request.
+        """
+        return self >= Version(1, 25)
+
+    @property
+    def old_stream_ends_new_plugin(self) -> bool:
+        """The end of any stream disconnects whichever plugin is registered under the name by then."""
+        return Version(1, 25) <= self < Version(1, 37)
+
+    @property
+    def checks_devices_held(self) -> bool:
+        """A pod that comes back with devices booked is refused until they are listed as healthy again (#109595)."""
+        return self >= Version(1, 25)
+
+    @property
+    def spares_running_containers(self) -> bool:
+        """After a kubelet restart a container that never stopped needs no plugin to be admitted again (#118559)."""
+        return self >= Version(1, 28)
+
+    @property
+    def knows_sidecars(self) -> bool:
+        """Init containers may be restartable; before, `restartPolicy` of a container did not exist."""
+        return self >= Version(1, 28)
+
+    @property
+    def passes_cdi_devices(self) -> bool:
+        """The field cdi_devices of an allocation is read by default; before, it is dropped without a word."""
+        return self >= Version(1, 29)
+
+    @property
+    def dials_as_localhost(self) -> bool:
+        """The :authority of calls to the plugin is localhost; before, it was the socket's path."""
+        return self >= Version(1, 26)
+
+    @property
+    def lists_terminal_pods(self) -> bool:
+        """PodResources v1 List names pods that have ended, without devices."""
+        return self < Version(1, 34)
+
+    @property
+    def reports_device_health(self) -> bool:
+        """The pod status has one entry for every device ID of a container."""
+        return self >= Version(1, 36)
+
+    @property
+    def rejection_prefix(self) -> str:
+        """How the status message of a refused pod begins."""
+        return "Pod was rejected: " if self >= Version(1, 26) else "Pod "

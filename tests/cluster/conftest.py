@@ -1,0 +1,218 @@
+"""An API server for every test, ours or a real one, and the quick timing that fits a loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.testing.builders import pod
+from gpu_device_plugin.testing.cluster import ApiServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from pathlib import Path
+
+QUICK = Timing(connect_s=2, request_s=0.5, watch_s=30, silence_s=30)
+
+
+class Eventually(Protocol):
+    """Waits until something is true, for as long as a slow machine may need."""
+
+    async def __call__(self, condition: Callable[[], object]) -> None: ...
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    async def wait(condition: Callable[[], object]) -> None:
+        for _ in range(4000):
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+        pytest.fail("it never came true")
+
+    return wait
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[Client]:
+    async with Client(ClusterConfig(server.url), timing=QUICK) as opened:
+        yield opened
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API server under test, with an administrator's rights."""
+
+    config: ClusterConfig
+    stranger: ClusterConfig
+    """An account without any rights."""
+    http: aiohttp.ClientSession
+    client: Client
+    restart: Callable[[], Awaitable[None]]
+    """Stops the API server and starts it again, with the same memory and without its history of changes."""
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        content_type: str = "application/json",
+        config: ClusterConfig | None = None,
+    ) -> tuple[int, Any]:
+        """Return status and JSON of any request, by default an administrator's."""
+        config = config or self.config
+        headers = {"Content-Type": content_type, "Authorization": f"Bearer {config.token}"}
+        tls = config.tls() if config.url.startswith("https:") else True
+        async with self.http.request(method, config.url + path, json=body, headers=headers, ssl=tls) as answer:
+            return answer.status, await answer.json()
+
+
+@dataclass(frozen=True)
+class RealServer:
+    """A kube-apiserver with an etcd of its own."""
+
+    config: ClusterConfig
+    stranger: ClusterConfig
+    """An account without any rights."""
+    restart: Callable[[], None]
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    folder = os.environ.get("KUBE_BIN", "")
+    path = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    binaries = {name: shutil.which(name, path=path) for name in ("kube-apiserver", "etcd", "openssl")}
+    missing = [name for name, found in binaries.items() if not found]
+    if not folder or missing:
+        pytest.skip(
+            f"needs KUBE_BIN, a folder with kube-apiserver and etcd (missing: {', '.join(missing) or 'KUBE_BIN'})"
+        )
+    home = tmp_path_factory.mktemp("apiserver")
+    with _processes(home, {name: str(found) for name, found in binaries.items()}) as server:
+        yield server
+
+
+class _processes:  # noqa: N801 - a context manager
+    def __init__(self, home: Path, binaries: dict[str, str]) -> None:
+        self._home = home
+        self._binaries = binaries
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._api_server: list[str] = []
+
+    def __enter__(self) -> RealServer:
+        client_port, peer_port, port = _free_ports(3)
+        home = self._home
+        etcd = f"http://127.0.0.1:{client_port}"
+        peer = f"http://127.0.0.1:{peer_port}"
+        self._start(
+            "etcd", f"--data-dir={home}/etcd", f"--listen-client-urls={etcd}", f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+            "--unsafe-no-fsync",
+        )  # fmt: skip
+        key = home / "accounts.key"
+        subprocess.run([self._binaries["openssl"], "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        tokens = home / "tokens.csv"
+        tokens.write_text('admin-token,admin,1,"system:masters"\nstranger-token,stranger,2\n')
+        self._api_server = [
+            "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
+            f"--secure-port={port}", f"--cert-dir={home}/certificates", f"--token-auth-file={tokens}",
+            "--authorization-mode=RBAC", f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
+            "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
+        ]  # fmt: skip
+        url = f"https://127.0.0.1:{port}"
+        certificate = home / "certificates" / "apiserver.crt"
+        self._start(*self._api_server)
+        self._wait(url, certificate)
+
+        def restart() -> None:
+            self._stop(self._running.pop())
+            self._start(*self._api_server)
+            self._wait(url, certificate)
+
+        return RealServer(
+            ClusterConfig(url, ca_file=certificate, token="admin-token"),  # noqa: S106 - of this very process
+            ClusterConfig(url, ca_file=certificate, token="stranger-token"),  # noqa: S106
+            restart,
+        )
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._running):
+            self._stop(process)
+
+    @staticmethod
+    def _stop(process: subprocess.Popen[bytes]) -> None:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _start(self, name: str, *flags: str) -> None:
+        with (self._home / f"{name}.log").open("wb") as log:
+            self._running.append(
+                subprocess.Popen([self._binaries[name], *flags], stdout=log, stderr=log, cwd=self._home)
+            )
+
+    def _wait(self, url: str, certificate: Path) -> None:
+        answer = ["curl", "-sf", "--cacert", str(certificate), "-H", "Authorization: Bearer admin-token"]
+        for path in ("/readyz", "/api/v1/namespaces/default"):
+            for _ in range(600):
+                if any(process.poll() is not None for process in self._running):
+                    break
+                if subprocess.run([*answer, url + path], capture_output=True, check=False).returncode == 0:
+                    break
+                time.sleep(0.1)
+            else:
+                pytest.fail(f"the API server did not start; see {self._home}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(params=["double", "real"])
+async def api(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
+    timing = Timing(watch_s=5)
+    async with aiohttp.ClientSession() as http:
+        if request.param == "real":
+            real: RealServer = request.getfixturevalue("real_server")
+            async with Client(real.config, timing=timing) as client:
+                yield Api(real.config, real.stranger, http, client, lambda: asyncio.to_thread(real.restart))
+        else:
+            async with ApiServer(tokens={"admin-token"}) as double, ApiServer(allowed=()) as closed:
+                config = ClusterConfig(double.url, token="admin-token")  # noqa: S106
+
+                async def restart() -> None:
+                    await double.stop()
+                    double.add(pod("between", namespace="elsewhere"))
+                    double.store.compact()
+                    await double.start()
+
+                async with Client(config, timing=timing) as client:
+                    yield Api(config, ClusterConfig(closed.url), http, client, restart)

@@ -1,0 +1,151 @@
+"""What is kept of a pod, and what is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_device_plugin.cluster.api import (
+    NODES,
+    PODS,
+    PodReader,
+    UnreadableObjectError,
+    read_node,
+    same_but_version,
+    whole_quantity,
+)
+from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, pod
+
+READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
+
+
+def read(body: dict[str, Any]) -> tuple[Pod, tuple[str, ...]]:
+    return READER.read(json.dumps(body).encode())
+
+
+def test_a_pod_is_reduced_to_what_concerns_us() -> None:
+    body = pod(
+        "a",
+        container("web"),
+        container("train", mem=8, count=1, limits={"cpu": "2"}),
+        init=(container("load", mem=4), container("log", mem=1, sidecar=True)),
+        uid="u-1",
+        node="n",
+        created="2026-01-02T03:04:05Z",
+        phase="Running",
+        annotations={"ours/promise": "1", "theirs": "secret"},
+        labels={"ours/job": "x", "app": "y"},
+    )
+    body["metadata"]["resourceVersion"] = "77"
+    body["spec"]["containers"][1]["env"] = [{"name": "PASSWORD", "value": "hunter2"}]
+    assert read(body) == (
+        Pod(
+            uid="u-1",
+            namespace="default",
+            name="a",
+            node_name="n",
+            phase="Running",
+            created="2026-01-02T03:04:05Z",
+            resource_version="77",
+            annotations={"ours/promise": "1"},
+            labels={"ours/job": "x"},
+            containers=(
+                Container("load", ContainerKind.INIT, 0, {GPU_MEM: 4}),
+                Container("log", ContainerKind.SIDECAR, 1, {GPU_MEM: 1}),
+                Container("train", ContainerKind.APP, 1, {GPU_MEM: 8, GPU_COUNT: 1}),
+            ),
+        ),
+        (),
+    )
+
+
+def test_a_pod_being_deleted_says_so() -> None:
+    body = pod("a", uid="u")
+    body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
+    assert read(body)[0].deleting
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("8", 8),
+        ("0", 0),
+        ("1k", 1000),  # what the API server makes of 1000
+        ("1Ki", 1024),
+        ("2e3", 2000),
+        ("2E3", 2000),
+        ("1E", 10**18),
+        ("2000m", 2),
+        ("1.5k", 1500),
+        ("+4", 4),
+        ("4.", 4),
+        ("9223372036854775807", 2**63 - 1),
+        ("9223372036854775808", None),
+        ("0.5", None),
+        ("1500m", None),
+        ("-1", None),
+        ("", None),
+        ("8 GiB", None),
+        ("8Gi\n", None),
+        ("٣", None),
+        (".", None),
+        ("1e", None),
+    ],
+)
+def test_a_quantity_counts_if_it_is_a_whole_number(text: str, amount: int | None) -> None:
+    assert whole_quantity(text) == amount
+
+
+@pytest.mark.parametrize("junk", ["0.5", "lots", -1, 1.5, True, None, [8], {"value": 8}])
+def test_a_limit_that_is_no_whole_number_is_ignored_and_reported(junk: object) -> None:
+    body = pod("a", container("main", count=1, limits={"cpu": "lots"}), uid="u")
+    body["spec"]["containers"][0]["resources"]["limits"][GPU_MEM] = junk
+    found, ignored = read(body)
+    assert found.containers == (Container("main", ContainerKind.APP, 0, {GPU_COUNT: 1}),)
+    assert ignored == (f"container 'main': the limit of {GPU_MEM} is not a whole number",)
+
+
+def test_a_bookmark_without_containers_is_no_trouble() -> None:
+    """The API server writes null for the containers of the pod in a bookmark."""
+    found, _ = READER.read(b'{"metadata":{"uid":"u","name":"a"},"spec":{"containers":null},"status":{}}')
+    assert found.containers == ()
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"uid":7,"name":"PASSWORD"}}', b'{"metadata":"\xff"}']
+)
+def test_something_that_is_no_pod_is_refused_without_quoting_it(raw: bytes) -> None:
+    with pytest.raises(UnreadableObjectError, match="not a pod") as refused:
+        READER.read(raw)
+    assert "PASSWORD" not in str(refused.value)
+
+
+def test_a_status_update_changes_nothing_that_we_look_at() -> None:
+    before, _ = read({**pod("a", uid="u"), "status": {"phase": "Pending"}})
+    body = {**pod("a", uid="u"), "status": {"phase": "Pending", "conditions": [{"type": "Ready"}]}}
+    body["metadata"]["resourceVersion"] = "2"
+    after, _ = read(body)
+    assert after != before
+    assert same_but_version(before, after)
+    assert not same_but_version(before, read(pod("a", uid="u", phase="Failed"))[0])
+
+
+def test_a_node_is_read() -> None:
+    raw = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3","labels":{"a":"b"}},"status":{"images":[]}}'
+    node = read_node(raw)
+    assert (node.name, node.uid, node.resource_version) == ("n", "u", "3")
+    assert (node.labels, node.annotations) == ({"a": "b"}, {})
+
+
+def test_something_that_is_no_node_is_refused() -> None:
+    with pytest.raises(UnreadableObjectError):
+        read_node(b"[]")
+
+
+def test_paths_are_those_of_kubernetes() -> None:
+    assert NODES.path(name="n", subresource="status") == "/api/v1/nodes/n/status"
+    assert PODS.path(namespace="ns", name="p", subresource="binding") == "/api/v1/namespaces/ns/pods/p/binding"
+    assert PODS.path() == "/api/v1/pods"

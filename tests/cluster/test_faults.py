@@ -1,0 +1,417 @@
+"""The faults of API servers that have hurt device plugins, by their number in the fault catalogue."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.cluster.api import NODES, PodReader, read_node
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.errors import (
+    ConflictError,
+    ForbiddenError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from gpu_device_plugin.cluster.mirror import MirrorTiming, PodMirror
+from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.podwriter import PodWriter
+from gpu_device_plugin.core.pods import Pod
+from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Trouble
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+QUICK = MirrorTiming(first_retry_s=0.01, longest_retry_s=0.05)
+
+
+@asynccontextmanager
+async def mirroring(
+    server: ApiServer, *, request_s: float = 0.3, watch_s: float = 30, silence_s: float = 30, resync_s: float = 600
+) -> AsyncIterator[PodMirror]:
+    timing = Timing(connect_s=1, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
+    async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
+        reader = PodReader([GPU_MEM], lambda _: True)
+        mirror = PodMirror(client, reader, node="n", timing=MirrorTiming(0.01, 0.05, resync_s))
+        running = tasks.create_task(mirror.run())
+        yield mirror
+        running.cancel()
+
+
+def names(mirror: PodMirror) -> set[str]:
+    return {found.name for found in mirror.pods.values()}
+
+
+# The API server is away, slow or broken: E1
+
+
+OUTAGES: list[Trouble] = [
+    Answer(500),
+    Answer(503),
+    Answer(429, retry_after_s=0),
+    Answer(401),
+    Answer(403),
+    Hang(),
+    Reset(),
+    Garbage(),
+]
+
+
+@pytest.mark.parametrize("trouble", OUTAGES, ids=str)
+async def test_e1_the_mirror_outlives_every_outage_and_catches_up(
+    server: ApiServer, eventually: Any, trouble: Trouble
+) -> None:
+    """What was known stays known meanwhile; what happened meanwhile is learnt afterwards."""
+    server.add(pod("before", node="n"))
+    server.add(pod("deleted meanwhile", node="n"))
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        fault = server.fail(trouble)
+        server.reset_connections()
+        await eventually(lambda: fault.happened >= 2)
+        assert mirror.synced
+        assert not mirror.live
+        assert names(mirror) == {"before", "deleted meanwhile"}
+        server.delete("pods", "deleted meanwhile")
+        server.add(pod("meanwhile", node="n"))
+        server.heal()
+        await eventually(lambda: names(mirror) == {"before", "meanwhile"})
+        await eventually(lambda: mirror.live)
+
+
+@pytest.mark.parametrize("trouble", OUTAGES, ids=str)
+async def test_e1_an_api_server_that_is_broken_from_the_start_is_waited_for(
+    server: ApiServer, eventually: Any, trouble: Trouble
+) -> None:
+    server.add(pod("a", node="n"))
+    fault = server.fail(trouble)
+    async with mirroring(server) as mirror:
+        await eventually(lambda: fault.happened >= 2)
+        assert not mirror.synced
+        server.heal()
+        await eventually(lambda: names(mirror) == {"a"})
+
+
+async def test_e1_a_server_that_goes_away_and_comes_back(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        await server.stop()
+        await eventually(lambda: mirror.problem is not None)
+        server.add(pod("b", node="n"))
+        await server.start()
+        await eventually(lambda: names(mirror) == {"a", "b"})
+
+
+async def test_e1_a_list_that_breaks_between_pages_changes_nothing(server: ApiServer, eventually: Any) -> None:
+    """Half a list is no list: no pod may seem to be gone."""
+    for number in range(501):
+        server.add(pod(f"p{number}", node="n"))
+    async with mirroring(server, watch_s=0.01, resync_s=0) as mirror:
+        await eventually(lambda: len(mirror.pods) == 501)
+        fault = server.fail(Answer(500), verbs={"list"})
+        await eventually(lambda: fault.happened >= 2)
+        assert len(mirror.pods) == 501
+
+
+async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    timing = Timing(request_s=0.3)
+    async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        await server.stop()
+        writer.annotate(Pod("u", "default", "a"), {"first": "1", "second": "1"})
+        writer.annotate(Pod("u", "default", "a"), {"second": "2"})
+        await eventually(lambda: writer.problem is not None)
+        await server.start()
+        await eventually(
+            lambda: server.get("pods", "a")["metadata"].get("annotations") == {"first": "1", "second": "2"}
+        )
+        running.cancel()
+    assert writer.dropped == 0
+
+
+async def test_e1_a_write_whose_answer_was_lost_is_simply_repeated(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    server.fail(Reset(done=True), verbs={"patch"}, times=2)
+    async with Client(ClusterConfig(server.url)) as client, asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
+        await eventually(lambda: server.count("patch", "pods") == 3 and writer.problem is None)
+        running.cancel()
+    assert server.get("pods", "a")["metadata"]["annotations"] == {"assigned": "true"}
+
+
+# E2 belongs to the agent as a whole; this is the part of it that lies here.
+
+
+async def test_e2_a_quiet_node_costs_one_list_and_one_watch(server: ApiServer, eventually: Any) -> None:
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        for number in range(50):
+            server.add(pod(f"p{number}", node="n"))
+        await eventually(lambda: len(mirror.pods) == 50)
+    assert [request.verb for request in server.requests] == ["list", "watch"]
+
+
+# Watches that end, expire, go deaf or forget: E3
+
+
+async def test_e3_a_watch_that_is_ended_is_continued_where_it_was(server: ApiServer, eventually: Any) -> None:
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        server.add(pod("a", node="n"))
+        await eventually(lambda: names(mirror) == {"a"})
+        server.close_watches()
+        await eventually(lambda: server.count("watch", "pods") == 2)
+        server.add(pod("b", node="n"))
+        await eventually(lambda: names(mirror) == {"a", "b"})
+    assert server.count("list", "pods") == 1
+
+
+async def test_e3_gone_means_a_new_list_deletions_included(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    server.add(pod("b", node="n"))
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        await server.stop()
+        server.delete("pods", "a")
+        server.add(pod("c", node="n"))
+        server.store.compact()
+        await server.start()
+        await eventually(lambda: names(mirror) == {"b", "c"})
+        await eventually(lambda: mirror.live)
+    assert server.count("list", "pods") == 2
+    assert mirror.missed == 0
+
+
+async def test_e3_bookmarks_spare_the_new_list(eventually: Any) -> None:
+    """Nothing happens on our node while the cluster's history is compacted again and again."""
+    async with ApiServer(bookmark_s=0.01) as server, mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        for name in ("a", "b", "c"):
+            told = server.add(pod(name, node="elsewhere"))["metadata"]["resourceVersion"]
+            await eventually(lambda told=told: mirror._since == told)
+            server.store.compact()
+        server.close_watches()
+        await eventually(lambda: server.count("watch", "pods") == 2)
+        server.add(pod("ours", node="n"))
+        await eventually(lambda: names(mirror) == {"ours"})
+        assert server.count("list", "pods") == 1
+
+
+async def test_e3_a_half_open_connection_is_given_up(server: ApiServer, eventually: Any) -> None:
+    """A black hole: no packet arrives any more and nobody closes anything. Known clients have hung on it for ever."""
+    async with mirroring(server, watch_s=0.05, silence_s=0.05) as mirror:
+        await eventually(lambda: mirror.live)
+        server.black_hole()
+        await eventually(lambda: mirror.problem is not None)
+        assert isinstance(mirror.problem, UnavailableError)
+        server.add(pod("a", node="n"))
+        server.heal()
+        await eventually(lambda: names(mirror) == {"a"})
+
+
+async def test_e3_an_event_that_never_came_is_found_by_the_next_list(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    async with mirroring(server, watch_s=0.01, resync_s=0.05) as mirror:
+        await eventually(lambda: mirror.live)
+        with server.watch_gap():
+            server.delete("pods", "a")
+            server.add(pod("b", node="n"))
+        await eventually(lambda: names(mirror) == {"b"})
+        assert mirror.missed == 2
+
+
+async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    server.hold_cache()
+    server.delete("pods", "a")
+    server.add(pod("b", node="n"))
+    async with mirroring(server) as mirror:
+        await eventually(lambda: mirror.live)
+        assert names(mirror) == {"a"}
+        server.release_cache()
+        await eventually(lambda: names(mirror) == {"b"})
+
+
+async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
+    """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
+    server.add(pod("a", node="n"))
+    async with mirroring(server, request_s=0.1, watch_s=0.01, resync_s=0) as mirror:
+        await eventually(lambda: mirror.live)
+        server.delete("pods", "a")
+        await eventually(lambda: not mirror.pods)
+        server.add(pod("b", node="n"))
+        await eventually(lambda: names(mirror) == {"b"})
+        server.hold_cache()
+        server.add(pod("c", node="n"))
+        server.patch("pods", "b", {"metadata": {"annotations": {"x": "y"}}})
+        seen = server.count("list", "pods")
+        await eventually(lambda: server.count("list", "pods") > seen)
+        assert names(mirror) == {"b"}
+        server.release_cache()
+        await eventually(lambda: names(mirror) == {"b", "c"})
+
+
+# Names and tokens: E5
+
+
+async def test_e5_a_node_name_that_does_not_exist_is_found_out(server: ApiServer, client: Client) -> None:
+    """NODE_NAME is not always the host's name; the agent reads its node at the start."""
+    server.add(node("node-a"))
+    with pytest.raises(NotFoundError, match=r"get nodes host-a: 404 NotFound: .*set the node's name"):
+        await NodeSelf(client, "host-a").read()
+
+
+async def test_e5_a_rotated_token_is_read_again(server: ApiServer, tmp_path: Path) -> None:
+    """The old token is refused before we would have read the file again: once more with the new one."""
+    file = tmp_path / "token"
+    file.write_text("old\n")
+    server.tokens = frozenset({"old"})
+    server.add(node("n"))
+    async with Client(ClusterConfig(server.url, token_file=file)) as client:
+        await client.get(NODES, "n")
+        file.write_text("new\n")
+        server.tokens = frozenset({"new"})
+        assert read_node(await client.get(NODES, "n")).name == "n"
+    assert [request.token for request in server.requests] == ["old", "old", "new"]
+
+
+async def test_e5_a_token_is_read_again_before_it_expires(server: ApiServer, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    server.add(node("n"))
+    async with Client(ClusterConfig(server.url, token_file=file), timing=Timing(token_s=0)) as client:
+        await client.get(NODES, "n")
+        file.write_text("new")
+        await client.get(NODES, "n")
+    assert [request.token for request in server.requests] == ["old", "new"]
+
+
+async def test_e5_the_mirror_follows_a_rotated_token(server: ApiServer, eventually: Any, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("old")
+    server.tokens = frozenset({"old"})
+    config = ClusterConfig(server.url, token_file=file)
+    async with Client(config) as client, asyncio.TaskGroup() as tasks:
+        mirror = PodMirror(client, PodReader([], lambda _: False), node="n", timing=QUICK)
+        running = tasks.create_task(mirror.run())
+        await eventually(lambda: mirror.live)
+        server.tokens = frozenset({"new"})
+        server.reset_connections()
+        await eventually(lambda: mirror.problem is not None)
+        file.write_text("new")
+        await eventually(lambda: mirror.live)
+        running.cancel()
+
+
+# Conflicts and missing rights, told apart by number: C8
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(409, ConflictError), (403, ForbiddenError), (404, NotFoundError), (422, InvalidError)]
+)
+async def test_c8_the_number_counts_and_not_the_text(
+    server: ApiServer, client: Client, code: int, kind: type[Exception]
+) -> None:
+    """Two known plugins recognised a conflict by comparing its English message."""
+    server.fail(Answer(code, message="the object has been modified"))
+    with pytest.raises(kind):
+        await client.patch(NODES, "n", {})
+
+
+async def test_c8_conflicts_are_tried_again_a_few_times(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    server.fail(Answer(409), verbs={"patch"}, times=3)
+    async with asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
+        await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations"))
+        running.cancel()
+    assert server.count("patch", "pods") == 4
+    assert server.count("get", "pods") == 3  # a fresh look after each conflict
+
+
+async def test_c8_conflicts_without_end_are_given_up_and_counted(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
+    server.add(pod("a", uid="u"))
+    server.add(pod("b", uid="v"))
+    server.fail(Answer(409), verbs={"patch"}, times=5)
+    async with asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, attempts=5, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
+        await eventually(lambda: writer.dropped == 1)
+        writer.annotate(Pod("v", "default", "b"), {"assigned": "true"})
+        await eventually(lambda: server.get("pods", "b")["metadata"].get("annotations"))
+        running.cancel()
+    assert "annotations" not in server.get("pods", "a")["metadata"]
+
+
+async def test_c8_a_missing_right_is_named_and_waited_for(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    server.allowed = frozenset({("get", "pods")})
+    async with asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
+        await eventually(lambda: isinstance(writer.problem, ForbiddenError))
+        assert "grant 'patch' on 'pods'" in str(writer.problem)
+        server.allowed = None
+        await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations"))
+        running.cancel()
+
+
+async def test_c8_a_pod_that_is_gone_or_replaced_is_left_alone(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
+    server.add(pod("replaced", uid="new"))
+    server.add(pod("there", uid="u"))
+    async with asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("x", "default", "gone"), {"assigned": "true"})
+        writer.annotate(Pod("old", "default", "replaced"), {"assigned": "true"})
+        writer.annotate(Pod("u", "default", "there"), {"assigned": "true"})
+        await eventually(lambda: server.get("pods", "there")["metadata"].get("annotations"))
+        running.cancel()
+    assert "annotations" not in server.get("pods", "replaced")["metadata"]
+    assert writer.dropped == 0
+
+
+async def test_c8_a_pod_replaced_between_conflict_and_fresh_look(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
+    server.fail(Answer(409), verbs={"patch"}, times=1)
+    async with asyncio.TaskGroup() as tasks:
+        writer = PodWriter(client, first_retry_s=0.01)
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
+        await eventually(lambda: server.count("get", "pods") == 1 and repr(writer).startswith("<PodWriter: 0 waiting"))
+        running.cancel()
+    assert (writer.dropped, server.count("patch", "pods")) == (0, 1)
+
+
+async def test_c8_the_node_is_patched_again_after_a_conflict(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
+    server.add(node("n"))
+    server.fail(Answer(409), verbs={"patch"}, times=3)
+    async with asyncio.TaskGroup() as tasks:
+        wanted = Latest(NodeNotes(labels={"gpus": "8"}))
+        running = tasks.create_task(NodeSelf(client, "n").keep(wanted, first_retry_s=0.01))
+        await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
+        running.cancel()

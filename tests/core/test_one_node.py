@@ -1,0 +1,374 @@
+"""One node over time: pods come and go, the kubelet and the agent restart, GPUs break, and nothing is given twice.
+
+The kubelet is a model of the device manager's rules: it chooses at random inside what is preferred, fills up at random
+outside of it, hands the devices of init containers on, frees only what has ended, and tells of it in two books, neither
+of which is complete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpu_device_plugin.core.admitting import Refused, admit
+from gpu_device_plugin.core.annotations import Promise
+from gpu_device_plugin.core.ledger import SETTLING_S, Evidence, Ledger
+from gpu_device_plugin.core.matching import Match, Matched, WaitingPod, Wanted
+from gpu_device_plugin.core.offers import offers
+from gpu_device_plugin.core.policy import POLICIES
+from gpu_device_plugin.core.pods import ContainerKind
+from gpu_device_plugin.core.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.shares import parse_id
+from gpu_device_plugin.testing.nodes import node, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from random import Random
+
+    from gpu_device_plugin.core.node import Node
+
+MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
+APP, INIT = ContainerKind.APP, ContainerKind.INIT
+FOREVER = 1e9
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A container: what it is and what it asks."""
+
+    kind: ContainerKind
+    mem: int
+    count: int
+    several: bool
+    """A scheduler promises its memory, on as many GPUs as it likes."""
+
+
+@dataclass
+class Running:
+    """A pod in the kubelet's books."""
+
+    devices: dict[tuple[int, Kind], set[str]] = field(default_factory=dict)
+    """By the number of the container."""
+    inits: set[int] = field(default_factory=set)
+    promises: dict[int, Promise] = field(default_factory=dict)
+    ended: bool = False
+
+    def ids(self, *, with_inits: bool = True) -> set[str]:
+        return {name for (n, _), some in self.devices.items() if with_inits or n not in self.inits for name in some}
+
+
+@dataclass
+class Agent:
+    """The node agent's part: the core, and the only thing that changes."""
+
+    node: Node
+    policy: str = "binpack"
+
+    def prefer(
+        self, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int, whose: Matched
+    ) -> list[str]:
+        return list(Question(self.node, kind, available, must, amount).answer(self.node, POLICIES[self.policy], whose))
+
+    def allocate(self, kind: Kind, ids: list[str], promise: Promise | None, now: float) -> bool:
+        if isinstance(admit(self.node, kind, ids, promise), Refused):
+            return False
+        self.node = self.node.with_ledger(self.node.ledger.granted(ids, now))
+        return True
+
+
+class Kubelet:
+    """The device manager's rules."""
+
+    def __init__(self) -> None:
+        self.pods: dict[int, Running] = {}
+        self.healthy: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
+        self.checkpoint: frozenset[str] = frozenset()
+        self.written = 0
+        self.forgetful = False
+        """Just restarted: PodResources lists nothing."""
+
+    def allocated(self) -> set[str]:
+        return set().union(*(pod.ids() for pod in self.pods.values()))
+
+    def collect(self) -> None:
+        """Forget the devices of pods that have ended."""
+        self.pods = {uid: pod for uid, pod in self.pods.items() if not pod.ended}
+
+    def write(self) -> None:
+        self.checkpoint = frozenset(self.allocated())
+        self.written += 1
+
+    def listed(self) -> frozenset[str]:
+        """PodResources.List: without ordinary init containers, and without anything for a while after a restart."""
+        self.collect()
+        if self.forgetful:
+            return frozenset()
+        return frozenset().union(*(pod.ids(with_inits=False) for pod in self.pods.values()))
+
+    def take(self, agent: Agent) -> None:
+        """Receive both lists of devices."""
+        for kind in Kind:
+            self.healthy[kind] = {name for o in offers(agent.node, kind) for name, good in o.devices(kind) if good}
+        self.write()
+
+    def admit(self, uid: int, asked: list[Asked], agent: Agent, random: Random, now: Callable[[], float]) -> bool:
+        """Allocate for each container of a pod; on failure what it got until then stays in the books for a while."""
+        pod = self.pods[uid] = Running()
+        reusable: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
+        for number, container in enumerate(asked):
+            if container.kind is INIT:
+                pod.inits.add(number)
+            demands = [(MEMORY, container.mem), (COUNT, container.count)]
+            random.shuffle(demands)
+            for kind, amount in demands:
+                if amount and not self._allocate(pod, number, container, kind, amount, reusable, agent, random, now):
+                    pod.ended = True
+                    return False
+        return True
+
+    def _allocate(
+        self,
+        pod: Running,
+        number: int,
+        container: Asked,
+        kind: Kind,
+        amount: int,
+        reusable: dict[Kind, set[str]],
+        agent: Agent,
+        random: Random,
+        now: Callable[[], float],
+    ) -> bool:
+        self.collect()
+        chosen = set(random.sample(sorted(reusable[kind]), min(amount, len(reusable[kind]))))
+        needed = amount - len(chosen)
+        available = self.healthy[kind] - self.allocated()
+        if needed > len(available):
+            return False
+        promise = self._promise(amount, available, random) if container.several and kind is MEMORY else None
+        if needed:
+            whose = UNMATCHED
+            if promise is not None:
+                wanted = Wanted("c", kind, amount, promise=promise)
+                whose = Matched(Match(WaitingPod("u", "default/a", (wanted,)), wanted), {})
+            preferred = set(agent.prefer(kind, available | chosen, chosen, amount, whose)) & available
+            first = random.sample(sorted(preferred), min(needed, len(preferred)))
+            rest = random.sample(sorted(available - set(first)), needed - len(first))
+            chosen |= {*first, *rest}
+        if not agent.allocate(kind, random.sample(sorted(chosen), len(chosen)), promise, now()):
+            return False
+        pod.devices[number, kind] = chosen
+        if promise is not None:
+            pod.promises[number] = promise
+        reusable[kind] = reusable[kind] | chosen if container.kind is INIT else reusable[kind] - chosen
+        self.write()
+        return True
+
+    @staticmethod
+    def _promise(amount: int, available: set[str], random: Random) -> Promise:
+        """Promise some of what is available; the scheduler need not be right."""
+        shares: dict[int, int] = {}
+        for name in random.sample(sorted(available), min(amount, len(available))):
+            position = int(parse_id(name)[0].removeprefix("GPU-"))
+            shares[position] = shares.get(position, 0) + 1
+        return Promise(tuple(sorted(shares.items())))
+
+
+CONTAINERS = st.lists(
+    st.builds(
+        Asked,
+        st.sampled_from(ContainerKind),
+        st.sampled_from((0, 1, 1, 2, 3, 4)),
+        st.sampled_from((0, 0, 0, 1, 2)),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+RANDOMS = st.randoms(use_true_random=False)
+
+
+class OneNode(RuleBasedStateMachine):
+    """Everything that can happen on a node."""
+
+    @initialize(
+        gib=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        policy=st.sampled_from(sorted(POLICIES)),
+    )
+    def begin(self, gib: list[int], policy: str) -> None:
+        self.agent = Agent(node(*gib), policy)
+        self.kubelet = Kubelet()
+        self.kubelet.take(self.agent)
+        self.clock = 1000.0
+        self.uid = 0
+        self.lingering: dict[int, Running] = {}
+        """Force-deleted pods whose processes still run."""
+        self.looking: tuple[frozenset[str], float, int] | None = None
+        """What List said, when it was asked, and the checkpoint that was there then."""
+
+    def now(self) -> float:
+        self.clock += 0.001
+        return self.clock
+
+    # --- pods
+
+    @rule(asked=CONTAINERS, random=RANDOMS)
+    def admit(self, asked: list[Asked], random: Random) -> None:
+        self.uid += 1
+        self.kubelet.admit(self.uid, asked, self.agent, random, self.now)
+
+    @rule(asked=CONTAINERS, random=RANDOMS)
+    def admit_while_the_agent_looks(self, asked: list[Asked], random: Random) -> None:
+        """List and a checkpoint come between our answer to Allocate and the entry in the kubelet's books."""
+        agent, kubelet = self.agent, self.kubelet
+
+        def look() -> float:
+            at = self.now()
+            self.looking = (kubelet.listed(), self.now(), kubelet.written)
+            kubelet.write()
+            return at
+
+        self.uid += 1
+        kubelet.admit(self.uid, asked, agent, random, look)
+
+    @precondition(lambda self: self.kubelet.pods)
+    @rule(random=RANDOMS)
+    def end(self, random: Random) -> None:
+        self.kubelet.pods[random.choice(sorted(self.kubelet.pods))].ended = True
+
+    @precondition(lambda self: self.kubelet.pods)
+    @rule(random=RANDOMS)
+    def delete_by_force(self, random: Random) -> None:
+        """The kubelet forgets the pod at once, its processes go on."""
+        uid = random.choice(sorted(self.kubelet.pods))
+        pod = self.kubelet.pods.pop(uid)
+        if not pod.ended:
+            self.lingering[uid] = pod
+
+    @precondition(lambda self: self.lingering)
+    @rule()
+    def processes_end(self) -> None:
+        self.lingering.popitem()
+
+    # --- the agent
+
+    @rule()
+    def send_the_lists(self) -> None:
+        self.kubelet.take(self.agent)
+
+    @rule()
+    def ask_what_is_listed(self) -> None:
+        self.looking = (self.kubelet.listed(), self.now(), self.kubelet.written)
+
+    @precondition(lambda self: self.looking is not None and self.kubelet.written > self.looking[2])
+    @rule()
+    def read_a_checkpoint_written_since(self) -> None:
+        assert self.looking is not None
+        listed, began, _ = self.looking
+        self.looking = None
+        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+
+    def reconcile(self, evidence: Evidence) -> None:
+        there = self.agent.node
+        ledger = there.ledger.reconciled(evidence, self.processes(), self.now(), FOREVER)
+        self.agent.node = there.with_ledger(ledger)
+
+    def processes(self) -> dict[str, int | None]:
+        """What NVML sees: the processes of every pod that runs, known to the kubelet or not."""
+        using = [parse_id(name)[0] for pod in self.in_use() for name in pod.ids()]
+        return {shared.gpu.uuid: using.count(shared.gpu.uuid) for shared in self.agent.node.shares.gpus}
+
+    def in_use(self) -> list[Running]:
+        return [*self.lingering.values(), *(pod for pod in self.kubelet.pods.values() if not pod.ended)]
+
+    @precondition(lambda self: not self.lingering)
+    @rule(readable=st.booleans())
+    def restart_the_agent(self, *, readable: bool) -> None:
+        """It knows nothing but the kubelet's books: first the checkpoint, then List."""
+        ledger = Ledger().sure(certain=readable)
+        if readable:
+            ledger = ledger.seen(self.kubelet.checkpoint)
+        self.agent.node = self.agent.node.with_ledger(ledger.seen(self.kubelet.listed()))
+        self.looking = None
+        self.kubelet.take(self.agent)
+
+    @precondition(lambda self: not self.agent.node.ledger.certain)
+    @rule()
+    def the_checkpoint_can_be_read_again(self) -> None:
+        ledger = self.agent.node.ledger.seen(self.kubelet.checkpoint).sure(certain=True)
+        self.agent.node = self.agent.node.with_ledger(ledger)
+
+    # --- the world
+
+    @rule()
+    def restart_the_kubelet(self) -> None:
+        """All it knows is its checkpoint, and it lists nothing for a while. Pods that ended are forgotten in time."""
+        self.kubelet.forgetful = True
+        self.kubelet.take(self.agent)
+
+    @rule()
+    def the_kubelet_has_found_its_pods(self) -> None:
+        self.kubelet.forgetful = False
+
+    @rule(position=st.integers(0, 2), broken=st.booleans())
+    def a_gpu_breaks_or_recovers(self, position: int, *, broken: bool) -> None:
+        unhealthy = {name: why for name, why in self.agent.node.unhealthy.items() if name != uuid(position)}
+        if broken:
+            unhealthy[uuid(position)] = "it fell off the bus"
+        self.agent.node = replace(self.agent.node, unhealthy=unhealthy)
+
+    @rule(seconds=st.sampled_from((1.0, SETTLING_S)))
+    def time_passes(self, seconds: float) -> None:
+        self.clock += seconds
+
+    @precondition(lambda self: not self.lingering)
+    @rule()
+    def quiet(self) -> None:
+        """Nothing happens for a while: the ledger says what the kubelet's books say, and the lists follow from it."""
+        self.clock += SETTLING_S
+        self.kubelet.forgetful = False
+        self.looking = None
+        there = self.agent.node
+        self.agent.node = there.with_ledger(there.ledger.seen(self.kubelet.checkpoint).sure(certain=True))
+        listed, began = self.kubelet.listed(), self.now()
+        self.kubelet.take(self.agent)
+        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        assert self.agent.node.ledger.holds.keys() == self.kubelet.allocated()
+
+    # --- what always holds
+
+    @invariant()
+    def no_share_is_given_twice(self) -> None:
+        taken = [name for pod in self.kubelet.pods.values() for name in pod.ids()]
+        assert len(taken) == len(set(taken))
+
+    @invariant()
+    def no_container_is_spread_over_gpus_unless_that_was_promised(self) -> None:
+        for pod in self.in_use():
+            for (number, kind), some in pod.devices.items():
+                on = spread_over(self.agent.node, some)
+                promise = pod.promises.get(number)
+                assert kind is COUNT or len(on) == 1 or (promise and promise.shares == tuple(sorted(on.items())))
+
+    @invariant()
+    def no_gpu_is_used_whole_and_in_shares(self) -> None:
+        """By processes that the kubelet has forgotten neither."""
+        used: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
+        for pod in self.in_use():
+            for (_, kind), some in pod.devices.items():
+                used[kind] |= {parse_id(name)[0] for name in some}
+        assert not used[MEMORY] & used[COUNT]
+
+    @invariant()
+    def everything_in_use_is_in_the_ledger(self) -> None:
+        ledger = self.agent.node.ledger
+        if ledger.certain:
+            assert ledger.holds.keys() >= set().union(*(p.ids() for p in self.kubelet.pods.values() if not p.ended))
+
+
+TestOneNode = OneNode.TestCase
+TestOneNode.settings = settings(settings.get_profile("unhurried"), max_examples=100, stateful_step_count=40)

@@ -1,0 +1,173 @@
+"""What deploy/daemonset.yaml asks for is what the program accepts, needs and uses; nothing more."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin import __version__, cli, cluster
+from gpu_device_plugin.cluster import api
+from gpu_device_plugin.settings import Address, NodeSettings
+
+ROOT = Path(__file__).parents[2]
+# What the client's methods are to RBAC.
+VERBS = {"get": "get", "pages": "list", "watch": "watch", "create": "create", "patch": "patch"}
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, dict[str, Any]]:
+    documents = list(yaml.safe_load_all((ROOT / "deploy/daemonset.yaml").read_text(encoding="utf-8")))
+    by_kind = {document["kind"]: document for document in documents}
+    assert len(by_kind) == len(documents), "two objects of one kind: these tests look them up by kind"
+    return by_kind
+
+
+@pytest.fixture(scope="module")
+def pod(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = objects["DaemonSet"]["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    assert isinstance(only, dict)
+    return only
+
+
+@pytest.fixture(scope="module")
+def settings(container: dict[str, Any]) -> NodeSettings:
+    """The settings that the agent makes of the manifest, the node's name filled in as the kubelet does."""
+    environ = {each["name"]: each.get("value", "node-a") for each in container["env"]}
+    return cli.sources_of(cli.parse(container["args"]), environ).read()
+
+
+def test_every_argument_and_variable_is_one_that_the_agent_accepts(settings: NodeSettings) -> None:
+    assert settings.node_name == "node-a"
+
+
+def test_the_node_name_comes_from_the_pods_own_node(container: dict[str, Any]) -> None:
+    sources = {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"] if "valueFrom" in each
+    }
+    assert sources == {"NODE_NAME": "spec.nodeName"}
+
+
+def test_the_agent_itself_is_given_nvml_and_every_gpu(pod: dict[str, Any], container: dict[str, Any]) -> None:
+    environ = {each["name"]: each.get("value") for each in container["env"]}
+    assert (environ["NVIDIA_VISIBLE_DEVICES"], environ["NVIDIA_DRIVER_CAPABILITIES"]) == ("all", "utility")
+    assert pod["runtimeClassName"] == "nvidia"
+
+
+def test_mounts_are_where_the_settings_look(
+    pod: dict[str, Any], container: dict[str, Any], settings: NodeSettings
+) -> None:
+    """Same path inside and outside, so that no setting depends on it; only the plugins' directory is writable."""
+    host = {volume["name"]: volume["hostPath"] for volume in pod["volumes"]}
+    mounts = {
+        mount["mountPath"]: (host[mount["name"]]["path"], mount.get("readOnly", False))
+        for mount in container["volumeMounts"]
+    }
+    plugins, resources = str(settings.device_plugin_dir), str(settings.pod_resources_socket.parent)
+    assert mounts == {plugins: (plugins, False), resources: (resources, True)}
+    assert {volume["type"] for volume in host.values()} == {"Directory"}
+
+
+def test_probes_ask_where_the_agent_answers(container: dict[str, Any], settings: NodeSettings) -> None:
+    (port,) = container["ports"]
+    assert settings.http == Address("", port["containerPort"])
+    asked = {kind: container[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {kind: (get["path"], get["port"]) for kind, get in asked.items()} == {
+        "startupProbe": ("/healthz", port["name"]),
+        "livenessProbe": ("/healthz", port["name"]),
+        "readinessProbe": ("/readyz", port["name"]),
+    }
+
+
+def test_the_container_has_no_rights_that_it_does_not_use(container: dict[str, Any]) -> None:
+    assert container["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_a8_no_second_agent_starts_beside_the_first(objects: dict[str, dict[str, Any]]) -> None:
+    """Up to kubelet 1.36 the end of the old agent's stream disconnects the new one."""
+    strategy = objects["DaemonSet"]["spec"]["updateStrategy"]
+    assert strategy == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+
+
+def test_the_agent_runs_on_labelled_nodes_and_is_the_last_to_be_evicted(pod: dict[str, Any]) -> None:
+    assert pod["nodeSelector"] == {"gpushare": "true"}
+    assert pod["priorityClassName"] == "system-node-critical"
+    tolerated = {toleration["key"]: toleration["operator"] for toleration in pod["tolerations"]}
+    assert tolerated.keys() >= {"nvidia.com/gpu", *(resource.name for resource in NodeSettings().offered)}
+    assert set(tolerated.values()) == {"Exists"}
+
+
+def test_memory_is_reserved_and_bounded_and_cpu_is_not_throttled(container: dict[str, Any]) -> None:
+    assert container["resources"].keys() == {"requests", "limits"}
+    assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert container["resources"]["limits"].keys() == {"memory"}
+
+
+def test_names_and_namespaces_fit_together(objects: dict[str, dict[str, Any]], pod: dict[str, Any]) -> None:
+    namespace = objects["Namespace"]["metadata"]["name"]
+    account, role = objects["ServiceAccount"]["metadata"], objects["ClusterRole"]["metadata"]["name"]
+    assert account["name"] == pod["serviceAccountName"]
+    for kind in ("ServiceAccount", "DaemonSet", "ResourceQuota"):
+        assert objects[kind]["metadata"]["namespace"] == namespace
+    binding = objects["ClusterRoleBinding"]
+    assert binding["roleRef"]["name"] == role
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account["name"], "namespace": namespace}]
+    spec = objects["DaemonSet"]["spec"]
+    assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+
+
+def test_the_quota_covers_the_priority_class(objects: dict[str, dict[str, Any]], pod: dict[str, Any]) -> None:
+    (expression,) = objects["ResourceQuota"]["spec"]["scopeSelector"]["matchExpressions"]
+    assert expression["values"] == [pod["priorityClassName"]]
+
+
+def test_f12_rbac_grants_what_the_client_calls_and_nothing_else(objects: dict[str, dict[str, Any]]) -> None:
+    """Calls are read from the source: the client's methods with one of the kinds that the agent knows."""
+    granted = {
+        (group, resource, verb)
+        for rule in objects["ClusterRole"]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    kinds = {name: kind for name, kind in vars(api).items() if isinstance(kind, api.Kind)}
+    used = {
+        (kinds[call.args[0].id].group, kinds[call.args[0].id].plural, VERBS[call.func.attr])
+        for path in Path(cluster.__path__[0]).glob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in VERBS
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id in kinds
+    }
+    assert granted == used
+
+
+def test_the_image_has_the_programs_version(container: dict[str, Any]) -> None:
+    assert container["image"].rpartition(":")[2] == __version__
+
+
+def test_lines_to_change_are_marked() -> None:
+    """The runtime class, the image and the settings: what differs from cluster to cluster."""
+    text = (ROOT / "deploy/daemonset.yaml").read_text(encoding="utf-8")
+    assert len(re.findall(r"^ *# CHANGE: ", text, re.MULTILINE)) == 3

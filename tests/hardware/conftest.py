@@ -1,0 +1,95 @@
+"""Hardware that is watched for the length of a test, and can be changed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, Timings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Short enough for tests, long enough for a machine that does several things at once; no test asserts a time.
+QUICK = Timings(
+    probe_every_s=0.05,
+    answer_within_s=5,
+    start_within_s=20,
+    rescan_every_s=0.5,
+    rescan_missing_every_s=0.1,
+    retry_from_s=0.02,
+    retry_to_s=0.1,
+    blind_after_s=60,
+    end_within_s=5,
+)
+
+Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
+Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+
+
+class Described:
+    """A description in a file, of GPUs that can be changed while they are watched."""
+
+    def __init__(self, path: Path, document: dict[str, Any]) -> None:
+        self.path = path
+        self.document: dict[str, Any] = document
+        self.write()
+
+    def write(self) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(json.dumps(self.document))
+        fresh.rename(self.path)  # nobody ever reads half a description
+
+    def now(self, gpu: int | None = None, **changes: Any) -> None:
+        """Have something happen at once, to one GPU or to the node."""
+        event = {"at": 0, **({} if gpu is None else {"gpu": gpu}), **changes}
+        self.document.setdefault("events", []).append(event)
+        self.write()
+
+
+@pytest.fixture
+def described(tmp_path: Path) -> Callable[..., Described]:
+    def describe(gpus: Any = "2xT4", **more: Any) -> Described:
+        return Described(tmp_path / "gpus.json", {"gpus": gpus, **more})
+
+    return describe
+
+
+@pytest.fixture
+def quick() -> Timings:
+    return QUICK
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Watching:
+    @asynccontextmanager
+    async def watch(source: object, **more: Any) -> AsyncIterator[Hardware]:
+        hardware = Hardware(
+            str(source), **{"timings": QUICK, "sys_root": tmp_path / "sys", "proc_root": tmp_path / "proc", **more}
+        )
+        run = asyncio.create_task(hardware.run(), name="hardware")
+        try:
+            yield hardware
+        finally:
+            run.cancel()
+            with suppress(asyncio.CancelledError):
+                await run
+
+    return watch
+
+
+@pytest.fixture
+def until() -> Until:
+    async def wait(hardware: Hardware, holds: Callable[[HardwareView], object]) -> HardwareView:
+        async with asyncio.timeout(30):
+            async for view in hardware.view.values():
+                if holds(view):
+                    return view
+        raise AssertionError
+
+    return wait

@@ -1,0 +1,109 @@
+"""The process in which the driver is called."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.child import open_driver, serve
+from gpu_device_plugin.hardware.driver import HardwareError
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.hardware.driver import EventRecord, InventoryRecord, ProbeRecord
+
+CHILD = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
+
+
+class OneGpu:
+    """A driver whose second reading fails, and which reports one XID and nothing more."""
+
+    def __init__(self) -> None:
+        self.events: list[list[EventRecord]] = [[], [{"uuid": "GPU-a", "xid": 31}]]
+        self.reported = threading.Event()
+        self.readings = 0
+
+    def inventory(self) -> InventoryRecord:
+        return {"gpus": [], "links": [], "driver_version": "1.2", "left_out": 0, "troubles": []}
+
+    def probe(self) -> list[ProbeRecord]:
+        self.readings += 1
+        if self.readings == 3:
+            self.reported.wait(10)
+            raise HardwareError(driver.CONTEXT_LOST, "nothing answers")
+        return [{"uuid": "GPU-a"}]
+
+    def wait_events(self, timeout_s: float) -> list[EventRecord]:
+        if self.events:
+            return self.events.pop(0)
+        self.reported.set()
+        threading.Event().wait(timeout_s * 10)
+        return []
+
+
+def served(requests: bytes) -> list[dict[str, Any]]:
+    answers = io.BytesIO()
+    serve(OneGpu, io.BytesIO(requests), answers)
+    return [json.loads(line) for line in answers.getvalue().splitlines()]
+
+
+def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends() -> None:
+    messages = served(b"\n\n\n")
+    answers = [message["answer"] for message in messages if "answer" in message]
+    assert answers == [
+        {"inventory": OneGpu().inventory(), "probes": [{"uuid": "GPU-a"}]},
+        {"probes": [{"uuid": "GPU-a"}]},
+    ]
+    assert {"events": [{"uuid": "GPU-a", "xid": 31}]} in messages
+    assert messages[-1] == {"error": {"kind": "context-lost", "what": "nothing answers"}}
+
+
+def test_it_ends_with_its_input() -> None:
+    child = subprocess.Popen([*CHILD, "fake:2xT4", "0", "-1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    out, _ = child.communicate(b"\n", timeout=60)
+    first, second = map(json.loads, out.splitlines())
+    assert len(first["answer"]["inventory"]["gpus"]) == 2
+    assert second["answer"]["probes"] == first["answer"]["probes"]
+    assert child.returncode == 0
+
+
+def test_a_driver_that_cannot_be_opened_is_an_error_message_and_no_traceback() -> None:
+    child = subprocess.run([*CHILD, "fake:1xT5", "0", "-1"], input=b"", capture_output=True, timeout=60, check=False)
+    error = json.loads(child.stdout)["error"]
+    assert error["kind"] == "other"
+    assert "'T5' is not a model that is known here" in error["what"]
+    assert child.stderr == b""
+
+
+def test_without_the_library_real_hardware_says_what_is_missing() -> None:
+    child = subprocess.run([*CHILD, "nvml", "0", "-1"], input=b"", capture_output=True, timeout=60, check=False, env={})
+    message = json.loads(child.stdout.splitlines()[0])
+    assert "answer" in message or message["error"]["kind"] in driver.ADVICE  # the machine may have a GPU
+
+
+def test_a_missing_binding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpu_device_plugin.hardware.nvml", None)  # what a failed import leaves behind
+    with pytest.raises(HardwareError, match="nvidia-ml-py cannot be loaded"):
+        open_driver("nvml")
+
+
+def test_it_loads_nothing_that_it_does_not_need() -> None:
+    """It counts in the agent's memory: dataclasses and asyncio alone would add a third to it."""
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from gpu_device_plugin.hardware.child import open_driver; open_driver('fake:1xT4').probe();"
+            "print(*{'asyncio', 'dataclasses', 'grpc', 'yaml', 'pynvml', 'ctypes'} & set(sys.modules))",
+        ],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert loaded.stdout == b"\n"

@@ -1,0 +1,477 @@
+"""The hardware as the rest of the program sees it, watched through real child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.gpus import Closeness
+from gpu_device_plugin.core.health import Belief, Rules, Verdict
+from gpu_device_plugin.hardware.fake import DescriptionError
+from gpu_device_plugin.hardware.monitor import (
+    Hardware,
+    HardwareContextLost,
+    HardwareView,
+    HealthChange,
+    State,
+    Timings,
+    XidSeen,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
+Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+Describe = Callable[..., Any]
+
+
+def believed(view: HardwareView) -> list[Belief]:
+    return [view.beliefs[gpu.uuid] for gpu in view.inventory.gpus]
+
+
+def healthy(view: HardwareView) -> list[bool]:
+    return [belief.healthy for belief in believed(view)]
+
+
+def child_of(hardware: Hardware) -> int:
+    assert hardware._child is not None
+    assert hardware._child._transport is not None
+    return hardware._child._transport.get_pid()
+
+
+async def test_the_view_shows_every_gpu_and_how_they_are_connected(watching: Watching, until: Until) -> None:
+    async with watching("fake:1xT4,2xH200-141GiB") as hardware:
+        assert hardware.view.value.state is State.STARTING
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    t4, one, other = view.inventory.gpus
+    assert (t4.product, t4.total_mib, t4.index, t4.numa_node) == ("Tesla T4", 15360, 0, 0)
+    assert (one.product, one.total_mib) == ("NVIDIA H200", 141 * 1024)
+    closeness = {frozenset((link.a, link.b)): link.closeness for link in view.inventory.links}
+    assert closeness[frozenset((one.uuid, other.uuid))] is Closeness.NVLINK
+    assert healthy(view) == [True, True, True]
+    assert view.sentence == "3 GPUs, driver 580.65.06"
+    assert repr(hardware) == "<Hardware fake:1xT4,2xH200-141GiB: watching, 3 of 3 GPUs healthy>"
+
+
+async def test_b10_a_fatal_xid_takes_one_gpu_away_and_is_told_with_its_reason(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    changes: list[HealthChange] = []
+    xids: list[XidSeen] = []
+    gpus = described([{"model": "T4", "count": 2, "recovery_action": None}])
+    async with watching(gpus.path, on_change=changes.append, on_xid=xids.append) as hardware:
+        view = await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(1, xid=48)
+        await until(hardware, lambda view: healthy(view) == [True, False])
+    uuid = view.inventory.gpus[1].uuid
+    (xid,) = xids
+    assert (xid.uuid, xid.code, xid.xid.verdict, xid.times) == (uuid, 48, Verdict.RESET, 1)
+    (change,) = changes
+    assert (change.uuid, change.healthy) == (uuid, False)
+    assert change.reason.startswith("unhealthy: XID 48 (uncorrectable (double bit) memory error); ")
+
+
+async def test_b8_an_application_xid_is_told_and_changes_nothing(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    seen = asyncio.Event()
+    gpus = described()
+    async with watching(gpus.path, on_xid=lambda _: seen.set()) as hardware:
+        before = await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, xid=31)
+        async with asyncio.timeout(30):
+            await seen.wait()
+        assert hardware.view.value == before
+
+
+async def test_b9_a_gpu_that_was_lost_and_is_back_is_offered_again(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    changes: list[HealthChange] = []
+    gpus = described()
+    async with watching(gpus.path, on_change=changes.append) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, lost=True)
+        view = await until(hardware, lambda view: healthy(view) == [False, True] and "left out" in view.sentence)
+        assert view.state is State.WATCHING
+        gpus.now(0, lost=False)
+        view = await until(hardware, lambda view: healthy(view) == [True, True])
+    assert [change.healthy for change in changes] == [False, True]
+    assert [gpu.index for gpu in view.inventory.gpus] == [0, 1]  # in the order in which they were first seen
+    assert view.child_restarts == 0
+
+
+async def test_b7_a_gpu_lost_without_any_event_is_found_by_its_reading(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    timings = replace(quick, rescan_every_s=60, rescan_missing_every_s=60)
+    async with watching(gpus.path, timings=timings) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(1, lost=True)
+        view = await until(hardware, lambda view: healthy(view) == [True, False])
+    assert believed(view)[1].reasons == (
+        "the driver cannot read it: GPU is lost (15); it is offered again when it answers steadily",
+    )
+
+
+async def test_a_fatal_xid_ends_when_the_driver_asks_for_nothing_more(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described()
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, xid=95, recovery_action="gpu-reset")
+        view = await until(hardware, lambda view: len(believed(view)[0].reasons) == 2)
+        gpus.now(0, reset=True)
+        view = await until(hardware, lambda view: healthy(view) == [True, True])
+    assert view.child_restarts == 0
+
+
+async def test_b2_a_hang_is_noticed_after_two_deadlines_and_ends_with_the_first_reading(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        hardware.timings = replace(quick, answer_within_s=0.2, start_within_s=0.5)
+        gpus.now(hang=True)
+        view = await until(hardware, lambda view: healthy(view) == [False, False])
+        assert view.state is State.HUNG
+        assert believed(view)[0].reasons[0].startswith("the driver did not answer within 0.5 s; ")
+        assert view.child_restarts == 1
+        hardware.timings = quick
+        gpus.now(hang=False)
+        view = await until(hardware, lambda view: healthy(view) == [True, True])
+        assert view.state is State.WATCHING
+
+
+async def test_b2_a_child_that_is_stopped_is_replaced_and_no_gpu_is_blamed(
+    watching: Watching, until: Until, quick: Timings
+) -> None:
+    changes: list[HealthChange] = []
+    async with watching(
+        "fake:2xT4", on_change=changes.append, timings=replace(quick, answer_within_s=0.3, rescan_every_s=60)
+    ) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        os.kill(child_of(hardware), signal.SIGSTOP)
+        view = await until(hardware, lambda view: view.child_restarts == 1 and view.state is State.WATCHING)
+    assert healthy(view) == [True, True]
+    assert changes == []
+
+
+async def test_b2_a_child_that_cannot_be_killed_is_left_behind_and_replaced(
+    watching: Watching, until: Until, quick: Timings
+) -> None:
+    """A process in an uninterruptible call outlives SIGKILL; here there is simply no time to see it end."""
+    async with watching("fake:1xT4", timings=replace(quick, end_within_s=0, rescan_every_s=60)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        os.kill(child_of(hardware), signal.SIGKILL)
+        view = await until(hardware, lambda view: view.child_restarts == 1 and view.state is State.WATCHING)
+        assert healthy(view) == [True]
+
+
+@pytest.mark.parametrize("end", [signal.SIGSEGV, signal.SIGKILL])
+async def test_b3_a_child_that_crashes_is_replaced_and_no_gpu_is_blamed(
+    watching: Watching, until: Until, quick: Timings, end: signal.Signals
+) -> None:
+    changes: list[HealthChange] = []
+    timings = replace(quick, rescan_every_s=60)
+    async with watching("fake:2xT4", on_change=changes.append, timings=timings) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        os.kill(child_of(hardware), end)
+        crashed = await until(hardware, lambda view: view.state is State.CRASHED)
+        assert f"the process that speaks to the driver was ended by {end.name}" in crashed.sentence
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert (healthy(view), view.child_restarts, changes) == ([True, True], 1, [])
+
+
+async def test_a_script_goes_on_in_the_next_child_where_it_was(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    """The crash and the XID before it are history for the second child; what it finds is the memory in use."""
+    xids: list[XidSeen] = []
+    gpus = described()
+    async with watching(gpus.path, on_xid=xids.append) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, xid=31, used="3GiB", processes=2)
+        await until(hardware, lambda view: 3072 in view.used_mib.values())
+        gpus.now(crash=True)
+        view = await until(hardware, lambda view: view.child_restarts == 1 and view.state is State.WATCHING)
+    assert len(xids) == 1
+    uuid = view.inventory.gpus[0].uuid
+    assert (view.used_mib[uuid], view.processes[uuid]) == (3072, 2)
+
+
+async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    async with watching(gpus.path, timings=replace(quick, blind_after_s=0.5)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(failure="no-driver")
+        view = await until(hardware, lambda view: healthy(view) == [False, False])
+        assert view.state is State.NO_DRIVER
+        assert believed(view)[0].reasons[0].startswith("nobody could read it for 0.5 s, because of the driver: ")
+        gpus.now(failure="none")
+        await until(hardware, lambda view: healthy(view) == [True, True])
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        ("no-library", "runtime class nvidia"),
+        ("no-driver", "load the NVIDIA kernel module"),
+        ("no-permission", "NVIDIA_VISIBLE_DEVICES=all"),
+        ("version-mismatch", "restart the container"),
+    ],
+)
+async def test_b1_a_driver_that_is_missing_is_told_with_advice_and_found_when_it_comes(
+    watching: Watching, until: Until, described: Describe, failure: str, advice: str
+) -> None:
+    gpus = described(events=[{"at": 0, "failure": failure}])
+    async with watching(gpus.path) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+        assert view.state == failure
+        assert advice in view.sentence
+        assert view.inventory.gpus == ()
+        gpus.now(failure="none")
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert healthy(view) == [True, True]
+
+
+async def test_b5_a_driver_changed_underneath_is_opened_anew(
+    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+) -> None:
+    changes: list[HealthChange] = []
+    version = tmp_path / "sys/module/nvidia/version"
+    version.parent.mkdir(parents=True)
+    version.write_text("580.65.06\n")
+    timings = replace(quick, rescan_every_s=60)
+    async with watching("fake:1xT4", timings=timings, on_change=changes.append) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        version.write_text("580.95.05\n")
+        await until(hardware, lambda view: healthy(view) == [False])
+        view = await until(hardware, lambda view: healthy(view) == [True])
+        assert (view.state, view.child_restarts) == (State.WATCHING, 1)
+    assert "the kernel's driver was changed from 580.65.06 to 580.95.05" in changes[0].reason
+
+
+async def test_b5_the_version_is_also_read_from_proc(
+    watching: Watching, until: Until, tmp_path: Path, quick: Timings
+) -> None:
+    version = tmp_path / "proc/driver/nvidia/version"
+    version.parent.mkdir(parents=True)
+    line = (
+        "NVRM version: NVIDIA UNIX {} Kernel Module{}  {}  Release Build  (dvs-builder@U22)  Mon\nGCC version: 12.3.0"
+    )
+    version.write_text(line.format("x86_64", "", "535.183.01"))
+    async with watching("fake:1xT4", timings=replace(quick, rescan_every_s=60)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        version.write_text(line.format("Open", " for x86_64", "580.65.06"))
+        view = await until(hardware, lambda view: healthy(view) == [False])
+    assert "from 535.183.01 to 580.65.06" in believed(view)[0].reasons[0]
+
+
+async def test_b5_a_library_left_behind_by_an_upgrade_ends_the_agent(described: Describe, quick: Timings) -> None:
+    """A new container gets the new library; that there were GPUs shows that the old one had fitted."""
+    gpus = described()
+    hardware = Hardware(str(gpus.path), timings=quick)
+    run = asyncio.create_task(hardware.run())
+    await hardware.view.after(0)
+    gpus.now(failure="version-mismatch")
+    async with asyncio.timeout(30):
+        with pytest.raises(HardwareContextLost, match="restart the container"):
+            await run
+    assert healthy(hardware.view.value) == [True, True]
+
+
+async def test_f6_lost_device_access_that_two_restarts_do_not_cure_ends_the_agent_and_blames_no_gpu(
+    described: Describe, quick: Timings
+) -> None:
+    changes: list[HealthChange] = []
+    gpus = described()
+    hardware = Hardware(str(gpus.path), timings=quick, on_change=changes.append)
+    run = asyncio.create_task(hardware.run())
+    await hardware.view.after(0)
+    gpus.now(failure="context-lost")
+    async with asyncio.timeout(30):
+        with pytest.raises(HardwareContextLost, match="systemctl daemon-reload"):
+            await run
+    assert healthy(hardware.view.value) == [True, True]
+    assert changes == []
+
+
+async def test_f6_lost_device_access_that_comes_back_is_no_reason_to_end(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    async with watching(gpus.path, timings=replace(quick, retry_from_s=2)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(failure="context-lost")
+        await until(hardware, lambda view: view.state is State.CONTEXT_LOST)
+        gpus.now(failure="none")
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert healthy(view) == [True, True]
+
+
+async def test_b6_a_pause_lets_go_of_the_gpus_and_a_resume_takes_a_reset_into_account(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described([{"model": "T4", "recovery_action": None}])
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, xid=48)
+        await until(hardware, lambda view: healthy(view) == [False])
+        child = child_of(hardware)
+        await hardware.pause()
+        await hardware.pause()  # once more changes nothing
+        with pytest.raises(ProcessLookupError):
+            os.kill(child, 0)
+        view = hardware.view.value
+        assert view.state is State.PAUSED
+        assert "the agent is paused" in believed(view)[0].reasons[0]
+        hardware.resume()
+        view = await until(hardware, lambda view: healthy(view) == [True])
+    assert (view.state, view.child_restarts) == (State.WATCHING, 0)
+
+
+async def test_b13_b12_a_gpu_that_fails_in_a_way_of_its_own_leaves_the_others_alone(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described("4xT4")
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(2, error="Unknown Error (999)")
+        view = await until(hardware, lambda view: healthy(view) == [True, True, False, True])
+    assert view.child_restarts == 0
+
+
+async def test_b14_a_storm_of_xids_is_counted_and_moves_the_view_once(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    xids: list[XidSeen] = []
+    all_seen = asyncio.Event()
+
+    def count(xid: XidSeen) -> None:
+        xids.append(xid)
+        if len(xids) == 500:
+            all_seen.set()
+
+    gpus = described([{"model": "T4", "recovery_action": None}])
+    async with watching(gpus.path, on_xid=count) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        version = hardware.view.version
+        gpus.document["events"] = [{"at": 0, "gpu": 0, "xid": 95}] * 500
+        gpus.write()
+        async with asyncio.timeout(30):
+            await all_seen.wait()
+        assert [xid.times for xid in xids] == list(range(1, 501))
+        await hardware.view.after(version)
+        assert hardware.view.version == version + 1
+
+
+async def test_b15_memory_that_waits_for_repair_is_advice_or_fatal_as_configured_while_running(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described()
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, ecc=1, remap="pending")
+        view = await until(hardware, lambda view: believed(view)[0].notes)
+        assert healthy(view) == [True, True]
+        assert len(believed(view)[0].notes) == 2
+        hardware.rules = Rules(remap_pending_is_fatal=True)
+        await until(hardware, lambda view: healthy(view) == [False, True])
+
+
+async def test_b16_b17_a_card_that_is_swapped_is_another_gpu_and_the_old_one_stays_listed(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    old, new = ("GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222")
+    gpus = described([{"model": "T4", "uuid": old}, {"model": "A10"}])
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.document["gpus"][0]["uuid"] = new
+        gpus.write()
+        view = await until(hardware, lambda view: len(view.inventory.gpus) == 3)
+    assert [(gpu.uuid, gpu.product) for gpu in view.inventory.gpus][::2] == [(old, "Tesla T4"), (new, "Tesla T4")]
+    assert healthy(view) == [False, True, True]
+    assert believed(view)[0].reasons[0].startswith("the driver does not find it any more; ")
+
+
+async def test_b18_gpus_that_appear_later_are_found(watching: Watching, until: Until, described: Describe) -> None:
+    gpus = described([])
+    async with watching(gpus.path) as hardware:
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        assert view.sentence == "the driver works and lists no GPU, driver 580.65.06"
+        for count in (2, 3):
+            gpus.document["gpus"] = f"{count}xT4"
+            gpus.write()
+            view = await until(hardware, lambda view, count=count: len(healthy(view)) == count)  # type: ignore[misc]  # the count of this round
+            assert all(healthy(view))
+
+
+async def test_b19_gpus_of_different_sizes_keep_their_own(watching: Watching, until: Until) -> None:
+    async with watching("fake:1xP4,1xT4,1xA100-40GiB") as hardware:
+        view = await until(hardware, lambda view: view.inventory.gpus)
+    assert [gpu.total_mib for gpu in view.inventory.gpus] == [7680, 15360, 40960]
+
+
+async def test_b20_mig_mode_is_noticed_when_it_is_switched(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described("2xA100")
+    async with watching(gpus.path, timings=replace(quick, rescan_every_s=60, rescan_missing_every_s=60)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(1, mig=True)
+        view = await until(hardware, lambda view: view.inventory.gpus[1].mig)
+        assert [gpu.mig for gpu in view.inventory.gpus] == [False, True]
+        assert healthy(view) == [True, True]
+
+
+async def test_a_description_that_breaks_while_it_is_used_is_told_and_used_again_when_repaired(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described()
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        gpus.path.write_text('{"gpus": "two"}')
+        view = await until(hardware, lambda view: view.state is State.OTHER)
+        assert f"{gpus.path}: gpus: 'two' is not like 4xT4" in view.sentence
+        gpus.write()
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert healthy(view) == [True, True]
+
+
+def test_a_description_that_makes_no_sense_is_refused_before_anything_starts() -> None:
+    with pytest.raises(DescriptionError, match=r"fake:4xT5: gpus\.model: 'T5' is not a model that is known here"):
+        Hardware("fake:4xT5")
+
+
+async def test_a_library_in_a_directory_of_its_own_is_looked_for_there(
+    watching: Watching, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands there is no library, which is what NVML then says."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
+    async with watching("nvml", library_dir=tmp_path) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+    assert view.state is State.NO_LIBRARY
+    assert "runtime class nvidia" in view.sentence
+
+
+async def test_no_child_is_left_when_the_watch_ends(watching: Watching, until: Until) -> None:
+    async with watching("fake:1xT4") as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        child = child_of(hardware)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

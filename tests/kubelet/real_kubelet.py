@@ -1,0 +1,421 @@
+"""A real kubelet without an API server, in a mount and a PID namespace of its own, with its pods as files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import urllib.request
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
+from tests.kubelet.kubelet_under_test import eventually, eventually_await, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+_TOOLS = ("containerd", "ctr", "runc", "unshare", "nsenter", "busybox")
+_NODE = "real"
+_CGROUPS = Path("/sys/fs/cgroup")
+_FOREVER = "2147483647"
+
+_CONTAINERD = """
+version = 2
+root = "{root}/root"
+state = "{root}/state"
+[grpc]
+  address = "{root}/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "docker.io/local/test:1"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    conf_dir = "{root}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""
+
+# What a container prints is how the test sees what it received.
+_TELL = "env; awk '{print \"mount\", $2, $4}' /proc/mounts; for d in /dev/*; do echo device $d; done; echo told"
+
+
+class RealKubelet:
+    """The kubelet in the folder KUBE_BIN, started by the first `be_up`; `async with` removes everything around it."""
+
+    def __init__(self) -> None:
+        self._root = Path(tempfile.mkdtemp(prefix="real"))
+        self._manifests = self._root / "manifests"
+        self._port = _free_port()
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._containerd: subprocess.Popen[bytes] | None = None
+        self._kubelet: subprocess.Popen[bytes] | None = None
+        self._inside = 0
+        """The namespaces' first process, as seen from outside."""
+        self._cgroup = f"test-kubelet-{os.getpid()}"
+        self._specs: dict[str, PodSpec] = {}
+
+    @staticmethod
+    def missing() -> str:
+        """Say why a real kubelet cannot be run here; empty if it can."""
+        if not (folder := os.environ.get("KUBE_BIN")):
+            return "KUBE_BIN is unset: it names a folder with Kubernetes binaries, to run this on a real kubelet too"
+        if not (Path(folder) / "kubelet").is_file():
+            return f"KUBE_BIN={folder} holds no kubelet"
+        if absent := [tool for tool in _TOOLS if not shutil.which(tool)]:
+            return f"a real kubelet needs {', '.join(absent)} on the PATH"
+        if os.geteuid() != 0:
+            return "a real kubelet has to be started by root"
+        return ""
+
+    @property
+    def device_plugin_dir(self) -> Path:
+        return self._seen("/var/lib/kubelet/device-plugins")
+
+    @property
+    def registration_socket(self) -> Path:
+        return self.device_plugin_dir / "kubelet.sock"
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        return self._seen("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.device_plugin_dir / "kubelet_internal_checkpoint"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def _make_a_place(self) -> None:
+        for name in ("manifests", "logs", "cni"):
+            (self._root / name).mkdir()
+        self._make_cgroups()
+        # The kubelet's directory for device plugins cannot be configured, so /var/lib is another one for it. All
+        # processes end with the first of their PID namespace.
+        namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+        script = (
+            "mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount -t tmpfs none /var/log && echo up && "
+            f"exec sleep {_FOREVER}"
+        )
+        self._holder = subprocess.Popen([*namespaces, "sh", "-c", script], stdout=subprocess.PIPE)  # noqa: ASYNC220
+        assert self._holder.stdout is not None
+        await asyncio.to_thread(self._holder.stdout.readline)
+        self._inside = _child(self._holder.pid)
+        (self._root / "containerd.toml").write_text(_CONTAINERD.format(root=self._root))
+        self._containerd = self._spawn("containerd", "containerd", "--config", str(self._root / "containerd.toml"))
+        image = self._root / "image.tar"
+        _write_image(image)
+        ctr = ["ctr", "-a", f"{self._root}/containerd.sock", "-n", "k8s.io"]
+        await eventually_await(lambda: self._run(*ctr, "version"))
+        assert await self._run(*ctr, "image", "import", str(image)), "the test image could not be imported"
+        (self._root / "kubelet.json").write_text(json.dumps(self._configuration()))
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._holder is not None:
+            os.kill(self._inside, signal.SIGKILL)
+            await asyncio.to_thread(self._holder.communicate)
+        for process in (self._containerd, self._kubelet):
+            if process is not None:
+                await asyncio.to_thread(process.wait)
+        await eventually(self._remove_cgroups)
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    async def admit(self, spec: PodSpec) -> Pod:
+        uid = await self.begin(spec)
+        await eventually_await(lambda: self._settled(uid))
+        return await self.look(uid)
+
+    async def begin(self, spec: PodSpec) -> str:
+        uid = str(uuid.uuid4())
+        # The kubelet adds the node to the names of pods that come from files.
+        self._specs[uid] = replace(spec, name=f"{spec.name}-{_NODE}", uid=uid)
+        manifest = self._manifests / f"{uid}.json"
+        unseen = self._root / "unseen"
+        unseen.write_text(json.dumps(_manifest(spec, uid)))
+        unseen.rename(manifest)
+        if self._kubelet is not None:
+            await eventually_await(lambda: self._known(uid))
+        return uid
+
+    async def look(self, uid: str) -> Pod:
+        spec = self._specs[uid]
+        found = (await self._pods()).get(uid, {})
+        status = found.get("status", {})
+        statuses = {
+            one["name"]: one for one in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+        }
+        return Pod(
+            spec,
+            uid=uid,
+            created=0,
+            phase=status.get("phase", "Pending"),
+            reason=status.get("reason", ""),
+            message=status.get("message", ""),
+            containers=tuple(
+                self._container(container.name, statuses.get(container.name, {}), spec, uid)
+                for container in spec.containers
+            ),
+        )
+
+    async def delete(self, uid: str) -> None:
+        (self._manifests / f"{uid}.json").unlink()
+        await eventually_await(lambda: self._unknown(uid))
+        del self._specs[uid]
+
+    async def clear(self) -> None:
+        """Remove every pod."""
+        await self.be_up()
+        for uid in tuple(self._specs):
+            await self.delete(uid)
+
+    async def be_up(self) -> None:
+        """Start the kubelet if it is not there."""
+        if self._holder is None:
+            await self._make_a_place()
+        if self._kubelet is None or self._kubelet.poll() is not None:
+            await self.start()
+
+    async def stop(self) -> None:
+        if self._kubelet is not None and self._kubelet.poll() is None:
+            os.kill(_child(self._kubelet.pid), signal.SIGTERM)
+            await asyncio.to_thread(self._kubelet.wait)
+        self._kubelet = None
+
+    async def start(self) -> None:
+        self._kubelet = self._spawn(
+            "kubelet",
+            f"{os.environ['KUBE_BIN']}/kubelet",
+            f"--config={self._root}/kubelet.json",
+            f"--hostname-override={_NODE}",
+        )
+        await eventually_await(self._serves)
+        for uid in tuple(self._specs):
+            await eventually_await(lambda uid=uid: self._settled(uid))  # type: ignore[misc]
+
+    async def died(self) -> bool:
+        assert self._kubelet is not None
+        try:
+            await asyncio.to_thread(self._kubelet.wait, 20)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _seen(self, path: str) -> Path:
+        return Path(f"/proc/{self._inside}/root{path}")
+
+    def _spawn(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        enter = ["nsenter", f"--target={self._inside}", "--mount", "--pid"]
+        with (self._root / f"{name}.log").open("ab") as log:
+            return subprocess.Popen([*enter, *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    async def _run(self, *command: str) -> bool:
+        return await asyncio.to_thread(self._spawn("run", *command).wait) == 0
+
+    async def _pods(self) -> dict[str, dict[str, Any]]:
+        def ask() -> dict[str, Any]:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=10) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+
+        try:
+            found = await asyncio.to_thread(ask)
+        except OSError:
+            return {}
+        return {one["metadata"]["uid"]: one for one in found["items"] or ()}
+
+    async def _known(self, uid: str) -> bool:
+        return uid in await self._pods()
+
+    async def _unknown(self, uid: str) -> bool:
+        return uid not in await self._pods()
+
+    async def _serves(self) -> bool:
+        if not (self.registration_socket.is_socket() and self.pod_resources_socket.is_socket()):
+            return False
+        try:
+            await listed(self)
+        except Exception:  # noqa: BLE001  (whatever it says: it is not up yet)
+            return False
+        return True
+
+    async def _settled(self, uid: str) -> bool:
+        pod = await self.look(uid)
+        if pod.phase == "Failed":
+            return True
+        apps = [container for container in pod.containers if container.spec.kind is not Kind.INIT]
+        return pod.phase == "Running" and all(container.running and container.started for container in apps)
+
+    def _container(self, name: str, status: dict[str, Any], spec: PodSpec, uid: str) -> Container:
+        (container,) = (one for one in spec.containers if one.name == name)
+        state = status.get("state", {})
+        waiting = state.get("waiting")
+        told = self._told(spec, uid, name)
+        return Container(
+            container,
+            received=_received(told),
+            started="told" in told,
+            running="running" in state,
+            restarts=status.get("restartCount", 0),
+            waiting=f"{waiting.get('reason')}: {waiting.get('message')}" if waiting else None,
+        )
+
+    def _told(self, spec: PodSpec, uid: str, container: str) -> list[str]:
+        logs = (self._root / "logs" / f"{spec.namespace}_{spec.name}_{uid}" / container).glob("*.log")
+        # Each line begins with a time, the stream and a flag.
+        return [line.split(" ", 3)[-1] for log in sorted(logs)[-1:] for line in log.read_text().splitlines()]
+
+    def _make_cgroups(self) -> None:
+        # One hierarchy for every controller (cgroup v1); with cgroup v2 the kubelet makes its own.
+        for controller in _CGROUPS.glob("*/tasks"):
+            mine = controller.parent / self._cgroup
+            mine.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if (mine / name).exists():
+                    (mine / name).write_text((mine.parent / name).read_text())
+
+    def _remove_cgroups(self) -> bool:
+        for mine in _CGROUPS.glob(f"*/{self._cgroup}"):
+            for directory, _, _ in os.walk(mine, topdown=False):
+                try:
+                    os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
+                except OSError:
+                    return False
+        return True
+
+    def _configuration(self) -> dict[str, Any]:
+        cgroups_v1 = (_CGROUPS / "cpu").exists()
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "cgroupDriver": "cgroupfs",
+            "failCgroupV1": False,
+            "address": "127.0.0.1",
+            "port": _free_port(),
+            "readOnlyPort": self._port,
+            "healthzPort": 0,
+            "containerRuntimeEndpoint": f"unix://{self._root}/containerd.sock",
+            "staticPodPath": str(self._manifests),
+            "podLogsDir": str(self._root / "logs"),
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "makeIPTablesUtilChains": False,
+            "localStorageCapacityIsolation": False,
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "10Mi"},
+            "fileCheckFrequency": "1s",
+            "syncFrequency": "5s",
+            "registerNode": False,
+            "resolvConf": "",
+        } | ({"cgroupRoot": f"/{self._cgroup}"} if cgroups_v1 else {})
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
+    def written(container: Any) -> dict[str, Any]:
+        stay = "" if container.kind is Kind.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
+        return {
+            "name": container.name,
+            "image": "docker.io/local/test:1",
+            "imagePullPolicy": "Never",
+            "command": ["/bin/busybox", "sh", "-c", _TELL + stay],
+            "resources": {"limits": {resource: str(wanted) for resource, wanted in container.limits.items()}},
+        } | ({"restartPolicy": "Always"} if container.kind is Kind.SIDECAR else {})
+
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": spec.name, "namespace": spec.namespace, "uid": uid},
+        "spec": {
+            "hostNetwork": True,
+            "terminationGracePeriodSeconds": 1,
+            "initContainers": [written(one) for one in spec.containers if one.kind is not Kind.APP],
+            "containers": [written(one) for one in spec.containers if one.kind is Kind.APP],
+        },
+    }
+
+
+def _received(told: Sequence[str]) -> Received:
+    envs: dict[str, str] = {}
+    mounts: list[Mount] = []
+    devices: list[DeviceNode] = []
+    for line in told:
+        match line.split(" "):
+            case ["mount", path, options]:
+                mounts.append(Mount(path, "", read_only="ro" in options.split(",")))
+            case ["device", path]:
+                devices.append(DeviceNode(path, "", ""))
+            case _ if "=" in line:
+                name, _, value = line.partition("=")
+                envs[name] = value
+    return Received(envs, tuple(mounts), tuple(devices))
+
+
+def _write_image(path: Path) -> None:
+    """Write an image archive with nothing in it but busybox, which is the sandbox's image too."""
+    busybox = Path(shutil.which("busybox") or "").read_bytes()
+    layer = _archive({"bin/busybox": busybox}, links={"bin/sh": "busybox", "bin/env": "busybox", "bin/awk": "busybox"})
+    layer_name = hashlib.sha256(layer).hexdigest()
+    config = json.dumps(
+        {
+            "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
+            "os": "linux",
+            "config": {"Entrypoint": ["/bin/busybox", "sleep", _FOREVER], "Env": ["PATH=/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_name}"]},
+        }
+    ).encode()
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    manifest = [{"Config": config_name, "RepoTags": ["docker.io/local/test:1"], "Layers": [f"{layer_name}/layer.tar"]}]
+    path.write_bytes(
+        _archive(
+            {
+                config_name: config,
+                f"{layer_name}/layer.tar": layer,
+                "manifest.json": json.dumps(manifest).encode(),
+            }
+        )
+    )
+
+
+def _archive(files: dict[str, bytes], links: dict[str, str] | None = None) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755
+            archive.addfile(member, io.BytesIO(content))
+        for name, target in (links or {}).items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+    return buffer.getvalue()

@@ -1,0 +1,142 @@
+"""A node in a folder: a kubelet double, fake GPUs, and the agent between them, all in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.programs.node_agent import NodeAgent
+from gpu_device_plugin.settings import Sources
+from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+MEM = "aliyun.com/gpu-mem"
+COUNT = "aliyun.com/gpu-count"
+
+QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms", "nvml_timeout": "2s"}
+"""Settings under which nothing that a test waits for takes long."""
+
+
+@dataclass
+class World:
+    """What a test acts on and looks at."""
+
+    kubelet: Kubelet
+    settings: dict[str, str]
+    hardware_file: Path | None = None
+    agent: NodeAgent | None = None
+    _task: asyncio.Task[Any] | None = field(default=None, repr=False)
+
+    async def start_agent(self, **changed: str) -> NodeAgent:
+        """Start an agent, and wait until the kubelet listens to it."""
+        self.settings |= changed
+        agent = self.launch()
+        await self.ready()
+        return agent
+
+    def launch(self) -> NodeAgent:
+        """Start an agent and wait for nothing."""
+        assert self._task is None
+        self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read())
+        self._task = asyncio.create_task(self.agent.run())
+        return self.agent
+
+    async def ready(self) -> None:
+        """Wait until the kubelet listens to both resources."""
+        assert self.agent is not None
+        agent = self.agent
+        await self.until(lambda: bool(agent.book.node.shares.gpus) and not agent.lives.unmet())
+        await self.kubelet.wait_for(lambda: set(self.kubelet.amounts) >= {r.name for r in agent.settings.offered})
+
+    async def stop_agent(self) -> None:
+        """Stop the agent as SIGTERM does."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self.agent = None
+
+    async def ended(self) -> BaseException:
+        """Wait until the agent ends by itself, and return why: the first error of its groups."""
+        assert self._task is not None
+        async with asyncio.timeout(20):
+            (error,) = await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self.agent = None
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, BaseException)
+        return error
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+        """Wait until `condition` holds; fail if the agent ends before."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                if self._task is not None and self._task.done():
+                    self._task.result()
+                await asyncio.sleep(0.01)
+
+    def hardware(self, *gpus: dict[str, Any], **rest: Any) -> None:
+        """Make the fake hardware what is described; the agent's child reads the file when it changes."""
+        assert self.hardware_file is not None
+        new = self.hardware_file.with_suffix(".new")
+        new.write_text(json.dumps({"gpus": list(gpus), **rest}))
+        new.replace(self.hardware_file)
+
+    def healthy(self, resource: str) -> int:
+        """Return how many IDs of a resource the kubelet sees healthy."""
+        return self.kubelet.amounts[resource].allocatable
+
+    async def healthy_is(self, resource: str, count: int) -> None:
+        """Wait until the kubelet sees so many healthy IDs."""
+        await self.until(lambda: self.healthy(resource) == count)
+
+
+@asynccontextmanager
+async def world(gpus: str = "fake:2xT4", **settings: str) -> AsyncIterator[World]:
+    """Make a node with a running kubelet; its agent is started by the test."""
+    # pytest's own folders have names too long for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="gs") as folder:
+        kubelet = Kubelet(Path(folder))
+        async with kubelet:
+            made = World(
+                kubelet,
+                {
+                    **QUICK,
+                    "gpus": gpus,
+                    "api": "off",
+                    "device_plugin_dir": str(kubelet.device_plugin_dir),
+                    "pod_resources_socket": str(kubelet.pod_resources_socket),
+                    **settings,
+                },
+            )
+            try:
+                yield made
+            finally:
+                await made.stop_agent()
+
+
+def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
+    """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
+    return PodSpec(name, containers or (container("main", **limits),))
+
+
+def container(name: str, *, kind: Kind = Kind.APP, **limits: int) -> ContainerSpec:
+    """Describe a container with limits given as mem=4, count=1."""
+    return ContainerSpec(name, {{"mem": MEM, "count": COUNT}[key]: amount for key, amount in limits.items()}, kind)
+
+
+def gpus_of(made: Pod, resource: str = MEM) -> set[str]:
+    """Return the UUIDs of the GPUs on which a pod has devices."""
+    return {name.partition("::")[0] for c in made.containers for name in c.devices.get(resource, ())}
+
+
+def envs_of(made: Pod, name: str = "main") -> dict[str, str]:
+    """Return the variables that a container got from plugins."""
+    return dict(made.container(name).received.envs)

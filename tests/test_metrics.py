@@ -1,0 +1,168 @@
+"""Metrics and probes, asked for over HTTP as Prometheus and the kubelet do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin import __version__, metrics
+from gpu_device_plugin.aio.http import Page, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+GPU_A = metrics.GpuState("GPU-a", healthy=True, shares=15, allocated=8, unhealthy=0, fenced=0)
+GPU_B = metrics.GpuState("GPU-b", healthy=False, shares=7, allocated=2, unhealthy=7, fenced=0)
+STREAM = metrics.StreamState("aliyun.com/gpu-mem", up=True, without_s=1.5)
+
+
+def lines(page: Page) -> set[str]:
+    return {line for line in page.body.splitlines() if line.startswith("gpushare_")}
+
+
+async def test_what_happened_is_counted_by_label() -> None:
+    seen = metrics.PrometheusMetrics(metrics.State)
+    seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
+    seen.count(metrics.ALLOCATIONS, "aliyun.com/gpu-mem")
+    seen.count(metrics.REFUSALS, "aliyun.com/gpu-count", "too little room")
+    seen.count(metrics.MALFORMED_ANNOTATIONS, times=3)
+    assert lines(await seen.page()) >= {
+        'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 2.0',
+        'gpushare_refusals_total{reason="too little room",resource="aliyun.com/gpu-count"} 1.0',
+        "gpushare_malformed_annotations_total 3.0",
+    }
+
+
+async def test_how_long_answers_took_falls_into_buckets() -> None:
+    """0.3 ms and 7 ms: one is within 0.5 ms, both within 10 ms."""
+    seen = metrics.PrometheusMetrics(metrics.State)
+    for seconds in (0.0003, 0.007):
+        seen.took(metrics.RPCS, seconds, "Allocate")
+    assert lines(await seen.page()) >= {
+        'gpushare_rpc_duration_seconds_bucket{le="0.0005",method="Allocate"} 1.0',
+        'gpushare_rpc_duration_seconds_bucket{le="0.01",method="Allocate"} 2.0',
+        'gpushare_rpc_duration_seconds_count{method="Allocate"} 2.0',
+    }
+
+
+async def test_the_state_is_the_one_at_the_moment_of_the_question() -> None:
+    state = metrics.State()
+    seen = metrics.PrometheusMetrics(lambda: state)
+    assert 'gpushare_gpus{health="healthy"} 0.0' in lines(await seen.page())
+    state = metrics.State((GPU_A, GPU_B), (STREAM,))
+    assert lines(await seen.page()) >= {
+        f'gpushare_build_info{{version="{__version__}"}} 1.0',
+        'gpushare_gpus{health="healthy"} 1.0',
+        'gpushare_gpus{health="unhealthy"} 1.0',
+        'gpushare_gpu_healthy{gpu="GPU-b"} 0.0',
+        'gpushare_gpu_shares{gpu="GPU-a"} 15.0',
+        'gpushare_gpu_shares_allocated{gpu="GPU-a"} 8.0',
+        'gpushare_gpu_shares_unhealthy{gpu="GPU-b"} 7.0',
+        'gpushare_gpu_shares_fenced{gpu="GPU-a"} 0.0',
+        'gpushare_stream_up{resource="aliyun.com/gpu-mem"} 1.0',
+        'gpushare_without_stream_seconds_total{resource="aliyun.com/gpu-mem"} 1.5',
+    }
+    state = metrics.State((GPU_A,))
+    assert not [line for line in lines(await seen.page()) if "GPU-b" in line]
+
+
+async def test_two_agents_in_one_process_count_apart() -> None:
+    one, other = metrics.PrometheusMetrics(metrics.State), metrics.PrometheusMetrics(metrics.State)
+    one.count(metrics.MALFORMED_ANNOTATIONS)
+    assert "gpushare_malformed_annotations_total 0.0" in lines(await other.page())
+
+
+async def test_the_process_shows_its_memory_and_open_files() -> None:
+    body = (await metrics.PrometheusMetrics(metrics.State).page()).body
+    assert "process_resident_memory_bytes" in body
+    assert "process_open_fds" in body
+
+
+def test_every_name_is_ours_and_every_count_is_named_like_one() -> None:
+    names = [what.name for what in (*metrics.COUNTS, *metrics.DURATIONS)]
+    assert all(name.startswith("gpushare_") for name in names)
+    assert all(what.name.endswith("_total") for what in metrics.COUNTS)
+    assert len(set(names)) == len(names)
+
+
+def test_counting_nothing_costs_no_import() -> None:
+    """An agent that serves no HTTP has neither prometheus-client nor aiohttp in memory."""
+    code = (
+        "import sys; from gpu_device_plugin import metrics\n"
+        "port: metrics.Metrics = metrics.NoMetrics()\n"
+        "port.count(metrics.ALLOCATIONS, 'r'); port.took(metrics.RPCS, 1.0, 'Allocate')\n"
+        "print(sorted({'prometheus_client', 'aiohttp'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+# --- Over HTTP -------------------------------------------------------------------------------------------------------
+
+
+class Conditions:
+    """What a probe finds missing; set by the test."""
+
+    def __init__(self) -> None:
+        self.missing: tuple[str, ...] = ()
+
+    async def check(self) -> Sequence[str]:
+        return self.missing
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def test_a_probe_says_what_is_missing(http: aiohttp.ClientSession) -> None:
+    ready = Conditions()
+    async with serving("127.0.0.1", 0, {"/readyz": metrics.probe(ready.check)}) as port:
+        url = f"http://127.0.0.1:{port}/readyz"
+        async with http.get(url) as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        ready.missing = ("no driver on this node", "not registered with the kubelet")
+        async with http.get(url) as answer:
+            assert answer.status == 503
+            assert await answer.text() == "no driver on this node\nnot registered with the kubelet\n"
+
+
+async def test_metrics_are_served_in_prometheus_format(http: aiohttp.ClientSession) -> None:
+    seen = metrics.PrometheusMetrics(metrics.State)
+    async with serving("127.0.0.1", 0, {"/metrics": seen.page}) as port:
+        answer = await http.get(f"http://127.0.0.1:{port}/metrics")
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        assert "gpushare_build_info" in await answer.text()
+
+
+async def test_other_paths_and_methods_are_refused(http: aiohttp.ClientSession) -> None:
+    async with serving("127.0.0.1", 0, {"/healthz": metrics.probe(Conditions().check)}) as port:
+        for method, path, status in (("GET", "/", 404), ("POST", "/healthz", 405), ("HEAD", "/healthz", 200)):
+            async with http.request(method, f"http://127.0.0.1:{port}{path}") as answer:
+                assert answer.status == status, (method, path)
+
+
+async def test_without_a_host_every_address_is_served(http: aiohttp.ClientSession) -> None:
+    async with serving("", 0, {"/healthz": metrics.probe(Conditions().check)}) as port:
+        answer = await http.get(f"http://127.0.0.1:{port}/healthz")
+        assert answer.status == 200
+
+
+async def test_nothing_is_served_after_the_block(http: aiohttp.ClientSession) -> None:
+    async with serving("127.0.0.1", 0, {}) as port:
+        pass
+    with pytest.raises(aiohttp.ClientConnectorError):
+        await http.get(f"http://127.0.0.1:{port}/")
+
+
+async def test_an_address_in_use_is_named() -> None:
+    async with serving("127.0.0.1", 0, {}) as port:
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} for HTTP: "):
+            async with serving("127.0.0.1", port, {}):
+                pass
