@@ -393,8 +393,9 @@ class NodeSettings:
     )
     refusal_limit: int = _knob(
         "10",
-        Form("N", _number(1, 1_000_000)),
-        "Refusals within a minute that are worth an Event with advice.",
+        Form("N", _number(0, 1_000_000)),
+        "Refusals of one size within a minute after which the node shows less free memory, so that pods wait instead "
+        "of failing, and an Event gives advice. 0: never.",
         live=True,
     )
     log_level: str = _knob("info", _one_of("debug", "info", "warning", "error"), "Least severe line to log.", live=True)

@@ -198,7 +198,7 @@ def test_resource_names_that_the_kubelet_refuses(name: str) -> None:
         ({"share_size": "0GiB"}, "--share-size: '0GiB' is too little; 1MiB is the least"),
         ({"nvml_timeout": "5"}, "--nvml-timeout: '5' is not a duration; write it like 5s, 200ms or 2m"),
         ({"nvml_timeout": "0s"}, "--nvml-timeout: '0s' is too short; it has to be longer than nothing"),
-        ({"refusal_limit": "0"}, "--refusal-limit: '0' is not a whole number from 1 to 1000000"),
+        ({"refusal_limit": "-1"}, "--refusal-limit: '-1' is not a whole number from 0 to 1000000"),
         ({"fatal_xids": "13,x"}, "--fatal-xids: 'x' is not a whole number from 1 to 9999"),
         ({"pre_start": "yes"}, "--pre-start: 'yes' is neither true nor false"),
         ({"resources": ""}, "--resources: nothing is named; choose from memory, count"),

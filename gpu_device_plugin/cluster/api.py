@@ -146,13 +146,13 @@ class PodReader:
                 limits, bad = self._limits(container)
                 ignored += bad
                 if limits:
-                    containers.append(Container(sys.intern(container.name), kinds(container), index, limits))
+                    containers.append(Container(container.name, kinds(container), index, limits))
         record = Pod(
             uid=meta.uid,
-            # Namespaces, nodes and phases are few and repeat on every pod.
-            namespace=sys.intern(meta.namespace),
+            namespace=meta.namespace,
             name=meta.name,
-            node_name=sys.intern(spec.node_name or ""),
+            node_name=spec.node_name or "",
+            # Interned is what there are few of, and what repeats on every pod; some Pythons never forget such a text.
             phase=sys.intern(pod.status.phase or "Pending"),
             deleting=meta.deletion_timestamp is not None,
             created=meta.creation_timestamp or "",

@@ -36,13 +36,24 @@ class Call:
 class ApiError(Exception):
     """The API server did not do what it was asked."""
 
-    def __init__(self, call: Call, why: str, *, status: int = 0, reason: str = "", retry_after_s: float = 0) -> None:
+    def __init__(
+        self,
+        call: Call,
+        why: str,
+        *,
+        status: int = 0,
+        reason: str = "",
+        causes: frozenset[str] = frozenset(),
+        retry_after_s: float = 0,
+    ) -> None:
         super().__init__(f"{call}: {why}")
         self.call = call
         self.status = status
         """HTTP status, or the code of a Status object in a watch; 0 without an answer."""
         self.reason = reason
         """The API's own word for it (``AlreadyExists``), empty if it gave none."""
+        self.causes = causes
+        """More such words (``ResourceVersionTooLarge``)."""
         self.retry_after_s = retry_after_s
         """How long the server wants to be left alone; 0 if it did not say."""
 
@@ -113,6 +124,7 @@ class _Status(msgspec.Struct):
 
 
 _EMPTY = _Status()
+_NO_DETAILS = _Details()
 
 
 def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "") -> ApiError:
@@ -130,14 +142,15 @@ def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_
         told = _EMPTY
     status = status or told.code
     kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
+    details = told.details or _NO_DETAILS
     patience = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-    if told.details is not None:
-        patience = patience or float(max(0, told.details.retry_after_seconds))
+    patience = patience or float(max(0, details.retry_after_seconds))
     return kind(
         call,
         _why(call, kind, status, told),
         status=status,
         reason=told.reason,
+        causes=frozenset(cause.reason for cause in details.causes or ()),
         retry_after_s=min(patience, LONGEST_RETRY_AFTER_S),
     )
 
@@ -150,7 +163,7 @@ def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
     if kind is UnauthorizedError:
         return f"{answer}; the API server does not accept our token or certificate"
     if kind is InvalidError:
-        causes = told.details.causes if told.details is not None and told.details.causes else []
+        causes = (told.details or _NO_DETAILS).causes or ()
         fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes)
         return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
     message = " ".join(told.message.split())[:_LONGEST_QUOTE]

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, GoneError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     import msgspec
 
@@ -36,18 +36,31 @@ class MirrorTiming:
 
     first_retry_s: float = 0.2
     longest_retry_s: float = 30.0
-    resync_s: float = 600.0
-    """After about so long all pods are listed again, in case an event never came."""
+    check_s: float = 600.0
+    """After about so long all pods are compared with a list, in case an event never came."""
 
 
 DEFAULT_TIMING = MirrorTiming()
+
+
+@dataclass(slots=True)
+class _Check:
+    """What is left of a comparison with a list until the watch has come as far as that list."""
+
+    version: int = 0
+    """Of the list; 0: there is nothing to learn."""
+    unexplained: set[str] = field(default_factory=set)
+    """Pods in which the list differed, and of which the watch has said nothing so far."""
+    unordered: set[str] = field(default_factory=set)
+    """Pods of the list that are ordered by age for want of something better."""
 
 
 class PodMirror:
     """The pods bound to one node, kept current by a list and a watch.
 
     `pods` is ordered by admission: a pod takes its place when it is first seen bound to its node. A watch tells this in
-    the order of the bindings; pods first seen in one list are ordered by age, then by name.
+    the order of the bindings; pods first seen in one list are ordered by age, then by name. That is why a broken watch
+    is continued where it was, however long ago, and a new list is made only if the server has forgotten since.
     """
 
     def __init__(
@@ -59,8 +72,12 @@ class PodMirror:
         self._fields = f"spec.nodeName={node}" if node else ""
         self._timing = timing
         self._pods: dict[str, PodRecord] = {}
-        self._since = "0"
-        self._list_at = 0.0
+        self._since = ""
+        """The version up to which all is known; empty: list first."""
+        self._list_since = "0"
+        """How old a list may be: ``0`` as old as it likes, empty not at all."""
+        self._check = _Check()
+        self._check_at = 0.0
         self._changes: Latest[Mapping[str, PodRecord]] = Latest(MappingProxyType({}))
         self.synced = False
         """All pods were read at least once. Stays true while the API is away: what was known still counts."""
@@ -69,8 +86,9 @@ class PodMirror:
         self.problem: ApiError | None = None
         """Why the watch is not open; None before the first attempt and while it is."""
         self.lists = 0
+        """Lists to begin with, the first and those after the server forgot; without the checks in between."""
         self.missed = 0
-        """Differences that only a list told us, though the watch should have."""
+        """Pods that only a check put right, though the watch should have."""
         self.ignored_limits = 0
         """Limits of ours that are no whole numbers."""
         self.unreadable = 0
@@ -107,8 +125,10 @@ class PodMirror:
         try:
             while True:
                 try:
-                    if time.monotonic() >= self._list_at:
-                        await self._list()
+                    if not self._since:
+                        await self._begin()
+                    elif time.monotonic() >= self._check_at:
+                        await self._compare()
                     await self._follow(backoff)
                 except ApiError as error:
                     self._failed(error)
@@ -121,40 +141,55 @@ class PodMirror:
             log = _log.info if isinstance(error, GoneError) else _log.warning
             log("the pods of this node are not followed: %s; trying again", error)
         self.live, self.problem = False, error
-        # 504 is what a server says that does not know our version yet, after a restore of etcd for example.
-        if isinstance(error, GoneError) or error.status == 504:
-            self._since, self._list_at = "", 0.0
+        # A server that does not know our version yet never will if etcd was restored from a backup.
+        if isinstance(error, GoneError) or "ResourceVersionTooLarge" in error.causes:
+            self._since = self._list_since = ""
 
-    async def _list(self) -> None:
+    async def _begin(self) -> None:
+        """Make the mirror equal to a new list and go on from there."""
+        found, version = await self._list(self._list_since)
+        changed, _ = self._adopt(found)
+        self._since, self._check = version, _Check()
+        self.lists += 1
+        if changed or not self.synced:
+            self.synced = True
+            self._publish()
+
+    async def _compare(self) -> None:
+        """Make the mirror equal to a new list, but go on from where we were.
+
+        What happened in between comes once more, through the watch. It is not applied again: it says in which order
+        the pods that the list brought were bound, and what else of the list the watch would have told us.
+        """
+        found, version = await self._list(self._since)
+        changed, unordered = self._adopt(found)
+        self._check = _Check(_number(version), changed.copy(), unordered)
+        self._check_done()
+        if changed:
+            self._publish()
+
+    async def _list(self, since: str) -> tuple[dict[str, PodRecord], str]:
+        # Planned first: a list that fails must not keep us from watching.
+        self._check_at = time.monotonic() + self._timing.check_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
         found: dict[str, PodRecord] = {}
-        since = self._since
+        version = ""
         async for page in self._client.pages(PODS, fields=self._fields, since=since):
             for raw in page.items or ():
                 pod = self._read(raw)
                 if pod is not None:
                     found[pod.uid] = pod
-            since = page.metadata.resource_version
-        resync = self.lists > 0 and self._since not in {"", "0"}
-        kept = {
-            uid: found.pop(uid)
-            for uid, pod in self._pods.items()
-            if uid in found and found[uid].node_name == pod.node_name
-        }
-        pods = kept | {pod.uid: pod for pod in _by_age(found.values())}
-        news = self._differences(pods)
-        if resync and news:
-            self.missed += news
-            _log.warning("a list of the pods told %d changes that the watch had not", news)
-        self._pods, self._since = pods, since
-        self.lists += 1
-        self._list_at = time.monotonic() + self._timing.resync_s * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
-        if news or not self.synced:
-            self.synced = True
-            self._publish()
+            version = page.metadata.resource_version
+        return found, version
 
-    def _differences(self, pods: Mapping[str, PodRecord]) -> int:
-        changed = sum(uid not in self._pods or not same_but_version(self._pods[uid], pod) for uid, pod in pods.items())
-        return changed + len(self._pods.keys() - pods.keys())
+    def _adopt(self, found: Mapping[str, PodRecord]) -> tuple[set[str], set[str]]:
+        """Take over a list; return which pods it changed, and which of these are ordered by age for now."""
+        known = self._pods
+        kept = {uid: found[uid] for uid, pod in known.items() if uid in found and found[uid].node_name == pod.node_name}
+        others = (pod for uid, pod in found.items() if uid not in kept)
+        by_age = {pod.uid: pod for pod in sorted(others, key=lambda pod: (pod.created, pod.name, pod.namespace))}
+        self._pods = kept | by_age
+        changed = {uid for uid, pod in kept.items() if not same_but_version(known[uid], pod)}
+        return changed | by_age.keys() | (known.keys() - found.keys()), set(by_age)
 
     async def _follow(self, backoff: Backoff) -> None:
         began, heard = time.monotonic(), False
@@ -170,26 +205,50 @@ class PodMirror:
             raise UnavailableError(Call("watch", PODS.plural), "the server ended the watch at once")
 
     def _apply(self, event: WatchEvent) -> None:
-        if event.type not in {"ADDED", "MODIFIED", "DELETED"}:
-            try:
-                self._since = read_metadata(event.object).resource_version or self._since
-            except UnreadableObjectError as error:
-                self._complain(error)
+        try:
+            version = read_metadata(event.object).resource_version
+        except UnreadableObjectError as error:
+            self._complain(error)
             return
-        pod = self._read(event.object)
-        if pod is None:
-            return
-        self._since = pod.resource_version or self._since
+        if event.type in {"ADDED", "MODIFIED", "DELETED"} and (pod := self._read(event.object)) is not None:
+            if 0 < _number(version) <= self._check.version:
+                self._learn(pod, bound=event.type != "DELETED" and pod.node_name != "")
+            elif event.type == "DELETED":
+                self._remove(pod.uid)
+            else:
+                self._put(pod)
+        self._since = version or self._since
+        self._check_done()
+
+    def _put(self, pod: PodRecord) -> None:
         old = self._pods.get(pod.uid)
-        if event.type == "DELETED":
-            if self._pods.pop(pod.uid, None) is not None:
-                self._publish()
-            return
         if old is not None and old.node_name != pod.node_name:
             del self._pods[pod.uid]  # admitted now: its place is the last
         self._pods[pod.uid] = pod
         if old is None or not same_but_version(old, pod):
             self._publish()
+
+    def _remove(self, uid: str) -> None:
+        if self._pods.pop(uid, None) is not None:
+            self._publish()
+
+    def _learn(self, pod: PodRecord, *, bound: bool) -> None:
+        """Learn from an event whose outcome a list has told already."""
+        check = self._check
+        check.unexplained.discard(pod.uid)
+        if bound and pod.uid in check.unordered and pod.uid in self._pods:
+            check.unordered.remove(pod.uid)
+            # The next in the order of binding: behind those whose place is known, before those whose is not.
+            known = {uid: one for uid, one in self._pods.items() if uid not in check.unordered and uid != pod.uid}
+            self._pods = known | {pod.uid: self._pods[pod.uid]} | self._pods
+            self._publish()
+
+    def _check_done(self) -> None:
+        if self._check.version and _number(self._since) >= self._check.version:
+            if self._check.unexplained:
+                self.missed += len(self._check.unexplained)
+                _log.warning("a list of the pods put %d right of which no watch told", len(self._check.unexplained))
+            self._check = _Check()
 
     def _read(self, raw: msgspec.Raw) -> PodRecord | None:
         try:
@@ -211,5 +270,6 @@ class PodMirror:
         self._changes.set(MappingProxyType(self._pods.copy()))
 
 
-def _by_age(pods: Iterable[PodRecord]) -> list[PodRecord]:
-    return sorted(pods, key=lambda pod: (pod.created, pod.name, pod.namespace))
+def _number(version: str) -> int:
+    """Versions grow, and Kubernetes promises since 1.35 what was always so: they are numbers."""
+    return int(version) if version.isascii() and version.isdigit() else 0

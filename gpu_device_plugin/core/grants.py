@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.core.placing import Placement
     from gpu_device_plugin.core.shares import Shares
@@ -41,7 +41,13 @@ class Grant:
     cdi_devices: tuple[str, ...] = ()
 
 
-def grant(placement: Placement, shares: Shares, delivery: Delivery, pod_shares: int | None = None) -> Grant:
+def grant(
+    placement: Placement,
+    shares: Shares,
+    delivery: Delivery,
+    pod_shares: int | None = None,
+    present: Collection[str] = OPTIONAL_NODES,
+) -> Grant:
     """Return what a container receives.
 
     The two resources never set the same variable to different values for one container, except
@@ -53,6 +59,7 @@ def grant(placement: Placement, shares: Shares, delivery: Delivery, pod_shares: 
         shares: the node's GPUs.
         delivery: how GPUs reach containers here.
         pod_shares: shares of the whole pod if that is known; the container's own otherwise, as gpushare does it.
+        present: those of `OPTIONAL_NODES` that are on this node; a container with others would not start.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
@@ -80,7 +87,7 @@ def grant(placement: Placement, shares: Shares, delivery: Delivery, pod_shares: 
             envs["CGPU_DISABLE"] = "true"
     nodes: list[str] = []
     if "device-specs" in delivery.ways:
-        nodes = [*CONTROL_NODES, *OPTIONAL_NODES]
+        nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
         nodes += [f"/dev/nvidia{shared.gpu.minor}" for shared in gpus if shared.gpu.minor is not None]
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.ways else ()
     return Grant(envs, tuple(nodes), cdi)

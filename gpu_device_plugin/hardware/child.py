@@ -5,7 +5,7 @@ its standard output is one JSON object a line, with one of these keys:
 
     answer   to the start the inventory with a first reading of every GPU, to each line read afterwards a new reading
     events   what the driver reported by itself
-    error    why the driver cannot be used; the process ends after it
+    error    why the driver cannot be used; there is nothing more to be had from this process
 
 It reads one line for each answer wanted, and ends when its standard input does. It lists the hardware once: to look
 again, start another one.
@@ -56,32 +56,48 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
 
     def write(message: dict[str, Any]) -> None:
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
-        with writing:
+        with writing:  # two threads, whole lines
             answers.write(line)
             answers.flush()
+
+    def complaining(work: Callable[[], None]) -> None:
+        try:
+            work()
+        except HardwareError as error:
+            write({"error": {"kind": error.kind, "what": error.what}})
 
     def report(gpus: Driver) -> None:
         while True:
             if records := gpus.wait_events(_WAIT_EVENTS_S):
                 write({"events": records})
 
-    try:
+    def answer() -> None:
         gpus = opening()
         write({"answer": {"inventory": gpus.inventory(), "probes": gpus.probe()}})
-        threading.Thread(target=report, args=(gpus,), name="events", daemon=True).start()
+        threading.Thread(target=complaining, args=(lambda: report(gpus),), name="events", daemon=True).start()
         while requests.readline():
             write({"answer": {"probes": gpus.probe()}})
-    except HardwareError as error:
-        write({"error": {"kind": error.kind, "what": error.what}})
+
+    complaining(answer)
 
 
 def main(source: str, origin_s: str, since_s: str) -> None:
     """Serve standard input and output."""
     if source == "nvml":
         _die_with_parent()
-    serve(lambda: open_driver(source, float(origin_s), float(since_s)), sys.stdin.buffer, sys.stdout.buffer)
-    sys.stdout.flush()
+    threading.excepthook = _die_of
+    try:
+        serve(lambda: open_driver(source, float(origin_s), float(since_s)), sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        os._exit(0)  # nobody listens any more
     os._exit(0)  # the other thread may be in a call that does not return
+
+
+def _die_of(failure: threading.ExceptHookArgs) -> None:
+    """End the process with its second thread: without it nobody would hear of events, and nobody would notice."""
+    if failure.exc_type is not BrokenPipeError:
+        sys.excepthook(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
+    os._exit(1)
 
 
 def _die_with_parent() -> None:

@@ -93,6 +93,9 @@ if TYPE_CHECKING:
             Returns:
                 XIDs, each followed by a reading of its GPU, and readings of GPUs to which something else happened;
                 nothing if nothing was reported.
+
+            Raises:
+                HardwareError: the driver as a whole does not answer any more.
             """
 
 

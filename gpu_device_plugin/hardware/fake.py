@@ -72,7 +72,7 @@ MODELS: Mapping[str, tuple[str, int, int, int]] = {
 }
 _DRIVER_VERSION = "580.65.06"
 _MOST_GPUS = 128
-_LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.02
 _CLOSENESS = (
     "unknown",
     "system",
@@ -199,10 +199,12 @@ class Fake:
         while True:
             if records := list(self._news()):
                 return records
-            left = until - self._clock()
-            if left <= 0:
+            now = self._clock()
+            if now >= until:
                 return []
-            time.sleep(min(left, _LOOK_EVERY_S))
+            # The next event at its very moment; a change of the file soon enough.
+            due = (self._origin_s + event["at"] for event in self._description.events)
+            time.sleep(min(until, now + _LOOK_EVERY_S, *(at for at in due if at > now)) - now)
 
     def _now(self) -> float:
         return self._clock() - self._origin_s

@@ -62,10 +62,12 @@ class Timings:
     answer_within_s: float = 5.0
     start_within_s: float = 30.0
     """Without persistence mode a driver takes a second or two for each GPU when it is opened."""
-    rescan_every_s: float = 60.0
-    """How often the hardware is listed anew while everything works."""
-    rescan_missing_every_s: float = 10.0
-    """The same while a GPU is missing, lost or cannot be listed, and while there are none."""
+    rescan_every_s: float = 300.0
+    """How often the hardware is listed anew while everything works. That opens the driver once more, which costs it a
+    second of processor time on a node with eight GPUs; a GPU that fails is noticed by its reading."""
+    rescan_missing_every_s: float = 30.0
+    """The same while a GPU is unhealthy, missing or cannot be listed, and while there are none: a driver finds a GPU
+    again only when it is opened anew."""
     retry_from_s: float = 1.0
     """Wait before the second attempt in a row to open a driver that fails; the first is made at once. It doubles."""
     retry_to_s: float = 30.0
@@ -338,12 +340,12 @@ class Hardware:
         Raises:
             HardwareContextLost: trying again is of no use.
         """
-        self._last_failure = str(error)
+        self._last_failure = error.what
         if self._child is None:
             self._next = replace(self._next, state=State(error.kind), sentence=str(error))
             self._missed_deadlines = self._missed_deadlines + 1 if error.kind == driver.HUNG else 0
             if self._missed_deadlines >= _DEADLINES_TO_MISS:
-                self._unwatched(str(error))
+                self._unwatched(error.what)
         else:
             self._next = replace(self._next, sentence=f"looking for other GPUs failed: {error}")
         self._publish()

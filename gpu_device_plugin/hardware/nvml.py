@@ -42,7 +42,7 @@ _P2P_OK = 0
 _XID = 0x8
 _WORTH_A_READING = 0x2 | 0x400 | 0x800 | 0x2000 | 0x4000 | 0x8000
 _FIELD_RECOVERY_ACTION = 230
-_LONGEST_PAUSE_S = 30.0
+_LONGEST_PAUSE_S = 4.0
 _MIB = 1 << 20
 
 
@@ -126,9 +126,12 @@ class Nvml:
         self._pause_s = 0.0
         uuid = self._uuids.get(_address(event.device))
         if uuid is None:  # an event that names no GPU we know: look at all of them
-            return list(self._readings())
-        reading, _ = self._read(uuid, self._gpus[uuid])
-        return [{"uuid": uuid, "xid": event.eventData}, reading] if event.eventType & _XID else [reading]
+            return [*self.probe()]
+        records: list[EventRecord] = [{"uuid": uuid, "xid": event.eventData}] if event.eventType & _XID else []
+        reading, code = self._read(uuid, self._gpus[uuid])
+        if code != _UNKNOWN:  # whose fault that is shows only when all GPUs are read
+            records.append(reading)
+        return records
 
     def _describe(self, index: int, handle: Any) -> GpuRecord:
         memory, reserved = self._memory(handle)
@@ -181,14 +184,14 @@ class Nvml:
         try:
             memory, _ = self._memory(handle)
             pending, failed = self._remapping(handle)
-            processes = self._optional("nvmlDeviceGetComputeRunningProcesses", handle)
+            processes = self._processes(handle)
             return {
                 "uuid": uuid,
                 "ecc_uncorrected": self._optional("nvmlDeviceGetTotalEccErrors", handle, 1, 0),  # uncorrected, volatile
                 "remap_pending": pending,
                 "remap_failed": failed,
                 "recovery_action": self._recovery_action(handle),
-                "processes": None if processes is None else len(processes),
+                "processes": processes,
                 "used_mib": memory.used // _MIB,
                 "mig": self._mig(handle),
             }, None
@@ -196,9 +199,13 @@ class Nvml:
             code = error.value
             return {"uuid": uuid, "error": f"the driver cannot read it: {_say(error)}", "lost": code in _LOST}, code
 
-    def _readings(self) -> Iterator[ProbeRecord]:
-        for uuid, handle in self._gpus.items():
-            yield self._read(uuid, handle)[0]
+    def _processes(self, handle: Any) -> int | None:
+        # By version, because the function without one does not raise an NVMLError where the driver has an older one.
+        for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
+            processes = self._optional(function, handle)
+            if processes is not None:
+                return len(processes)
+        return None
 
     def _remapping(self, handle: Any) -> tuple[bool | None, bool | None]:
         """Return whether replacing damaged memory is pending, and whether it failed."""
@@ -251,12 +258,12 @@ class Nvml:
 
     def _listen_anew(self, timeout_s: float) -> list[EventRecord]:
         """Replace an event set that failed, slower each time, and say how every GPU is: no event may be missed."""
-        time.sleep(min(self._pause_s, timeout_s))
+        time.sleep(min(self._pause_s, timeout_s))  # no busy loop if it fails for ever
         self._pause_s = min(2 * self._pause_s or 0.5, _LONGEST_PAUSE_S)
         events, self._events = self._events, None
         self._free(events)
         self._listen()
-        return list(self._readings())
+        return [*self.probe()]
 
     def _free(self, events: Any) -> None:
         try:

@@ -220,6 +220,10 @@ class Lives:
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
     async def _register_all(self, again: asyncio.Event) -> NoReturn:
+        # Kubelets before 1.25 take a registration before they look whether anybody answers.
+        for served in self._served:
+            if not await answers(served.socket):
+                raise LifeOverError(f"the socket of {served.plugin.resource.name} does not answer")
         kubelet = self._directory / sockets.KUBELET_SOCKET
         wait, complaint, name = self._timings.retry_first, "", ""
         while True:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.admitting import Refused, Why, admit
-from gpu_device_plugin.core.grants import CONTROL_NODES, grant
+from gpu_device_plugin.core.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.matching import Call
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.preferring import UNMATCHED, Question, spread_over
@@ -139,7 +139,13 @@ class NodeAnswers:
                 **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
             },
         )
-        return grant(verdict, node.shares, self.delivery, match.pod.total_shares if match is not None else None)
+        return grant(
+            verdict,
+            node.shares,
+            self.delivery,
+            match.pod.total_shares if match is not None else None,
+            [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
+        )
 
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let a container start only on GPUs that are in service.
@@ -169,10 +175,13 @@ class NodeAnswers:
         if "device-specs" not in self.delivery.ways:
             return None
         for path in CONTROL_NODES:
-            if not (self._dev / path.removeprefix("/dev/")).exists():
+            if not self._on_node(path):
                 return Refused(
                     Why.NO_DEVICE_NODE,
                     f"{path} is not on this node yet; run `nvidia-modprobe -u -c 0` there, "
                     "or let the driver's persistence daemon do it at boot",
                 )
         return None
+
+    def _on_node(self, path: str) -> bool:
+        return (self._dev / path.removeprefix("/dev/")).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from contextlib import AsyncExitStack
 from functools import partial
@@ -330,13 +331,20 @@ class NodeAgent:
     # --- The Kubernetes API, where there is one -------------------------------------------------------------------
 
     def _reach_cluster(self) -> NodeCluster | None:
-        if self.settings.api == "off" or (self.settings.api == "auto" and not self.settings.node_name):
+        if self.settings.api == "off" or (self.settings.api == "auto" and "KUBERNETES_SERVICE_HOST" not in os.environ):
             return None
         # 12 MB that an agent without API access does not pay.
+        from gpu_device_plugin.cluster.config import ClusterConfigError  # noqa: PLC0415
         from gpu_device_plugin.programs.node_cluster import NodeCluster, config_for  # noqa: PLC0415
 
-        config = config_for(self.settings.api)
+        try:
+            config = config_for(self.settings.api)
+        except ClusterConfigError as error:
+            raise UsageError(f"--api {self.settings.api}: {error}") from error
         if config is None:
+            return None
+        if not self.settings.node_name:
+            _log.warning("goes without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
             return None
         return NodeCluster(
             config,

@@ -57,7 +57,7 @@ def config_for(api: str) -> ClusterConfig | None:
             return None
         case "auto":
             mounted = (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in os.environ
-            return in_cluster(os.environ) if mounted and os.environ.get("NODE_NAME") else None
+            return in_cluster(os.environ) if mounted else None
         case "in-cluster":
             return in_cluster(os.environ)
         case _ if api.startswith(("http://", "https://")):

@@ -34,8 +34,6 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
 }
 _LONGEST_WATCH_S = 1800.0
-_PATIENCE_S = 3.0
-"""How long the real server waits for a version that it has not seen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +131,7 @@ class ApiServer:
         tokens: Iterable[str] | None = None,
         allowed: Iterable[tuple[str, str]] | None = None,
         bookmark_s: float = 60.0,
+        patience_s: float = 3.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Prepare a server.
@@ -141,6 +140,7 @@ class ApiServer:
             tokens: those it knows; None lets everybody in. Assign `tokens` to rotate them.
             allowed: the (verb, resource) that may be asked for; None allows all.
             bookmark_s: time between bookmarks in a watch, in seconds.
+            patience_s: how long a list waits for a version that is not there yet, in seconds.
             tls: to serve https.
         """
         self.store = Store()
@@ -149,6 +149,7 @@ class ApiServer:
         self.requests: list[Request] = []
         """All there were, refused ones included."""
         self._bookmark_s = bookmark_s
+        self._patience_s = patience_s
         self._tls = tls
         self._faults: list[Fault] = []
         self._pages: dict[str, tuple[int, list[Json]]] = {}
@@ -435,7 +436,7 @@ class ApiServer:
             return self.store.state()
         wanted = _version(since)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 while True:
                     state = self._held or self.store.state()
                     if state.version >= wanted:
@@ -454,11 +455,16 @@ class ApiServer:
         selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
-        await response.prepare(http)
+        try:
+            await response.prepare(http)
+        except ConnectionError:  # broken before we could answer
+            return response
         watch = _Watch()
         self._watches.add(watch)
         try:
             await self._feed(_Feed(response, served, watch, request.namespace, selected), params)
+        except ConnectionError:
+            pass  # the reader has left
         finally:
             self._watches.discard(watch)
         return response
@@ -610,6 +616,6 @@ def _reset(transport: asyncio.BaseTransport | None) -> None:
     """Close a connection so that the peer gets a reset, whatever is still under way."""
     if isinstance(transport, asyncio.Transport):
         connection = transport.get_extra_info("socket")
-        if connection is not None:
+        if connection is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()

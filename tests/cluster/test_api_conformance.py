@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.cluster.api import EVENTS, NODES, PODS, PodReader, read_metadata
-from gpu_device_plugin.cluster.client import Client, PatchType
+from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.events import EventWriter, about_node, about_pod
 from gpu_device_plugin.cluster.mirror import PodMirror
@@ -70,6 +71,11 @@ async def error_of(answer: Awaitable[object]) -> ApiError:
     with pytest.raises(ApiError) as failed:
         await answer
     return failed.value
+
+
+def test_there_is_a_real_api_server_to_compare_with() -> None:
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to compare with a real API server")
 
 
 async def test_a_pod_is_created_with_what_the_server_chooses(api: Api, name: str) -> None:
@@ -216,7 +222,10 @@ async def test_a_pod_that_begins_or_ceases_to_match_is_added_or_deleted(api: Api
 
 async def test_a_quiet_watch_is_ended_by_the_server(api: Api, name: str) -> None:
     since = (await created(api, pod(name)))["metadata"]["resourceVersion"]
-    async with api.client.watch(PODS, since=since, fields="spec.nodeName=nowhere") as events:
+    async with (
+        Client(api.config, timing=Timing(watch_s=1)) as client,
+        client.watch(PODS, since=since, fields="spec.nodeName=nowhere") as events,
+    ):
         assert {event.type async for event in events} <= {"BOOKMARK"}
 
 

@@ -35,12 +35,12 @@ QUICK = MirrorTiming(first_retry_s=0.01, longest_retry_s=0.05)
 
 @asynccontextmanager
 async def mirroring(
-    server: ApiServer, *, request_s: float = 0.3, watch_s: float = 30, silence_s: float = 30, resync_s: float = 600
+    server: ApiServer, *, request_s: float = 0.3, watch_s: float = 30, silence_s: float = 30, check_s: float = 600
 ) -> AsyncIterator[PodMirror]:
     timing = Timing(connect_s=1, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
     async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
         reader = PodReader([GPU_MEM], lambda _: True)
-        mirror = PodMirror(client, reader, node="n", timing=MirrorTiming(0.01, 0.05, resync_s))
+        mirror = PodMirror(client, reader, node="n", timing=MirrorTiming(0.01, 0.05, check_s))
         running = tasks.create_task(mirror.run())
         yield mirror
         running.cancel()
@@ -115,7 +115,7 @@ async def test_e1_a_list_that_breaks_between_pages_changes_nothing(server: ApiSe
     """Half a list is no list: no pod may seem to be gone."""
     for number in range(501):
         server.add(pod(f"p{number}", node="n"))
-    async with mirroring(server, watch_s=0.01, resync_s=0) as mirror:
+    async with mirroring(server, watch_s=0.01, check_s=0) as mirror:
         await eventually(lambda: len(mirror.pods) == 501)
         fault = server.fail(Answer(500), verbs={"list"})
         await eventually(lambda: fault.happened >= 2)
@@ -224,7 +224,7 @@ async def test_e3_a_half_open_connection_is_given_up(server: ApiServer, eventual
 
 async def test_e3_an_event_that_never_came_is_found_by_the_next_list(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", node="n"))
-    async with mirroring(server, watch_s=0.01, resync_s=0.05) as mirror:
+    async with mirroring(server, watch_s=0.01, check_s=0.05) as mirror:
         await eventually(lambda: mirror.live)
         with server.watch_gap():
             server.delete("pods", "a")
@@ -248,7 +248,7 @@ async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: 
 async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
     """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
     server.add(pod("a", node="n"))
-    async with mirroring(server, request_s=0.1, watch_s=0.01, resync_s=0) as mirror:
+    async with mirroring(server, request_s=0.1, watch_s=0.01, check_s=0) as mirror:
         await eventually(lambda: mirror.live)
         server.delete("pods", "a")
         await eventually(lambda: not mirror.pods)

@@ -245,7 +245,7 @@ async def test_a_missing_right_keeps_it_unsynced_and_is_named(eventually: Any) -
 async def test_the_first_list_is_cheap_and_later_ones_never_go_back(server: ApiServer, eventually: Any) -> None:
     """Version 0 may be anything the server has; afterwards we ask for nothing older than what we know."""
     server.add(pod("a", node="n"))
-    async with mirroring(server, watch_s=0.01, timing=MirrorTiming(0.01, 0.05, resync_s=0.1)):
+    async with mirroring(server, watch_s=0.01, timing=MirrorTiming(0.01, 0.05, check_s=0.1)):
         await eventually(lambda: server.count("list", "pods") >= 2)
     first, second = [request for request in server.requests if request.verb == "list"][:2]
     assert first.params["resourceVersion"] == "0"

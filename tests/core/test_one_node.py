@@ -19,8 +19,8 @@ from gpu_device_plugin.core.annotations import Promise
 from gpu_device_plugin.core.ledger import SETTLING_S, Evidence, Ledger
 from gpu_device_plugin.core.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.offers import offers
-from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.pods import ContainerKind
+from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.preferring import UNMATCHED, Question, spread_over
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import parse_id
@@ -74,23 +74,25 @@ class Agent:
     ) -> list[str]:
         return list(Question(self.node, kind, available, must, amount).answer(self.node, POLICIES[self.policy], whose))
 
-    def allocate(self, kind: Kind, ids: list[str], promise: Promise | None, now: float) -> bool:
+    def allocate(self, kind: Kind, ids: list[str], promise: Promise | None, answered: Callable[[], float]) -> bool:
         if isinstance(admit(self.node, kind, ids, promise), Refused):
             return False
-        self.node = self.node.with_ledger(self.node.ledger.granted(ids, now))
+        self.node = self.node.with_ledger(self.node.ledger.granted(ids, answered()))
         return True
 
 
 class Kubelet:
     """The device manager's rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
         self.pods: dict[int, Running] = {}
         self.healthy: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         self.checkpoint: frozenset[str] = frozenset()
         self.written = 0
         self.forgetful = False
         """Just restarted: PodResources lists nothing."""
+        self.take()
 
     def allocated(self) -> set[str]:
         return set().union(*(pod.ids() for pod in self.pods.values()))
@@ -110,72 +112,73 @@ class Kubelet:
             return frozenset()
         return frozenset().union(*(pod.ids(with_inits=False) for pod in self.pods.values()))
 
-    def take(self, agent: Agent) -> None:
+    def take(self) -> None:
         """Receive both lists of devices."""
         for kind in Kind:
-            self.healthy[kind] = {name for o in offers(agent.node, kind) for name, good in o.devices(kind) if good}
+            lists = offers(self.agent.node, kind)
+            self.healthy[kind] = {name for offer in lists for name, good in offer.devices(kind) if good}
         self.write()
 
-    def admit(self, uid: int, asked: list[Asked], agent: Agent, random: Random, now: Callable[[], float]) -> bool:
-        """Allocate for each container of a pod; on failure what it got until then stays in the books for a while."""
+    def admit(self, uid: int, asked: list[Asked], random: Random, answered: Callable[[], float]) -> None:
+        """Allocate for each container of a pod; on failure what it got until then stays in the books for a while.
+
+        `answered` is called when the agent has answered and nothing is written yet; it tells the time.
+        """
         pod = self.pods[uid] = Running()
         reusable: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         for number, container in enumerate(asked):
             if container.kind is INIT:
                 pod.inits.add(number)
-            demands = [(MEMORY, container.mem), (COUNT, container.count)]
-            random.shuffle(demands)
-            for kind, amount in demands:
-                if amount and not self._allocate(pod, number, container, kind, amount, reusable, agent, random, now):
+            for kind in random.sample(list(Kind), 2):
+                amount = container.mem if kind is MEMORY else container.count
+                promised = container.several and kind is MEMORY
+                if not amount:
+                    continue
+                found = self._allocate(kind, amount, reusable[kind], random, answered, promised=promised)
+                if found is None:
                     pod.ended = True
-                    return False
-        return True
+                    return
+                chosen, promise = found
+                pod.devices[number, kind] = chosen
+                if promise is not None:
+                    pod.promises[number] = promise
+                reusable[kind] = reusable[kind] | chosen if container.kind is INIT else reusable[kind] - chosen
+                self.write()
 
     def _allocate(
         self,
-        pod: Running,
-        number: int,
-        container: Asked,
         kind: Kind,
         amount: int,
-        reusable: dict[Kind, set[str]],
-        agent: Agent,
+        reusable: set[str],
         random: Random,
-        now: Callable[[], float],
-    ) -> bool:
+        answered: Callable[[], float],
+        *,
+        promised: bool,
+    ) -> tuple[set[str], Promise | None] | None:
         self.collect()
-        chosen = set(random.sample(sorted(reusable[kind]), min(amount, len(reusable[kind]))))
+        chosen = set(random.sample(sorted(reusable), min(amount, len(reusable))))
         needed = amount - len(chosen)
         available = self.healthy[kind] - self.allocated()
         if needed > len(available):
-            return False
-        promise = self._promise(amount, available, random) if container.several and kind is MEMORY else None
+            return None
+        promise = self._promise(amount, random) if promised else None
         if needed:
             whose = UNMATCHED
             if promise is not None:
                 wanted = Wanted("c", kind, amount, promise=promise)
                 whose = Matched(Match(WaitingPod("u", "default/a", (wanted,)), wanted), {})
-            preferred = set(agent.prefer(kind, available | chosen, chosen, amount, whose)) & available
+            preferred = set(self.agent.prefer(kind, available | chosen, chosen, amount, whose)) & available
             first = random.sample(sorted(preferred), min(needed, len(preferred)))
             rest = random.sample(sorted(available - set(first)), needed - len(first))
             chosen |= {*first, *rest}
-        if not agent.allocate(kind, random.sample(sorted(chosen), len(chosen)), promise, now()):
-            return False
-        pod.devices[number, kind] = chosen
-        if promise is not None:
-            pod.promises[number] = promise
-        reusable[kind] = reusable[kind] | chosen if container.kind is INIT else reusable[kind] - chosen
-        self.write()
-        return True
+        given = self.agent.allocate(kind, random.sample(sorted(chosen), len(chosen)), promise, answered)
+        return (chosen, promise) if given else None
 
-    @staticmethod
-    def _promise(amount: int, available: set[str], random: Random) -> Promise:
-        """Promise some of what is available; the scheduler need not be right."""
-        shares: dict[int, int] = {}
-        for name in random.sample(sorted(available), min(amount, len(available))):
-            position = int(parse_id(name)[0].removeprefix("GPU-"))
-            shares[position] = shares.get(position, 0) + 1
-        return Promise(tuple(sorted(shares.items())))
+    def _promise(self, amount: int, random: Random) -> Promise:
+        """Promise any shares of any GPUs: a scheduler need not be right."""
+        names = [name for shared in self.agent.node.shares.gpus for name in shared.shares]
+        on = spread_over(self.agent.node, random.sample(names, min(amount, len(names))))
+        return Promise(tuple(sorted(on.items())))
 
 
 CONTAINERS = st.lists(
@@ -201,8 +204,7 @@ class OneNode(RuleBasedStateMachine):
     )
     def begin(self, gib: list[int], policy: str) -> None:
         self.agent = Agent(node(*gib), policy)
-        self.kubelet = Kubelet()
-        self.kubelet.take(self.agent)
+        self.kubelet = Kubelet(self.agent)
         self.clock = 1000.0
         self.uid = 0
         self.lingering: dict[int, Running] = {}
@@ -219,21 +221,22 @@ class OneNode(RuleBasedStateMachine):
     @rule(asked=CONTAINERS, random=RANDOMS)
     def admit(self, asked: list[Asked], random: Random) -> None:
         self.uid += 1
-        self.kubelet.admit(self.uid, asked, self.agent, random, self.now)
+        self.kubelet.admit(self.uid, asked, random, self.now)
 
     @rule(asked=CONTAINERS, random=RANDOMS)
     def admit_while_the_agent_looks(self, asked: list[Asked], random: Random) -> None:
         """List and a checkpoint come between our answer to Allocate and the entry in the kubelet's books."""
-        agent, kubelet = self.agent, self.kubelet
+        kubelet, between = self.kubelet, list[Evidence]()
 
         def look() -> float:
             at = self.now()
-            self.looking = (kubelet.listed(), self.now(), kubelet.written)
-            kubelet.write()
+            between.append(Evidence(kubelet.listed(), self.now(), frozenset(kubelet.allocated())))
             return at
 
         self.uid += 1
-        kubelet.admit(self.uid, asked, agent, random, look)
+        kubelet.admit(self.uid, asked, random, look)
+        for evidence in between:
+            self.reconcile(evidence)
 
     @precondition(lambda self: self.kubelet.pods)
     @rule(random=RANDOMS)
@@ -258,7 +261,7 @@ class OneNode(RuleBasedStateMachine):
 
     @rule()
     def send_the_lists(self) -> None:
-        self.kubelet.take(self.agent)
+        self.kubelet.take()
 
     @rule()
     def ask_what_is_listed(self) -> None:
@@ -271,6 +274,13 @@ class OneNode(RuleBasedStateMachine):
         listed, began, _ = self.looking
         self.looking = None
         self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+
+    @rule()
+    def look_at_both_books(self) -> None:
+        listed, began = self.kubelet.listed(), self.now()
+        self.kubelet.take()
+        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        self.kubelet.take()
 
     def reconcile(self, evidence: Evidence) -> None:
         there = self.agent.node
@@ -294,7 +304,6 @@ class OneNode(RuleBasedStateMachine):
             ledger = ledger.seen(self.kubelet.checkpoint)
         self.agent.node = self.agent.node.with_ledger(ledger.seen(self.kubelet.listed()))
         self.looking = None
-        self.kubelet.take(self.agent)
 
     @precondition(lambda self: not self.agent.node.ledger.certain)
     @rule()
@@ -308,7 +317,7 @@ class OneNode(RuleBasedStateMachine):
     def restart_the_kubelet(self) -> None:
         """All it knows is its checkpoint, and it lists nothing for a while. Pods that ended are forgotten in time."""
         self.kubelet.forgetful = True
-        self.kubelet.take(self.agent)
+        self.kubelet.take()
 
     @rule()
     def the_kubelet_has_found_its_pods(self) -> None:
@@ -335,7 +344,7 @@ class OneNode(RuleBasedStateMachine):
         there = self.agent.node
         self.agent.node = there.with_ledger(there.ledger.seen(self.kubelet.checkpoint).sure(certain=True))
         listed, began = self.kubelet.listed(), self.now()
-        self.kubelet.take(self.agent)
+        self.kubelet.take()
         self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
         assert self.agent.node.ledger.holds.keys() == self.kubelet.allocated()
 

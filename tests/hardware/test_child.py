@@ -73,6 +73,36 @@ def test_it_ends_with_its_input() -> None:
     assert child.returncode == 0
 
 
+def test_it_ends_quietly_when_nobody_listens_any_more() -> None:
+    child = subprocess.Popen(
+        [*CHILD, "fake:2xT4", "0", "-1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    child.stdout = None
+    _, complaints = child.communicate(b"\n", timeout=60)
+    assert (child.returncode, complaints) == (0, b"")
+
+
+def test_a_driver_that_breaks_while_it_waits_for_events_ends_the_process() -> None:
+    """Otherwise the GPUs would seem to be watched, and no event would ever be heard of."""
+    program = """
+import sys
+from gpu_device_plugin.hardware import child, fake
+def broken(self, timeout_s):
+    raise RuntimeError("a defect of ours")
+fake.Fake.wait_events = broken
+child.main("fake:1xT4", "0", "-1")
+"""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.wait(60) == 1
+    _, complaints = started.communicate()
+    assert b"RuntimeError: a defect of ours" in complaints
+
+
 def test_a_driver_that_cannot_be_opened_is_an_error_message_and_no_traceback() -> None:
     child = subprocess.run([*CHILD, "fake:1xT5", "0", "-1"], input=b"", capture_output=True, timeout=60, check=False)
     error = json.loads(child.stdout)["error"]
@@ -95,15 +125,9 @@ def test_a_missing_binding_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_loads_nothing_that_it_does_not_need() -> None:
     """It counts in the agent's memory: dataclasses and asyncio alone would add a third to it."""
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from gpu_device_plugin.hardware.child import open_driver; open_driver('fake:1xT4').probe();"
-            "print(*{'asyncio', 'dataclasses', 'grpc', 'yaml', 'pynvml', 'ctypes'} & set(sys.modules))",
-        ],
-        capture_output=True,
-        timeout=60,
-        check=True,
+    program = (
+        "import sys; from gpu_device_plugin.hardware.child import open_driver; open_driver('fake:1xT4').probe();"
+        "print(*{'asyncio', 'dataclasses', 'grpc', 'yaml', 'pynvml', 'ctypes'} & set(sys.modules))"
     )
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
     assert loaded.stdout == b"\n"

@@ -7,7 +7,6 @@ overrides.yaml that the mock reads beside a copy of it.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,7 @@ import pytest
 
 from gpu_device_plugin.core.gpus import Closeness
 from gpu_device_plugin.core.memory import shares_of
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State, Timings, XidSeen
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -75,13 +74,101 @@ async def test_every_pair_of_gpus_is_linked_once(source: dict[str, Any], watchin
     assert all((link.closeness is Closeness.NVLINK) == (link.nvlinks > 0) for link in view.inventory.links)
 
 
-async def test_a_second_look_shows_the_same(
-    source: dict[str, Any], watching: Watching, until: Until, quick: Timings
+async def test_a_second_process_sees_the_same_hardware(
+    source: dict[str, Any], watching: Watching, until: Until
 ) -> None:
-    async with watching(**source, timings=replace(quick, rescan_every_s=0.1)) as hardware:
+    async with watching(**source) as hardware:
         first = await until(hardware, lambda view: view.state is State.WATCHING)
-        child = hardware._child
-        while hardware._child is child:
-            await hardware.view.after(hardware.view.version - 1)
-            await hardware._read(child) if child and not child.exited else None
-        assert hardware.view.value.inventory == first.inventory
+        await hardware.pause()
+        assert not any(belief.healthy for belief in hardware.view.value.beliefs.values())
+        hardware.resume()
+        second = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert second.inventory == first.inventory
+    assert all(second.beliefs[uuid].healthy == belief.healthy for uuid, belief in first.beliefs.items())
+
+
+class Mock:
+    """NVIDIA's mock, with a configuration of our own to change."""
+
+    def __init__(self, config: Path) -> None:
+        self.overrides = config.with_name("overrides.yaml")
+
+    def say(self, text: str) -> None:
+        fresh = self.overrides.with_suffix(".new")
+        fresh.write_text(f"version: 1\n{text}")
+        fresh.rename(self.overrides)
+
+    def fails(self, gpu: int, mode: str, xid: int | None = None) -> None:
+        event = "" if xid is None else f", xid: {{code: {xid}}}"
+        self.say(f'devices: {{"{gpu}": {{failure: {{mode: {mode}{event}}}}}}}\n')
+
+    def heals(self) -> None:
+        self.say("")
+
+    def hangs(self) -> None:
+        """Whoever opens this file waits for somebody who writes into it."""
+        self.overrides.unlink(missing_ok=True)
+        os.mkfifo(self.overrides)
+
+
+@pytest.fixture
+def mock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mock:
+    need_library()
+    if MOCK_CONFIG is None:
+        pytest.skip("set MOCK_NVML_CONFIG to the configuration of NVIDIA's mock to have its GPUs fail")
+    config = tmp_path / "config.yaml"
+    shutil.copy(MOCK_CONFIG, config)
+    monkeypatch.setenv("MOCK_NVML_CONFIG", str(config))
+    monkeypatch.setenv("MOCK_NVML_OVERRIDES", str(config.with_name("overrides.yaml")))
+    monkeypatch.setenv("MOCK_NVML_OVERRIDES_TTL", "50ms")
+    return Mock(config)
+
+
+def sick(view: HardwareView) -> list[int]:
+    return [gpu.index for gpu in view.inventory.gpus if not view.beliefs[gpu.uuid].healthy]
+
+
+def reasons(view: HardwareView, position: int) -> tuple[str, ...]:
+    return view.beliefs[view.inventory.gpus[position].uuid].reasons
+
+
+async def test_b7_b9_a_real_library_loses_a_gpu_and_finds_it_again(
+    mock: Mock, watching: Watching, until: Until
+) -> None:
+    async with watching(**nvml()) as hardware:
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        mock.fails(3, "lost")
+        await until(hardware, lambda view: sick(view) == [3])
+        mock.heals()
+        view = await until(hardware, lambda view: sick(view) == [])
+    assert view.child_restarts == 0
+
+
+async def test_b9_b15_an_xid_48_of_a_real_library_stays_although_the_gpu_can_be_read(
+    mock: Mock, watching: Watching, until: Until
+) -> None:
+    xids: list[XidSeen] = []
+    async with watching(**nvml(), on_xid=xids.append) as hardware:
+        await until(hardware, lambda view: view.state is State.WATCHING)
+        mock.fails(2, "ecc_uncorrectable", xid=48)
+        view = await until(hardware, lambda view: "XID 48" in " ".join(reasons(view, 2)))
+        uuid = view.inventory.gpus[2].uuid
+        errors = view.beliefs[uuid].ecc_uncorrected
+        later = await until(hardware, lambda view: view.beliefs[uuid].ecc_uncorrected != errors)
+        assert sick(later) == [2]
+    assert {(xid.uuid, xid.code) for xid in xids} == {(uuid, 48)}
+
+
+async def test_b2_a_real_library_hangs_and_is_left_behind(
+    mock: Mock, watching: Watching, until: Until, quick: Timings
+) -> None:
+    async with watching(**nvml()) as hardware:
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        hardware.timings = replace(quick, answer_within_s=0.5, start_within_s=1)
+        mock.hangs()
+        view = await until(hardware, lambda view: len(sick(view)) == len(view.inventory.gpus))
+        assert view.state is State.HUNG
+        hardware.timings = quick
+        mock.heals()
+        view = await until(hardware, lambda view: sick(view) == [])
+        assert view.state is State.WATCHING

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,6 @@ from gpu_device_plugin.hardware.monitor import (
     Timings,
     XidSeen,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -344,6 +342,20 @@ async def test_b6_a_pause_lets_go_of_the_gpus_and_a_resume_takes_a_reset_into_ac
     assert (view.state, view.child_restarts) == (State.WATCHING, 0)
 
 
+async def test_b6_a_pause_is_possible_while_the_driver_is_missing(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described(events=[{"at": 0, "failure": "no-driver"}])
+    async with watching(gpus.path) as hardware:
+        await until(hardware, lambda view: view.state is State.NO_DRIVER)
+        await hardware.pause()
+        assert hardware.view.value.state is State.PAUSED
+        gpus.now(failure="none")
+        hardware.resume()
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+    assert healthy(view) == [True, True]
+
+
 async def test_b13_b12_a_gpu_that_fails_in_a_way_of_its_own_leaves_the_others_alone(
     watching: Watching, until: Until, described: Describe
 ) -> None:
@@ -467,6 +479,42 @@ async def test_a_library_in_a_directory_of_its_own_is_looked_for_there(
         view = await until(hardware, lambda view: view.state is not State.STARTING)
     assert view.state is State.NO_LIBRARY
     assert "runtime class nvidia" in view.sentence
+
+
+class Stuck:
+    """A process in a call that not even SIGKILL ends."""
+
+    exited = False
+
+
+async def test_b2_when_too_many_processes_hang_for_good_no_more_are_started(watching: Watching, until: Until) -> None:
+    async with watching("fake:1xT4") as hardware:
+        hardware._abandoned = [Stuck(), Stuck()]  # type: ignore[list-item]  # none can be made without a broken driver
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+        assert view.state is State.HUNG
+        assert view.sentence.startswith("2 processes hang in the driver and cannot be killed; ")
+        hardware._abandoned[0].exited = True  # type: ignore[misc]  # as above
+        await until(hardware, lambda view: view.state is State.WATCHING)
+
+
+async def test_a_process_that_cannot_be_started_is_told(watching: Watching, until: Until) -> None:
+    """The operating system takes no environment variable of this length."""
+    async with watching("nvml", library_dir=Path("/" + "x" * 200_000)) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+    assert view.state is State.OTHER
+    assert "Argument list too long" in view.sentence
+
+
+async def test_a_later_look_that_fails_is_told_and_leaves_the_watch_as_it_is(
+    watching: Watching, until: Until, quick: Timings
+) -> None:
+    async with watching("fake:2xT4", timings=replace(quick, rescan_every_s=0.1)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        hardware._environment = {"TOO": "x" * 200_000}
+        view = await until(hardware, lambda view: view.sentence.startswith("looking for other GPUs failed: "))
+        assert (view.state, healthy(view), view.child_restarts) == (State.WATCHING, [True, True], 0)
+        hardware._environment = None
+        await until(hardware, lambda view: view.sentence == "2 GPUs, driver 580.65.06")
 
 
 async def test_no_child_is_left_when_the_watch_ends(watching: Watching, until: Until) -> None:

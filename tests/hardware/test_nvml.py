@@ -102,7 +102,10 @@ class Library:
     nvmlDeviceGetRetiredPagesPendingStatus = _answering("nvmlDeviceGetRetiredPagesPendingStatus", lambda _, __: 1)
     nvmlDeviceGetTotalEccErrors = _answering("nvmlDeviceGetTotalEccErrors", lambda _, __: 2)
     nvmlDeviceGetFieldValues = _answering("nvmlDeviceGetFieldValues", lambda library, _: [library.action])
-    nvmlDeviceGetComputeRunningProcesses = _answering("nvmlDeviceGetComputeRunningProcesses", lambda _, __: [1, 2, 3])
+    nvmlDeviceGetComputeRunningProcesses_v3 = _answering(
+        "nvmlDeviceGetComputeRunningProcesses_v3", lambda _, __: [1, 2, 3]
+    )
+    nvmlDeviceGetComputeRunningProcesses_v2 = _answering("nvmlDeviceGetComputeRunningProcesses_v2", lambda _, __: [1])
     nvmlDeviceGetSupportedEventTypes = _answering(
         "nvmlDeviceGetSupportedEventTypes", lambda library, _: library.supported_events
     )
@@ -209,7 +212,7 @@ OPTIONAL = {
     "nvmlDeviceGetRemappedRows": "remap_failed",
     "nvmlDeviceGetTotalEccErrors": "ecc_uncorrected",
     "nvmlDeviceGetFieldValues": "recovery_action",
-    "nvmlDeviceGetComputeRunningProcesses": "processes",
+    "nvmlDeviceGetComputeRunningProcesses_v3": None,
 }
 
 
@@ -228,7 +231,7 @@ def test_b4_nothing_but_uuid_and_memory_is_taken_for_granted(library: Library, f
         assert value in {None, "unknown GPU", False}
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMigMode"])
+@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"])
 def test_b4_a_binding_that_lacks_a_function_is_a_driver_that_lacks_it(library: Library, function: str) -> None:
     class Older:
         def __getattr__(self, name: str) -> Any:
@@ -247,6 +250,14 @@ def test_b21_without_the_second_memory_call_nothing_is_reserved_because_it_is_no
     library.fails["nvmlDeviceGetMemoryInfo_v2"] = FUNCTION_NOT_FOUND
     (gpu, *_) = Nvml(library, "/nowhere").inventory()["gpus"]
     assert (gpu["total_mib"], gpu["reserved_mib"]) == (40325, 0)
+
+
+def test_b3_an_older_driver_counts_its_processes_by_an_older_function_or_not_at_all(library: Library) -> None:
+    driver = opened(library)
+    library.fails["nvmlDeviceGetComputeRunningProcesses_v3"] = FUNCTION_NOT_FOUND
+    assert driver.probe()[0].get("processes") == 1
+    library.fails["nvmlDeviceGetComputeRunningProcesses_v2"] = FUNCTION_NOT_FOUND
+    assert driver.probe()[0].get("processes") is None
 
 
 def test_pages_waiting_to_be_retired_count_on_gpus_that_have_no_rows_to_remap(library: Library) -> None:
@@ -358,6 +369,19 @@ def test_f6_unknown_error_from_every_gpu_in_a_fresh_process_is_the_gpus_own(libr
     assert [reading["lost"] for reading in driver.probe()] == [False, False, False]
 
 
+def test_f6_the_wait_for_events_blames_no_gpu_for_lost_device_access_either(library: Library) -> None:
+    driver = opened(library)
+    driver.probe()
+    library.fails |= dict.fromkeys(
+        ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo", "nvmlEventSetWait_v2"), UNKNOWN
+    )
+    with pytest.raises(HardwareError, match="Unknown Error"):
+        driver.wait_events(0)
+    del library.fails["nvmlEventSetWait_v2"]
+    library.happens(A, XID, 31)
+    assert driver.wait_events(0) == [{"uuid": A, "xid": 31}]
+
+
 def links(library: Library) -> dict[tuple[str, str], tuple[Closeness, int]]:
     inventory = Nvml(library, "/nowhere").inventory()
     return {(link["a"], link["b"]): (Closeness(link["closeness"]), link["nvlinks"]) for link in inventory["links"]}
@@ -376,6 +400,11 @@ def test_nvlinks_are_counted_directly_and_through_a_switch(library: Library, *, 
 def test_without_nvlink_the_way_over_pcie_counts(library: Library) -> None:
     library.fails["nvmlDeviceGetNvLinkState"] = NOT_SUPPORTED
     assert links(library)[A, B] == (Closeness.SWITCH, 0)
+
+
+def test_a_gpu_lost_while_its_links_are_counted_is_left_to_its_reading(library: Library) -> None:
+    library.fails["nvmlDeviceGetNvLinkState", B] = LOST
+    assert links(library)[A, B] == (Closeness.NVLINK, 4)  # what A tells is enough
 
 
 def test_each_gpu_is_asked_to_report_what_it_can(library: Library) -> None:
@@ -416,9 +445,12 @@ def test_b13_an_event_that_names_no_gpu_is_a_reason_to_read_all_of_them(library:
     assert [record["uuid"] for record in driver.wait_events(1)] == [A, B, C]
 
 
-def test_b12_a_failing_wait_is_set_up_anew_and_every_gpu_is_read(library: Library) -> None:
+@pytest.mark.parametrize("old_set_freed", [True, False])
+def test_b12_a_failing_wait_is_set_up_anew_and_every_gpu_is_read(library: Library, *, old_set_freed: bool) -> None:
     driver = opened(library)
     library.fails["nvmlEventSetWait_v2"] = UNKNOWN
+    if not old_set_freed:
+        library.fails["nvmlEventSetFree"] = UNKNOWN
     readings = driver.wait_events(0)
     assert [(reading["uuid"], "error" in reading) for reading in readings] == [(A, False), (B, False), (C, False)]
     del library.fails["nvmlEventSetWait_v2"]
@@ -427,12 +459,14 @@ def test_b12_a_failing_wait_is_set_up_anew_and_every_gpu_is_read(library: Librar
 
 
 def test_b12_a_wait_that_fails_for_ever_makes_no_busy_loop(library: Library) -> None:
-    """Doubling from half a second: so the fifth failure in a row is followed by a pause of eight."""
+    """Half a second, then doubling, up to four seconds: HAMi once burned a core on this."""
     driver = opened(library)
     library.fails["nvmlEventSetWait_v2"] = UNKNOWN
-    for _ in range(5):
+    pauses = []
+    for _ in range(6):
         driver.wait_events(0)
-    assert driver._pause_s == 8.0
+        pauses.append(driver._pause_s)
+    assert pauses == [0.5, 1, 2, 4, 4, 4]
 
 
 @pytest.mark.parametrize("function", ["nvmlEventSetCreate", "nvmlDeviceRegisterEvents"])

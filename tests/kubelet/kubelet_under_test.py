@@ -49,6 +49,9 @@ class KubeletUnderTest(Protocol):
     async def delete(self, uid: str) -> None:
         """Remove a pod, and wait until its containers are gone."""
 
+    async def finish(self, uid: str) -> None:
+        """Let the containers of a pod end well, and wait until the kubelet knows."""
+
     async def stop(self) -> None:
         """End the kubelet process; containers keep running."""
 
@@ -85,6 +88,9 @@ class TheDouble:
 
     async def delete(self, uid: str) -> None:
         await self.kubelet.delete(await self.look(uid))
+
+    async def finish(self, uid: str) -> None:
+        self.kubelet.finish(await self.look(uid))
 
     async def stop(self) -> None:
         await self.kubelet.stop()

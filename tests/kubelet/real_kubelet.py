@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
-from tests.kubelet.kubelet_under_test import eventually, eventually_await, listed
+from tests.kubelet.kubelet_under_test import eventually, eventually_await
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,8 @@ class RealKubelet:
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
         script = (
             "mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount -t tmpfs none /var/log && echo up && "
-            f"exec sleep {_FOREVER}"
+            # The first process of a PID namespace inherits orphans, and a shell that waits buries them.
+            "while :; do sleep 60 & wait; done"
         )
         self._holder = subprocess.Popen([*namespaces, "sh", "-c", script], stdout=subprocess.PIPE)  # noqa: ASYNC220
         assert self._holder.stdout is not None
@@ -122,9 +123,8 @@ class RealKubelet:
         self._containerd = self._spawn("containerd", "containerd", "--config", str(self._root / "containerd.toml"))
         image = self._root / "image.tar"
         _write_image(image)
-        ctr = ["ctr", "-a", f"{self._root}/containerd.sock", "-n", "k8s.io"]
-        await eventually_await(lambda: self._run(*ctr, "version"))
-        assert await self._run(*ctr, "image", "import", str(image)), "the test image could not be imported"
+        await eventually_await(lambda: self._run(*self._ctr(), "version"))
+        assert await self._run(*self._ctr(), "image", "import", str(image)), "the test image could not be imported"
         (self._root / "kubelet.json").write_text(json.dumps(self._configuration()))
 
     async def __aexit__(
@@ -152,8 +152,6 @@ class RealKubelet:
         unseen = self._root / "unseen"
         unseen.write_text(json.dumps(_manifest(spec, uid)))
         unseen.rename(manifest)
-        if self._kubelet is not None:
-            await eventually_await(lambda: self._known(uid))
         return uid
 
     async def look(self, uid: str) -> Pod:
@@ -180,6 +178,12 @@ class RealKubelet:
         (self._manifests / f"{uid}.json").unlink()
         await eventually_await(lambda: self._unknown(uid))
         del self._specs[uid]
+
+    async def finish(self, uid: str) -> None:
+        for status in (await self._pods())[uid]["status"]["containerStatuses"]:
+            container = status["containerID"].removeprefix("containerd://")
+            assert await self._run(*self._ctr(), "task", "kill", "--signal", "SIGTERM", container)
+        await eventually_await(lambda: self._succeeded(uid))
 
     async def clear(self) -> None:
         """Remove every pod."""
@@ -230,6 +234,12 @@ class RealKubelet:
     async def _run(self, *command: str) -> bool:
         return await asyncio.to_thread(self._spawn("run", *command).wait) == 0
 
+    def _ctr(self) -> tuple[str, ...]:
+        return ("ctr", "-a", f"{self._root}/containerd.sock", "-n", "k8s.io")
+
+    async def _succeeded(self, uid: str) -> bool:
+        return (await self.look(uid)).phase == "Succeeded"
+
     async def _pods(self) -> dict[str, dict[str, Any]]:
         def ask() -> dict[str, Any]:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=10) as answer:
@@ -242,18 +252,16 @@ class RealKubelet:
             return {}
         return {one["metadata"]["uid"]: one for one in found["items"] or ()}
 
-    async def _known(self, uid: str) -> bool:
-        return uid in await self._pods()
-
     async def _unknown(self, uid: str) -> bool:
         return uid not in await self._pods()
 
     async def _serves(self) -> bool:
-        if not (self.registration_socket.is_socket() and self.pod_resources_socket.is_socket()):
-            return False
         try:
-            await listed(self)
-        except Exception:  # noqa: BLE001  (whatever it says: it is not up yet)
+            for path in (self.registration_socket, self.pod_resources_socket):
+                _, writer = await asyncio.open_unix_connection(path)
+                writer.close()
+                await writer.wait_closed()
+        except OSError:  # no file yet, or one that the process before left behind
             return False
         return True
 
@@ -358,6 +366,7 @@ def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
         "metadata": {"name": spec.name, "namespace": spec.namespace, "uid": uid},
         "spec": {
             "hostNetwork": True,
+            "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
             "initContainers": [written(one) for one in spec.containers if one.kind is not Kind.APP],
             "containers": [written(one) for one in spec.containers if one.kind is Kind.APP],

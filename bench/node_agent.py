@@ -1,0 +1,346 @@
+"""Measure the node agent as a kubelet meets it: ``python -m bench.node_agent``.
+
+The real command runs as a process of its own on 8 invented H200 with 1 GiB shares. Figures come from a Python client,
+whose own part is the round trip in the row "the client's own part"; verdicts count it in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gpu_device_plugin
+from bench import cluster, memory
+from bench.kubelet import Kubelet, Plugin
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+GPUS = 8
+MODEL = f"{GPUS}xH200-141GiB"
+MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+SIZE = 8
+"""Shares of one allocation."""
+NODE = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure and what it should be at most."""
+
+    what: str
+    figure: float
+    unit: str = "ms"
+    bar: float | None = None
+    note: str = ""
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Return the row for people."""
+        digits = 0 if self.figure >= 1000 else 1 if self.figure >= 10 else 2
+        verdict = "" if self.bar is None else "met" if self.figure <= self.bar else "MISSED"
+        bar = "" if self.bar is None else f"<= {self.bar:g} {self.unit}"
+        note = f" ({self.note})" if self.note else ""
+        return self.what, f"{self.figure:,.{digits}f} {self.unit}{note}", bar, verdict
+
+
+@dataclass(slots=True)
+class Run:
+    """One agent under measurement, registered and listened to."""
+
+    kubelet: Kubelet
+    process: subprocess.Popen[bytes]
+    registered_s: float
+    """From starting the process until both resources were registered."""
+
+    @property
+    def mem(self) -> Plugin:
+        """The agent's side of gpu-mem."""
+        return self.kubelet.plugins[MEMORY]
+
+    def pids(self) -> list[int]:
+        """Return the agent's processes, the one that speaks to the driver included."""
+        return memory.tree(self.process.pid)
+
+
+@contextlib.contextmanager
+def running(root: Path, *flags: str, gpus: str = f"fake:{MODEL}", held: Sequence[tuple[str, str]] = ()) -> Iterator[Run]:
+    """Start an agent in the folder `root` and have it registered; `held` are (pod, share) of pods that run already."""
+    with Kubelet(root) as kubelet, (root / "agent.log").open("wb") as log:
+        for pod_uid, share in held:
+            kubelet.hold(pod_uid, MEMORY, [share])
+        kubelet.write_checkpoint([MEMORY, COUNT])
+        command = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--gpus", gpus]
+        command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources, *flags]
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(("GPUSHARE_", "PYTHON"))}
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        try:
+            try:
+                at = max(kubelet.registered.get(timeout=30)[0] for _ in (MEMORY, COUNT))
+            except Exception as error:
+                raise SystemExit(f"the agent did not register:\n{Path(log.name).read_text()}") from error
+            yield Run(kubelet, process, at - began)
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+
+
+# --- What is measured -------------------------------------------------------------------------------------------------
+
+
+def times(plugin: Plugin, method: str, requests: Sequence[bytes]) -> list[float]:
+    """Return how long each call took, in ms."""
+    return [plugin.call(method, request)[0] * 1000 for request in requests]
+
+
+def percentiles(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the median and what 99 of 100 do not exceed."""
+    ordered = sorted(samples)
+    return statistics.median(ordered), ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+
+
+def preferring(free: Sequence[str]) -> bytes:
+    """Return the request for a preferred allocation out of these IDs."""
+    asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=free, allocation_size=SIZE)
+    return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
+
+
+def allocating(device_ids: Sequence[str]) -> bytes:
+    """Return the request to allocate these IDs."""
+    asked = pb.ContainerAllocateRequest(devices_ids=device_ids)
+    return pb.AllocateRequest(container_requests=[asked]).SerializeToString()
+
+
+def blocks(ids: Sequence[str]) -> list[Sequence[str]]:
+    """Cut each GPU's IDs into as many allocations as it can serve."""
+    gpus: dict[str, list[str]] = {}
+    for name in ids:
+        gpus.setdefault(name.partition("::")[0], []).append(name)
+    return [shares[i : i + SIZE] for shares in gpus.values() for i in range(0, len(shares) - SIZE + 1, SIZE)]
+
+
+def first_list(run: Run) -> tuple[int, list[str]]:
+    """Return the size of the first list of gpu-mem in bytes, and its healthy IDs."""
+    _, message = run.mem.lists.get(timeout=30)
+    devices = pb.ListAndWatchResponse.FromString(message).devices
+    return len(message), [device.ID for device in devices if device.health == "Healthy"]
+
+
+def allocate(run: Run, ids: Sequence[str], calls: int) -> list[float]:
+    """Allocate again and again, as pods come and go, and keep the kubelet's books; return the times in ms."""
+    wanted = blocks(ids)
+    chosen = [wanted[i % len(wanted)] for i in range(calls)]
+    samples = times(run.mem, "Allocate", [allocating(block) for block in chosen])
+    for i, block in enumerate(chosen):
+        run.kubelet.hold(f"block-{i % len(wanted)}", MEMORY, block)
+    run.kubelet.write_checkpoint([MEMORY, COUNT])
+    return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The times of one agent's calls: (median, 99th percentile) in ms."""
+
+    own: tuple[float, float]
+    preferred: tuple[float, float]
+    allocate: tuple[float, float]
+
+
+def measure_calls(run: Run, ids: Sequence[str], calls: int, warm: int) -> Calls:
+    """Ask what the kubelet asks, one call after the other, as it does."""
+    own = times(run.mem, "GetDevicePluginOptions", [b""] * (warm + calls))
+    preferred = times(run.mem, "GetPreferredAllocation", [preferring(ids)] * (warm + calls))
+    allocated = allocate(run, ids, warm + calls)
+    return Calls(*(percentiles(samples[warm:]) for samples in (own, preferred, allocated)))
+
+
+def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure agents without API access, several one after the other."""
+    starts, stops, every = [], [], []
+    for _ in range(options.rounds):
+        with running(root) as run:
+            starts.append(run.registered_s * 1000)
+            size, ids = first_list(run)
+            every.append(measure_calls(run, ids, options.calls, options.warm))
+            began = time.monotonic()
+            run.process.terminate()
+            run.process.wait(timeout=10)
+            stops.append((time.monotonic() - began) * 1000)
+    yield Row("start of the process to both resources registered", statistics.median(starts), "ms", 700)
+    yield Row(f"first list, {len(ids):,} shares", size / 1000, "kB", 70)
+    own, preferred, allocated = (
+        [statistics.median(samples) for samples in zip(*(getattr(calls, name) for calls in every), strict=True)]
+        for name in Calls.__slots__
+    )
+    yield Row("the client's own part (GetDevicePluginOptions), p50", own[0])
+    yield Row("the same, p99", own[1])
+    yield Row(f"GetPreferredAllocation, {SIZE} of {len(ids):,} free, p50", preferred[0], "ms", 1.5)
+    yield Row("the same, p99", preferred[1], "ms", 4)
+    yield Row(f"Allocate, {SIZE} shares, p50", allocated[0], "ms", 0.5)
+    yield Row("the same, p99", allocated[1], "ms", 1)
+    yield Row("SIGTERM to the end of the process", statistics.median(stops), "ms", 2000)
+
+
+def standalone_memory(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure the memory of an agent without API access."""
+    with running(root) as run:
+        _, ids = first_list(run)
+        yield from _memory(run, ids, options, "standalone", 45)
+
+
+def with_api(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure an agent as deploy/daemonset.yaml runs it: with the pods of its node watched, metrics and probes."""
+    command = [sys.executable, "-m", "bench.cluster", NODE, str(options.pods)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        with running(root) as probe:
+            _, ids = first_list(probe)
+        held = [(cluster.uid(number), ids[number]) for number in range(1, options.pods, 2)]
+        flags = ("--api", url, "--node-name", NODE, "--http", "127.0.0.1:0")
+        with running(root, *flags, held=held) as run:
+            time.sleep(min(options.settle, 1))  # until the pods are known
+            free = [name for name in ids if name not in {share for _, share in held}]
+            preferred = times(run.mem, "GetPreferredAllocation", [preferring(free)] * (options.warm + options.calls))
+            yield from _memory(run, ids, options, f"with API access, {options.pods} pods", 60, preferred)
+        server.communicate()
+
+
+def _memory(
+    run: Run,
+    ids: Sequence[str],
+    options: argparse.Namespace,
+    how: str,
+    bar_mib: float,
+    preferred: Sequence[float] = (),
+) -> Iterator[Row]:
+    def now() -> tuple[float, str]:
+        pids = run.pids()
+        return memory.alone_mib(pids), f"PSS here {memory.pss_mib(pids):.1f}"
+
+    if preferred:
+        p50, p99 = percentiles(preferred[options.warm :])
+        yield Row(f"GetPreferredAllocation, {how}, one promised, p50", p50, "ms", 1.5)
+        yield Row("the same, p99", p99, "ms", 4)
+    # Probes, reconciling and everything else that is done now and then has been done once after it.
+    before_s = memory.cpu_s(run.pids())
+    time.sleep(options.settle)
+    spent_s = memory.cpu_s(run.pids()) - before_s
+    idle, note = now()
+    yield Row(f"memory, {how}, idle", idle, "MiB", bar_mib, note)
+    samples = allocate(run, ids, options.calls)
+    if preferred:
+        p50, p99 = percentiles(samples)
+        yield Row(f"Allocate, {how}, p50", p50, "ms", 0.5)
+        yield Row("the same, p99", p99, "ms", 1)
+    time.sleep(options.settle)
+    once, note = now()
+    yield Row(f"the same after {options.calls:,} allocations", once, "MiB", bar_mib, note)
+    for _ in range(3):
+        allocate(run, ids, options.calls)
+    time.sleep(options.settle)
+    yield Row(f"the same grown by after {3 * options.calls:,} more", now()[0] - once, "MiB", 0.5)
+    yield Row(f"CPU, {how}, idle", spent_s / max(options.settle, 0.01) * 100, "%")
+
+
+def flips(root: Path) -> Iterator[Row]:
+    """Let one GPU after the other fail, and see when the kubelet knows."""
+    description = root.with_suffix(".json")
+    failures: list[dict[str, object]] = []
+
+    def describe() -> None:
+        description.write_text(json.dumps({"gpus": [MODEL], "events": failures}))
+
+    describe()
+    delays, updates, changed = [], [], []
+    with running(root, gpus=str(description)) as run:
+        first_list(run)
+        (driver,) = (pid for pid in run.pids() if pid != run.process.pid)
+        for gpu in range(GPUS):
+            # The invented driver looks at its file twenty times a second. Stopped until the event has happened, it
+            # reports it in the moment in which it goes on, as a real driver does.
+            os.kill(driver, signal.SIGSTOP)
+            failures.append({"at": "0s", "gpu": gpu, "xid": 79})
+            describe()
+            time.sleep(0.1)
+            began = time.monotonic()
+            os.kill(driver, signal.SIGCONT)
+            at, message = run.mem.lists.get(timeout=10)
+            delays.append((at - began) * 1000)
+            time.sleep(0.2)
+            updates.append(1 + run.mem.lists.qsize())
+            unhealthy = sum(device.health != "Healthy" for device in pb.ListAndWatchResponse.FromString(message).devices)
+            changed.append(unhealthy - sum(changed))
+    note = f"{min(changed)} to {max(changed)} shares each, slowest of {GPUS} {max(delays):.1f} ms"
+    yield Row("GPU failure to the list on the stream", statistics.median(delays), "ms", 20, note)
+    yield Row("lists per failure, at most", max(updates), "", 1)
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+
+
+def machine() -> str:
+    """Return what was measured, where and when."""
+    cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("grpcio", "protobuf", "aiohttp", "msgspec"))
+    return (
+        f"gpu-device-plugin {gpu_device_plugin.__version__} on {MODEL}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; "
+        f"{os.cpu_count()} cores ({cpu[1] if cpu else platform.machine()}), load {os.getloadavg()[0]:.1f}, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, {versions}"
+    )
+
+
+def show(rows: Iterator[Row]) -> None:
+    """Print each row as soon as it is known; the result is a Markdown table."""
+    widths = (66, 36, 12, 7)
+    for cells in (("What", "Measured", "Bar", "Verdict"), tuple("-" * width for width in widths)):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |")
+    for row in rows:
+        print("| " + " | ".join(cell.ljust(w) for cell, w in zip(row.cells(), widths, strict=True)) + " |", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m bench.node_agent", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="agents started; figures are medians over them")
+    parser.add_argument("--calls", type=int, default=1000, help="calls of each kind")
+    parser.add_argument("--warm", type=int, default=20, help="calls before those that count")
+    parser.add_argument("--pods", type=int, default=200, help="pods of the node, with API access")
+    parser.add_argument("--settle", type=float, default=11, help="seconds before memory is looked at")
+    options = parser.parse_args(argv)
+    compileall.compile_dir(Path(gpu_device_plugin.__file__).parent, quiet=1)
+    print(machine() + "\n")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        root = Path(folder, "node")
+        with running(root):
+            pass  # whatever is read from disk for the first time
+
+        def rows() -> Iterator[Row]:
+            yield from standalone(root, options)
+            yield from flips(root)
+            yield from standalone_memory(root, options)
+            yield from with_api(root, options)
+
+        show(rows())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
