@@ -52,7 +52,7 @@ class _Check:
     unexplained: set[str] = field(default_factory=set)
     """Pods in which the list differed, and of which the watch has said nothing so far."""
     unordered: set[str] = field(default_factory=set)
-    """Pods of the list that are ordered by age for want of something better."""
+    """Pods new in the list, ordered by age. They are not shown until the watch has told their order, or has passed."""
 
 
 class PodMirror:
@@ -164,9 +164,9 @@ class PodMirror:
         found, version = await self._list(self._since)
         changed, unordered = self._adopt(found)
         self._check = _Check(_number(version), changed.copy(), unordered)
-        self._check_done()
         if changed:
             self._publish()
+        self._check_done()
 
     async def _list(self, since: str) -> tuple[dict[str, PodRecord], str]:
         # Planned first: a list that fails must not keep us from watching.
@@ -248,7 +248,9 @@ class PodMirror:
             if self._check.unexplained:
                 self.missed += len(self._check.unexplained)
                 _log.warning("a list of the pods put %d right of which no watch told", len(self._check.unexplained))
-            self._check = _Check()
+            unordered, self._check = self._check.unordered, _Check()
+            if unordered:
+                self._publish()
 
     def _read(self, raw: msgspec.Raw) -> PodRecord | None:
         try:
@@ -267,7 +269,8 @@ class PodMirror:
         self.unreadable += 1
 
     def _publish(self) -> None:
-        self._changes.set(MappingProxyType(self._pods.copy()))
+        shown = {uid: pod for uid, pod in self._pods.items() if uid not in self._check.unordered}
+        self._changes.set(MappingProxyType(shown))
 
 
 def _number(version: str) -> int:

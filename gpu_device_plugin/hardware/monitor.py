@@ -18,6 +18,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.health import (
     Belief,
+    Cause,
     Cleared,
     Gone,
     Observation,
@@ -105,6 +106,8 @@ class HealthChange:
     healthy: bool
     reason: str
     """For people; begins with what the GPU is now."""
+    cause: Cause
+    """The kind of problem that came last, or of the first of those that ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +448,8 @@ class Hardware:
         after = step(before, observation, self.rules)
         self._next = replace(self._next, beliefs={**self._next.beliefs, uuid: after})
         if reason := change(before, after):
-            self._on_change(HealthChange(uuid, after.healthy, reason))
+            cause = before.problems[0].cause if after.healthy else after.problems[-1].cause
+            self._on_change(HealthChange(uuid, after.healthy, reason, cause))
 
     def _unwatched(self, why: str) -> None:
         for gpu in self._next.inventory.gpus:

@@ -129,7 +129,8 @@ class Lives:
         self._plugins = plugins
         self._prepare = prepare
         self._tell = tell
-        self._timings = Timings() if timings is None else timings
+        self.timings = Timings() if timings is None else timings
+        """May be replaced at any time."""
         self._served: list[_Served] = []
         self.registrations: dict[str, int] = {plugin.resource.name: 0 for plugin in plugins}
         """How often each resource was registered."""
@@ -171,8 +172,8 @@ class Lives:
             reason = await self._live()
             self._tell(Told.OVER, {"reason": reason})
             # A life that ends as soon as it began would otherwise be followed by another at once, and so on.
-            short = time.monotonic() - began < self._timings.retry_first * 10
-            wait = min(max(wait * 2, self._timings.retry_first), self._timings.retry_most) if short else 0.0
+            short = time.monotonic() - began < self.timings.retry_first * 10
+            wait = min(max(wait * 2, self.timings.retry_first), self.timings.retry_most) if short else 0.0
             await asyncio.sleep(wait)
 
     async def _live(self) -> str:
@@ -200,7 +201,7 @@ class Lives:
             if not told:
                 self._tell(Told.NO_DIRECTORY, {"directory": str(self._directory)})
                 told = True
-            await asyncio.sleep(self._timings.poll)
+            await asyncio.sleep(self.timings.poll)
         if links == 0:
             raise DirectoryGoneError(
                 f"{self._directory} was deleted on the host, and this container sees only the old one; restarting it"
@@ -225,7 +226,7 @@ class Lives:
             if not await answers(served.socket):
                 raise LifeOverError(f"the socket of {served.plugin.resource.name} does not answer")
         kubelet = self._directory / sockets.KUBELET_SOCKET
-        wait, complaint, name = self._timings.retry_first, "", ""
+        wait, complaint, name = self.timings.retry_first, "", ""
         while True:
             try:
                 for served in self._served:
@@ -244,7 +245,7 @@ class Lives:
                     async with asyncio.timeout(wait):
                         await again.wait()
                 again.clear()
-                wait = min(wait * 2, self._timings.retry_most)
+                wait = min(wait * 2, self.timings.retry_most)
         await asyncio.Event().wait()
         raise AssertionError  # pragma: no cover
 
@@ -254,7 +255,7 @@ class Lives:
         was = sockets.identity(kubelet)
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timings.poll):
+                async with asyncio.timeout(self.timings.poll):
                     await changed.wait()
             changed.clear()
             for served in self._served:
@@ -275,12 +276,12 @@ class Lives:
             served.streamless_since = None
         elif served.streamless_since is None:
             served.streamless_since = now
-        elif now - served.streamless_since >= self._timings.stream_grace:
+        elif now - served.streamless_since >= self.timings.stream_grace:
             raise LifeOverError(f"the kubelet stopped listening to {served.plugin.resource.name}")
 
     async def _check(self) -> NoReturn:
         while True:
-            await asyncio.sleep(self._timings.self_check)
+            await asyncio.sleep(self.timings.self_check)
             for served in self._served:
                 if not await answers(served.socket):
                     raise LifeOverError(f"the socket of {served.plugin.resource.name} does not answer")
@@ -289,9 +290,10 @@ class Lives:
         ended, self._served = self._served, []
         for served in ended:
             served.servicer.close()
-        if ended:
-            await asyncio.gather(*(served.server.stop(self._timings.stop) for served in ended))
-        for served in ended:
-            # grpcio usually has removed it; what stands at the path now may be no longer ours.
-            if sockets.identity(served.socket) == served.identity:
-                served.socket.unlink(missing_ok=True)
+        try:
+            await asyncio.gather(*(served.server.stop(self.timings.stop) for served in ended))
+        finally:  # cancelled while we wait for calls in flight: whoever stops us leaves nothing behind either
+            for served in ended:
+                # grpcio usually has removed it; what stands at the path now may be no longer ours.
+                if sockets.identity(served.socket) == served.identity:
+                    served.socket.unlink(missing_ok=True)

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_IN_USE_MIB = 100
+"""A CUDA context takes more than this much memory, an idle GPU less."""
 _ADVICE = (
     "pods keep being sent here although no single GPU has room for them: the scheduler sees only the sum. "
     "Install the scheduler extender, or ask for less than the emptiest GPU has free"
@@ -146,7 +148,7 @@ class NodeAgent:
             Books(settings.device_plugin_dir, settings.pod_resources_socket, resources),
             self._metrics,
             resend=self.advertiser.resend,
-            processes=lambda: self.hardware.view.value.processes,
+            processes=self._processes,
             learned=self._learned,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
@@ -290,6 +292,17 @@ class NodeAgent:
             observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
         )
 
+    def _processes(self) -> Mapping[str, int | None]:
+        """Return for each GPU how many processes it shows; one that only its memory betrays counts too.
+
+        NVML names only processes of the caller's PID namespace, and an agent has one of its own.
+        """
+        view = self.hardware.view.value
+        return {
+            uuid: (view.processes.get(uuid) or 0) + ((view.used_mib.get(uuid) or 0) >= _IN_USE_MIB)
+            for uuid in view.beliefs
+        }
+
     def _granted(self) -> None:
         self.reconciler.granted()
 
@@ -301,7 +314,7 @@ class NodeAgent:
             self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {_ADVICE}.", "Refuse")
 
     def _health_changed(self, change: HealthChange) -> None:
-        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", "")
+        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
         level = logging.INFO if change.healthy else logging.ERROR
         name = self._name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})

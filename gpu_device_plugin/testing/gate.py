@@ -24,6 +24,7 @@ class Gate:
         self._open.set()
         self._refusal: RefusedError | None = None
         self._refusals_left: float = 0
+        self._reached = asyncio.Event()
         self.waiting = 0
         """Calls that stand before the closed door."""
 
@@ -34,6 +35,11 @@ class Gate:
     def hold(self) -> None:
         """Let calls hang from now on, until `release` or until the caller gives up."""
         self._open.clear()
+        self._reached.clear()
+
+    async def reached(self) -> None:
+        """Wait until a call stands before the door that was closed by `hold`."""
+        await self._reached.wait()
 
     def release(self) -> None:
         """Let everyone through, those who wait first; forget refusals."""
@@ -50,6 +56,7 @@ class Gate:
         """Wait until the call may go on. RefusedError: it may not."""
         if not self._open.is_set():
             self.waiting += 1
+            self._reached.set()
             try:
                 await self._open.wait()
             finally:

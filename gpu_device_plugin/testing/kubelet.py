@@ -220,8 +220,8 @@ class Kubelet:
         """Restart the node: no process survives, and no socket of a plugin that does not come back by itself."""
         await self.stop()
         self._left_behind.clear()
-        for known in self._pods.values():
-            self._stop_containers(known)
+        for known in self.pods:
+            self._pods[known.uid] = self._stopped(known)
         await self.start(ready=ready)
 
     async def sources_ready(self) -> None:
@@ -274,11 +274,14 @@ class Kubelet:
         self._put(pod)
         return await self._admit(self._process, pod, rejected) if self._process else pod
 
-    def finish(self, pod: Pod, phase: str = "Succeeded") -> Pod:
-        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them."""
+    def finish(self, pod: Pod, phase: str = "Succeeded", *, settled: bool = True) -> Pod:
+        """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them.
+
+        Not `settled`, the pod has this phase in the API while the kubelet is still tidying up and counts it as active:
+        a few milliseconds, which end with a second call.
+        """
         self._require()
-        self._stop_containers(self.pod(pod))
-        return self._put(replace(self.pod(pod), phase=phase))
+        return self._put(replace(self._stopped(self.pod(pod)), phase=phase, terminating=not settled))
 
     def terminate(self, pod: Pod) -> Pod:
         """Begin to delete a pod: it has its grace period, and holds its devices, until `delete`."""
@@ -438,7 +441,7 @@ class Kubelet:
         known = [
             self._pods[uid]
             for uid in sorted(self._process.seen)
-            if uid in self._pods and not (active_only and self._pods[uid].terminal)
+            if uid in self._pods and (self._pods[uid].active or not active_only)
         ]
         self._rng.shuffle(known)
         return known
@@ -462,9 +465,6 @@ class Kubelet:
         return replace(
             pod, containers=tuple(replace(container, started=False, running=False) for container in pod.containers)
         )
-
-    def _stop_containers(self, pod: Pod) -> None:
-        self._put(self._stopped(pod))
 
     async def _admit(self, process: _Process, pod: Pod, rejected: tuple[str, str] | None) -> Pod:
         async with process.sync_loop:

@@ -118,6 +118,11 @@ class Pod:
         return self.phase in {"Succeeded", "Failed"}
 
     @property
+    def active(self) -> bool:
+        """The kubelet counts its devices as in use."""
+        return not self.terminal or self.terminating
+
+    @property
     def process_running(self) -> bool:
         """Some process of it is alive, whatever the kubelet's books say."""
         return any(container.running for container in self.containers)

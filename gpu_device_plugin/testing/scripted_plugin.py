@@ -85,11 +85,11 @@ class ScriptedPlugin(DevicePluginServicer):
         self.kubelet_socket = directory / "kubelet.sock"
         self.script = script or Script()
         self.numa_nodes = numa_nodes or {}
-        self.gate = Gate()
-        """GetPreferredAllocation and Allocate pass here."""
-        self.start_gate = Gate()
-        """PreStartContainer passes here."""
         self.options_gate = Gate()
+        """GetDevicePluginOptions passes here; each of the others has a gate too."""
+        self.prefer_gate = Gate()
+        self.allocate_gate = Gate()
+        self.start_gate = Gate()
         self.allocations: list[tuple[str, ...]] = []
         self.preferences: list[Preferred] = []
         self.starts: list[tuple[str, ...]] = []
@@ -188,7 +188,7 @@ class ScriptedPlugin(DevicePluginServicer):
         (one,) = request.container_requests
         asked = Preferred(tuple(one.available_deviceIDs), tuple(one.must_include_deviceIDs), one.allocation_size)
         self.preferences.append(asked)
-        await self._pass(self.gate, context)
+        await self._pass(self.prefer_gate, context)
         try:
             preferred = self.script.prefer(asked)
         except RefusedError as refusal:
@@ -205,7 +205,7 @@ class ScriptedPlugin(DevicePluginServicer):
         """Answer with what the script gives."""
         (one,) = request.container_requests
         self.allocations.append(tuple(one.devices_ids))
-        await self._pass(self.gate, context)
+        await self._pass(self.allocate_gate, context)
         try:
             answer = self.script.allocate(one.devices_ids)
         except RefusedError as refusal:

@@ -113,7 +113,6 @@ async def test_the_mirror_ends_up_with_the_truth(seed: int, forgetful: bool, eve
         await eventually(lambda: seen(mirror.pods) == world.truth())
         if not forgetful:
             assert mirror.lists == 1
-            assert [found.name for found in mirror.pods.values()] == [
-                name for name in world.bound if name in world.truth()
-            ]
+            names = [name for name in world.bound if name in world.truth()]
+            await eventually(lambda: [found.name for found in mirror.pods.values()] == names)
         running.cancel()

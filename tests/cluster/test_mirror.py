@@ -112,6 +112,30 @@ async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any)
         assert mirror.lists == 2
 
 
+async def test_a_check_keeps_the_order_of_binding(server: ApiServer, eventually: Any) -> None:
+    """The watch lags behind the list of a check: what that list brings waits until the watch has told the order."""
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    async with mirroring(server, watch_s=0.01, timing=MirrorTiming(0.01, 0.05, check_s=0)) as mirror:
+        await eventually(lambda: mirror.live)
+        seen = [names(mirror)]
+
+        async def follow() -> None:
+            async for _ in mirror.changes.values():
+                seen.append(names(mirror))
+
+        following = asyncio.create_task(follow())
+        fault = server.fail(Answer(503), verbs={"watch"}, times=3)
+        await eventually(lambda: fault.happened)
+        server.bind("young", "n")
+        server.bind("old", "n")
+        await eventually(lambda: names(mirror) == ["young", "old"])
+        following.cancel()
+    assert ["old"] not in seen
+    assert ["old", "young"] not in seen
+    assert (mirror.lists, mirror.missed) == (1, 0)
+
+
 async def test_a_namesake_is_another_pod_and_comes_last(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", uid="1", node="n"))
     server.add(pod("b", uid="2", node="n"))

@@ -181,13 +181,14 @@ class Kubelet:
         return Promise(tuple(sorted(on.items())))
 
 
+DEMANDS = [(1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 1), (0, 2), (1, 1)]
+"""Shares and whole GPUs of one container."""
 CONTAINERS = st.lists(
     st.builds(
-        Asked,
-        st.sampled_from(ContainerKind),
-        st.sampled_from((0, 1, 1, 2, 3, 4)),
-        st.sampled_from((0, 0, 0, 1, 2)),
-        st.booleans(),
+        lambda kind, demand, several: Asked(kind, *demand, several),
+        st.sampled_from([APP, APP, INIT, ContainerKind.SIDECAR]),
+        st.sampled_from(DEMANDS),
+        st.sampled_from([False, False, True]),
     ),
     min_size=1,
     max_size=3,
@@ -199,7 +200,7 @@ class OneNode(RuleBasedStateMachine):
     """Everything that can happen on a node."""
 
     @initialize(
-        gib=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        gib=st.lists(st.integers(2, 5), min_size=1, max_size=3),
         policy=st.sampled_from(sorted(POLICIES)),
     )
     def begin(self, gib: list[int], policy: str) -> None:
@@ -313,15 +314,10 @@ class OneNode(RuleBasedStateMachine):
 
     # --- the world
 
-    @rule()
-    def restart_the_kubelet(self) -> None:
-        """All it knows is its checkpoint, and it lists nothing for a while. Pods that ended are forgotten in time."""
-        self.kubelet.forgetful = True
-        self.kubelet.take()
-
-    @rule()
-    def the_kubelet_has_found_its_pods(self) -> None:
-        self.kubelet.forgetful = False
+    @rule(found=st.booleans())
+    def the_kubelet_restarts_or_has_found_its_pods_again(self, *, found: bool) -> None:
+        """All it knows at first is its checkpoint, and it lists nothing for a while."""
+        self.kubelet.forgetful = not found
 
     @rule(position=st.integers(0, 2), broken=st.booleans())
     def a_gpu_breaks_or_recovers(self, position: int, *, broken: bool) -> None:

@@ -170,7 +170,7 @@ async def test_only_the_options_that_are_asked_for_count(world: World) -> None:
     plugin.options_gate.hold()
     await plugin.serve()
     registering = asyncio.create_task(plugin.register())
-    await eventually(lambda: plugin.options_gate.waiting)
+    await plugin.options_gate.reached()
     plugin.script.options = DevicePluginOptions()
     plugin.options_gate.release()
     await registering
@@ -264,6 +264,21 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World)
         f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
         f"{world.resource}, which is unexpected"
     )
+
+
+async def test_a_failed_registration_makes_the_kubelet_forget_the_plugin_that_works(world: World) -> None:
+    """Nobody notices then when its stream ends: its devices stay healthy in the books, and pods fail in Allocate."""
+    plugin, broken = world.plugin(), world.plugin()
+    await world.start(plugin)
+    broken.options_gate.refuse("broken")
+    await broken.serve()
+    with pytest.raises(grpc.aio.AioRpcError):
+        await broken.register()
+    await plugin.stop()
+    assert (await world.admit(1)).message.startswith(
+        "Pod was rejected: Allocate failed due to rpc error: code = Unavailable desc = "
+    )
+    assert await healthy(world.kubelet, world.resource) == set(FOUR_EACH)
 
 
 # Choosing devices
@@ -469,12 +484,12 @@ async def test_each_container_and_each_resource_has_an_allocate_of_its_own(world
 async def test_while_an_allocate_hangs_no_other_pod_is_admitted(world: World) -> None:
     plugin = world.plugin()
     await world.start(plugin)
-    plugin.gate.hold()
+    plugin.allocate_gate.hold()
     waiting = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 1}))
-    await eventually(lambda: plugin.gate.waiting)
+    await plugin.allocate_gate.reached()
     plain = await world.kubelet.begin(pod(f"p{next(_numbers)}", {}))
     assert (await world.kubelet.look(plain)).phase == "Pending"
-    plugin.gate.release()
+    plugin.allocate_gate.release()
     for uid in (waiting, plain):
         await eventually_await(lambda uid=uid: _runs(world.kubelet, uid))  # type: ignore[misc]
 
@@ -486,12 +501,12 @@ async def _runs(kubelet: KubeletUnderTest, uid: str) -> bool:
 async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet(world: World) -> None:
     plugin = world.plugin({"a": True, "b": True})
     await world.start(plugin)
-    plugin.gate.hold()
+    plugin.allocate_gate.hold()
     await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 2}))
-    await eventually(lambda: plugin.gate.waiting)
+    await plugin.allocate_gate.reached()
     plugin.list({"a": True})
     await world.believed(plugin)
-    plugin.gate.release()
+    plugin.allocate_gate.release()
     assert await world.kubelet.died()
 
 
@@ -584,24 +599,12 @@ async def test_the_devices_of_a_finished_pod_are_given_again(world: World) -> No
     await world.start(world.plugin())
     first = await world.admit(8)
     await world.kubelet.finish(first.uid)
-    assert await world.held(first) == {}
+    await eventually_await(lambda: _holds_nothing(world, first))
     assert (await world.admit(8)).phase == "Running"
 
 
-async def test_a_list_that_frees_a_pod_during_an_allocate_lets_its_devices_be_given_twice(world: World) -> None:
-    """The kubelet counts anew what is allocated, and a device on its way to a container is not counted."""
-    plugin = world.plugin({"a": True, "b": True})
-    await world.start(plugin)
-    ended = await world.admit(1)
-    plugin.gate.hold()
-    late = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 1}))
-    await eventually(lambda: plugin.gate.waiting)
-    await world.kubelet.finish(ended.uid)
-    await listed(world.kubelet)
-    plugin.gate.release()
-    await eventually_await(lambda: _runs(world.kubelet, late))
-    assert (await world.admit(2)).phase == "Running"
-    assert set(plugin.allocations[1]) < set(plugin.allocations[2]) == {"a", "b"}
+async def _holds_nothing(world: World, a_pod: Pod) -> bool:
+    return await world.held(a_pod) == {}
 
 
 async def test_freed_devices_stay_in_the_checkpoint_until_the_next_list(world: World) -> None:

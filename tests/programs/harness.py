@@ -10,19 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.kubelet.life import Timings
 from gpu_device_plugin.programs.node_agent import NodeAgent
 from gpu_device_plugin.settings import Sources
+from gpu_device_plugin.testing.device_manager import Amount
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 MEM = "aliyun.com/gpu-mem"
 COUNT = "aliyun.com/gpu-count"
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms", "nvml_timeout": "2s"}
 """Settings under which nothing that a test waits for takes long."""
+LIFE = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
+"""The same for a life."""
+
+NOTHING = Amount(0, 0)
+
+T4 = {"model": "T4"}
+"""A card for `world` and `World.hardware`: 14 shares of 1 GiB."""
 
 
 @dataclass
@@ -31,7 +40,7 @@ class World:
 
     kubelet: Kubelet
     settings: dict[str, str]
-    hardware_file: Path | None = None
+    folder: Path
     agent: NodeAgent | None = None
     _task: asyncio.Task[Any] | None = field(default=None, repr=False)
 
@@ -45,7 +54,8 @@ class World:
     def launch(self) -> NodeAgent:
         """Start an agent and wait for nothing."""
         assert self._task is None
-        self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read())
+        self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read(), dev=self.dev)
+        self.agent.lives.timings = LIFE
         self._task = asyncio.create_task(self.agent.run())
         return self.agent
 
@@ -84,14 +94,40 @@ class World:
 
     def hardware(self, *gpus: dict[str, Any], **rest: Any) -> None:
         """Make the fake hardware what is described; the agent's child reads the file when it changes."""
-        assert self.hardware_file is not None
-        new = self.hardware_file.with_suffix(".new")
+        new = self.folder / "gpus.new"
         new.write_text(json.dumps({"gpus": list(gpus), **rest}))
-        new.replace(self.hardware_file)
+        new.replace(self.folder / "gpus.json")
+
+    @property
+    def dev(self) -> Path:
+        """What stands for /dev."""
+        return self.folder / "dev"
+
+    @property
+    def uuids(self) -> list[str]:
+        """The UUIDs of the GPUs, in order."""
+        assert self.agent is not None
+        return [shared.gpu.uuid for shared in self.agent.book.node.shares.gpus]
+
+    @property
+    def held(self) -> set[str]:
+        """The IDs that the agent believes taken."""
+        assert self.agent is not None
+        return set(self.agent.book.node.ledger.holds)
+
+    @property
+    def sockets(self) -> set[str]:
+        """The names of the agent's sockets."""
+        return {path.name for path in self.kubelet.device_plugin_dir.glob("gpushare-*.sock")}
+
+    def lists(self, resource: str) -> list[dict[str, str]]:
+        """Return every list of a resource that the kubelet got over its newest stream: health by ID."""
+        newest = [stream for stream in self.kubelet.streams if stream.resource == resource][-1]
+        return [dict(each.health) for each in newest.lists]
 
     def healthy(self, resource: str) -> int:
         """Return how many IDs of a resource the kubelet sees healthy."""
-        return self.kubelet.amounts[resource].allocatable
+        return self.kubelet.amounts.get(resource, NOTHING).allocatable
 
     async def healthy_is(self, resource: str, count: int) -> None:
         """Wait until the kubelet sees so many healthy IDs."""
@@ -99,23 +135,32 @@ class World:
 
 
 @asynccontextmanager
-async def world(gpus: str = "fake:2xT4", **settings: str) -> AsyncIterator[World]:
-    """Make a node with a running kubelet; its agent is started by the test."""
+async def world(
+    gpus: str | Sequence[dict[str, Any]] = "fake:2xT4", *, version: tuple[int, int] = (1, 36), **settings: str
+) -> AsyncIterator[World]:
+    """Make a node with a running kubelet; its agent is started by the test.
+
+    GPUs that are described one by one can be changed later, see `World.hardware`.
+    """
     # pytest's own folders have names too long for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="gs") as folder:
-        kubelet = Kubelet(Path(folder))
+        kubelet = Kubelet(Path(folder), version=version)
         async with kubelet:
             made = World(
                 kubelet,
                 {
                     **QUICK,
-                    "gpus": gpus,
+                    "gpus": gpus if isinstance(gpus, str) else f"{folder}/gpus.json",
                     "api": "off",
                     "device_plugin_dir": str(kubelet.device_plugin_dir),
                     "pod_resources_socket": str(kubelet.pod_resources_socket),
                     **settings,
                 },
+                Path(folder),
             )
+            made.dev.mkdir()
+            if not isinstance(gpus, str):
+                made.hardware(*gpus)
             try:
                 yield made
             finally:

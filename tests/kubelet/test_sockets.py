@@ -1,0 +1,242 @@
+"""The device-plugin directory: whose it is, what lies in it, and who notices when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from watchdog.events import FileCreatedEvent, FileModifiedEvent
+
+from gpu_device_plugin.kubelet.sockets import (
+    AlreadyRunningError,
+    DirectoryError,
+    NodeLock,
+    _Waker,
+    check_directory,
+    identity,
+    links,
+    new_socket,
+    remove_stale_sockets,
+    watching,
+)
+from tests.kubelet.short_paths import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as made:
+        yield made
+
+
+def left_socket(path: Path) -> Path:
+    """Leave the file of a socket behind, as a process that was killed does."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+    return path
+
+
+def as_nobody(code: str, *arguments: object) -> str:
+    """Run code in a process without root's rights; what it imports is imported before. Returns what it printed."""
+    imports = "import os, pathlib, sys; from gpu_device_plugin.kubelet.sockets import *; import pwd\n"
+    drop = "if os.geteuid() == 0: os.setuid(65534)\n"
+    command = [sys.executable, "-c", imports + drop + code, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+# --- May we use it? ---------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_for_sockets_is_accepted(folder: Path) -> None:
+    check_directory(folder)
+
+
+def test_a6_a_missing_directory_is_named_with_where_the_right_one_is(folder: Path) -> None:
+    with pytest.raises(DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*whatever its --root"):
+        check_directory(folder / "missing")
+
+
+def test_a_file_is_no_directory(folder: Path) -> None:
+    (folder / "file").touch()
+    with pytest.raises(DirectoryError, match="is not a directory"):
+        check_directory(folder / "file")
+
+
+def test_a_directory_that_cannot_be_written_names_the_user(folder: Path) -> None:
+    folder.chmod(0o555)
+    said = as_nobody(
+        "try: check_directory(pathlib.Path(sys.argv[1]))\nexcept DirectoryError as error: print(error)", folder
+    )
+    folder.chmod(0o755)
+    assert "is not writable for uid" in said
+    assert "root (uid 0)" in said
+
+
+def test_a_path_too_long_for_a_socket_is_found_before_grpc_finds_it(folder: Path) -> None:
+    """107 bytes are the most; `gpushare-memory-<pid>-<6 digits>.sock` and its slash come behind the directory."""
+    name = len(os.fsencode(new_socket(folder, "memory").name)) + 1
+    fits = folder / ("x" * (107 - name - len(os.fsencode(folder)) - 1))
+    fits.mkdir()
+    check_directory(fits)
+    (too_long := fits.with_name(fits.name + "x")).mkdir()
+    with pytest.raises(DirectoryError, match=r"too long a path: a socket in it would have 108 bytes, and 107"):
+        check_directory(too_long)
+
+
+# --- Our sockets in it ------------------------------------------------------------------------------------------------
+
+
+def test_a8_every_socket_has_a_name_of_its_own(folder: Path) -> None:
+    """With one fixed name an old instance that ends late would remove the new one's socket."""
+    names = {new_socket(folder, "memory") for _ in range(100)}
+    assert len(names) == 100
+    assert {name.name.rsplit("-", 1)[0] for name in names} == {f"gpushare-memory-{os.getpid()}"}
+
+
+def test_a7_sockets_of_dead_instances_are_removed_and_nothing_else(folder: Path) -> None:
+    ours, others = left_socket(folder / "gpushare-memory-1-abcdef.sock"), left_socket(folder / "nvidia-gpu.sock")
+    regular = folder / "gpushare-notes.sock"
+    regular.write_text("mine")
+    remove_stale_sockets(folder)
+    assert not ours.exists()
+    assert others.exists()
+    assert regular.read_text() == "mine"
+
+
+def test_a_directory_that_is_gone_has_no_stale_sockets(folder: Path) -> None:
+    remove_stale_sockets(folder / "missing")
+
+
+def test_a_file_made_anew_is_another_one(folder: Path) -> None:
+    path = folder / "kubelet.sock"
+    assert identity(path) is None
+    path.touch()
+    first = identity(path)
+    assert first == identity(path)
+    path.unlink()
+    (folder / "keeps the inode from being used again").touch()
+    path.touch()
+    assert identity(path) not in {first, None}
+
+
+def test_a_directory_counts_its_names(folder: Path) -> None:
+    """A container keeps seeing a directory that was deleted on the host; it has no name left."""
+    assert links(folder) == 2
+    assert links(folder / "missing") is None
+
+
+# --- One instance -----------------------------------------------------------------------------------------------------
+
+
+def test_a8_a_second_instance_is_refused_and_told_who_the_first_is(folder: Path) -> None:
+    with NodeLock(folder):
+        lines = "try: NodeLock(pathlib.Path(sys.argv[1])).take()\nexcept AlreadyRunningError as error: print(error)"
+        command = f"import pathlib, sys\nfrom gpu_device_plugin.kubelet.sockets import *\n{lines}"
+        done = subprocess.run([sys.executable, "-c", command, folder], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"process {os.getpid()} on {socket.gethostname()} serves this node already")
+    assert "maxSurge: 0" in done.stdout
+
+
+def test_the_lock_is_free_once_its_process_is_gone(folder: Path) -> None:
+    command = "import os, pathlib, sys\nfrom gpu_device_plugin.kubelet.sockets import *\n"
+    command += "NodeLock(pathlib.Path(sys.argv[1])).take(); os._exit(9)"
+    subprocess.run([sys.executable, "-c", command, folder], check=False)
+    with NodeLock(folder) as lock:
+        lock.take()  # held already: nothing happens
+
+
+def test_a_lock_whose_holder_wrote_no_name_is_held_all_the_same(folder: Path) -> None:
+    with NodeLock(folder):
+        (folder / "gpushare" / "lock").write_text("")
+        with pytest.raises(AlreadyRunningError, match="^another process serves"):
+            NodeLock(folder).take()
+
+
+def test_a4_in_a_directory_made_anew_the_lock_is_taken_anew(folder: Path) -> None:
+    directory = folder / "plugins"
+    directory.mkdir()
+    with NodeLock(directory) as lock:
+        shutil.rmtree(directory)
+        directory.mkdir()
+        lock.take()
+        with pytest.raises(AlreadyRunningError):
+            NodeLock(directory).take()
+
+
+def test_a_lock_that_cannot_be_made_says_why(folder: Path) -> None:
+    (folder / "gpushare").touch()
+    with pytest.raises(DirectoryError, match=r"making the lock .*gpushare/lock: Not a directory"):
+        NodeLock(folder).take()
+
+
+def test_a_lock_never_taken_is_released_without_a_word(folder: Path) -> None:
+    NodeLock(folder).release()
+
+
+def test_the_lock_lies_where_an_old_kubelet_does_not_remove_it(folder: Path) -> None:
+    """Kubelets up to 1.20 remove every file beside their sockets, and no directory."""
+    with NodeLock(folder):
+        assert [path.name for path in folder.iterdir() if path.is_dir()] == ["gpushare"]
+
+
+# --- Noticing changes -------------------------------------------------------------------------------------------------
+
+
+async def changed_by(directory: Path, act: object) -> None:
+    changed = asyncio.Event()
+    with watching(directory, changed) as watched:
+        assert watched
+        assert callable(act)
+        act()
+        async with asyncio.timeout(10):
+            await changed.wait()
+
+
+async def test_what_appears_is_noticed(folder: Path) -> None:
+    await changed_by(folder, (folder / "kubelet.sock").touch)
+
+
+async def test_what_leaves_is_noticed(folder: Path) -> None:
+    (folder / "kubelet.sock").touch()
+    await changed_by(folder, (folder / "kubelet.sock").unlink)
+
+
+async def test_a6_a_linked_directory_is_watched_where_it_really_is(folder: Path) -> None:
+    """Some distributions link the directory into their own."""
+    (folder / "real").mkdir()
+    (folder / "link").symlink_to(folder / "real")
+    await changed_by(folder / "link", (folder / "real" / "kubelet.sock").touch)
+
+
+async def test_a_directory_that_cannot_be_watched_is_no_error(folder: Path) -> None:
+    with watching(folder / "missing", asyncio.Event()) as watched:
+        assert not watched
+
+
+def test_an_event_after_the_end_of_the_loop_is_dropped() -> None:
+    """watchdog's thread outlives the loop by a moment, and an exception in it would be lost."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    changed = asyncio.Event()
+    _Waker(loop, changed).on_any_event(FileCreatedEvent("kubelet.sock"))
+    assert not changed.is_set()
+
+
+async def test_what_is_only_read_or_written_wakes_nobody() -> None:
+    changed = asyncio.Event()
+    waker = _Waker(asyncio.get_running_loop(), changed)
+    waker.on_any_event(FileModifiedEvent("kubelet_internal_checkpoint"))
+    await asyncio.sleep(0)
+    assert not changed.is_set()
+    waker.on_any_event(FileCreatedEvent("kubelet.sock"))
+    await asyncio.sleep(0)
+    assert changed.is_set()
