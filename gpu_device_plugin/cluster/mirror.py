@@ -149,9 +149,10 @@ class PodMirror:
         """Make the mirror equal to a new list and go on from there."""
         found, version = await self._list(self._list_since)
         changed, _ = self._adopt(found)
-        self._since, self._check = version, _Check()
+        hidden, self._check = self._check.unordered, _Check()
+        self._since = version
         self.lists += 1
-        if changed or not self.synced:
+        if changed or hidden or not self.synced:
             self.synced = True
             self._publish()
 
@@ -163,7 +164,8 @@ class PodMirror:
         """
         found, version = await self._list(self._since)
         changed, unordered = self._adopt(found)
-        self._check = _Check(_number(version), changed.copy(), unordered)
+        before = self._check
+        self._check = _Check(_number(version), before.unexplained | changed, before.unordered | unordered)
         if changed:
             self._publish()
         self._check_done()

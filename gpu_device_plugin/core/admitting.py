@@ -32,6 +32,7 @@ class Why(StrEnum):
     TOO_LARGE = "larger_than_any_gpu"
     SCATTERED = "scattered_by_the_kubelet"
     NO_DEVICE_NODE = "no_device_node"
+    BOTH_RESOURCES = "both_resources"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,9 @@ ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 ALLOCATION = "scheduler.framework.gpushare.allocation"
 """JSON ``{"<container index>": {"<GPU position>": <shares>}}``, for several containers or GPUs."""
 
+STATIC_POD = "kubernetes.io/config.mirror"
+"""On the API's copy of a static pod: the UID by which the kubelet itself knows the pod. The kubelet writes it."""
+
 POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION})
 
 NODE_GPUS = "gpu-device-plugin/gpus"

@@ -65,6 +65,11 @@ class Match:
     pod: WaitingPod
     wanted: Wanted
 
+    @property
+    def asks_both(self) -> bool:
+        """Whether this container asks for shares and for whole GPUs, which it cannot have at once."""
+        return any(w.container == self.wanted.container and w.kind is not self.wanted.kind for w in self.pod.wanted)
+
 
 @dataclass(frozen=True, slots=True)
 class Matched:

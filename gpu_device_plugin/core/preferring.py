@@ -56,26 +56,37 @@ class Question:
         promise = matched.match.wanted.promise if matched.match is not None else None
         if promise is not None and self._has(promise.shares):
             return Placement(demand, promise.shares)
-        must = tuple(self._must)
-        found = place(demand, self._rooms(node, matched), rank, node.connection, must)
-        if isinstance(found, Placement):
-            return found
-        return place(demand, self._rooms(node, None), rank, node.connection, must)
+        found: Placement | Refusal = Refusal(demand)
+        # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet: their
+        # container may have been deleted by force and still be running, and a kubelet that cleans up its books while an
+        # Allocate is on its way can lose an ID that it has just given out.
+        for ours, others in ((True, matched), (False, matched), (False, None)):
+            rooms = self._rooms(node, others, only_free_by_our_books=ours)
+            found = place(demand, rooms, rank, node.connection, tuple(self._must))
+            if isinstance(found, Placement):
+                return found
+        return found
 
-    def _rooms(self, node: Node, matched: Matched | None) -> tuple[Room, ...]:
-        """Return the GPUs without what is promised to others; with None, the last resort, all that they have."""
-        reserved, whole = ({}, frozenset[int]()) if matched is None else (matched.reserved, matched.whole)
+    def _rooms(self, node: Node, others: Matched | None, *, only_free_by_our_books: bool) -> tuple[Room, ...]:
+        """Return the GPUs without what is promised to `others`."""
+        reserved, whole = ({}, frozenset[int]()) if others is None else (others.reserved, others.whole)
         rooms: list[Room] = []
         for position, numbers in self._free.items():
             shared = node.shares.gpus[position]
             if self.kind is Kind.MEMORY:
-                rooms.append(node.room(shared, 0 if position in whole else len(numbers) - reserved.get(position, 0)))
+                usable = self._fresh(node, position) if only_free_by_our_books else numbers
+                rooms.append(node.room(shared, 0 if position in whole else len(usable) - reserved.get(position, 0)))
             elif position not in whole and position not in reserved:
                 room = node.room(shared)
-                # What an init container of the same pod has is in whole use, and to be used again. And of one resource
-                # the kubelet knows first what is free; a GPU that we do not know free yet is only the second choice.
-                rooms.append(replace(room, whole=False) if matched is None or position in self._must else room)
+                # What an init container of the same pod has is in whole use, and to be used again.
+                in_use = room.whole and only_free_by_our_books and position not in self._must
+                rooms.append(replace(room, whole=in_use))
         return tuple(rooms)
+
+    def _fresh(self, node: Node, position: int) -> set[int]:
+        """Return the shares of a GPU that are free by our books too, and those to be used again."""
+        held = node.use(node.shares.gpus[position]).shares
+        return set(self._free.get(position, ())).difference(held).union(self._must.get(position, ()))
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
         promised = dict(shares)
@@ -85,16 +96,16 @@ class Question:
         )
 
     def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
-        """Return the IDs: on each GPU first those that must be used, then the lowest numbers."""
+        """Return the IDs: on each GPU those that must be used, then those free by our books, by their numbers."""
         chosen: list[str] = []
         for position, count in sorted(wanted.items()):
             shared = node.shares.gpus[position]
             if self.kind is Kind.COUNT:
                 chosen.append(shared.gpu.uuid)
                 continue
-            must = sorted(self._must.get(position, ()))
-            others = sorted(set(self._free.get(position, ())).difference(must))
-            chosen.extend(shared.shares[number] for number in (must + others)[:count])
+            must, fresh = frozenset(self._must.get(position, ())), self._fresh(node, position)
+            ordered = sorted(self._free.get(position, ()), key=lambda n: (n not in must, n not in fresh, n))
+            chosen.extend(shared.shares[number] for number in ordered[:count])
         return tuple(chosen)
 
 

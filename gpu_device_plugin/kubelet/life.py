@@ -217,6 +217,7 @@ class Lives:
             server.add_insecure_port(f"unix:{socket}")
             await server.start()
         except RuntimeError as error:
+            await server.stop(None)
             raise LifeOverError(f"listening on {socket}: {error}") from error
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
@@ -268,8 +269,6 @@ class Lives:
             if was is None and now is not None:
                 again.set()
             was = now or was
-            if not sockets.links(self._directory):
-                raise LifeOverError("the device-plugin directory was removed")
 
     def _look_at_stream(self, served: _Served, now: float) -> None:
         if served.servicer.streams or not served.registered:

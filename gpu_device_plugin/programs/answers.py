@@ -44,6 +44,10 @@ class Waiting(Protocol):
         """Take note that this container was given these devices."""
         ...
 
+    def refused(self, match: Match) -> None:
+        """Take note that this container was refused, and its pod with it."""
+        ...
+
 
 class NobodyWaits:
     """No API server: every call is answered by policy alone."""
@@ -57,6 +61,9 @@ class NobodyWaits:
         return UNMATCHED
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
+        """Do nothing: nobody is ever matched."""
+
+    def refused(self, match: Match) -> None:
         """Do nothing: nobody is ever matched."""
 
 
@@ -120,8 +127,12 @@ class NodeAnswers:
         ids, node = frozenset(device_ids), self._book.node
         match = self._whose(resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
-        verdict = self._missing_device_node() or admit(node, resource.kind, device_ids, promise)
+        verdict = (
+            _both_resources(match) or self._missing_device_node() or admit(node, resource.kind, device_ids, promise)
+        )
         if isinstance(verdict, Refused):
+            if match is not None:
+                self._waiting.refused(match)
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
@@ -185,3 +196,14 @@ class NodeAnswers:
 
     def _on_node(self, path: str) -> bool:
         return (self._dev / path.removeprefix("/dev/")).exists()
+
+
+def _both_resources(match: Match | None) -> Refused | None:
+    """The kubelet asks for each resource by itself, so that the two would be of different GPUs."""
+    if match is None or not match.asks_both:
+        return None
+    return Refused(
+        Why.BOTH_RESOURCES,
+        f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which it cannot have of "
+        "one GPU; ask for one of the two",
+    )

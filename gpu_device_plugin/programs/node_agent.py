@@ -180,7 +180,6 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        remove_stale_sockets(settings.device_plugin_dir)
         _log.info(
             "node agent starts",
             extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(settings.share_size_mib)},
@@ -280,6 +279,7 @@ class NodeAgent:
 
     async def _prepare(self) -> None:
         self._lock.take()
+        remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
         self.advertiser.refresh()
 

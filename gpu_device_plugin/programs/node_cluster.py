@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.cluster.api import PodReader
+from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfig, from_kubeconfig, in_cluster
 from gpu_device_plugin.cluster.errors import ApiError
@@ -21,19 +23,24 @@ from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.annotations import (
     CGPU_DISABLE_LABEL,
     NODE_GPUS,
+    NODE_LABELS,
     POD_ANNOTATIONS,
+    STATIC_POD,
     assignment,
     node_gpus,
     node_labels,
 )
 from gpu_device_plugin.core.preferring import spread_over
-from gpu_device_plugin.programs.waiting import WaitingPods
+from gpu_device_plugin.programs.waiting import WaitingPods, kubelet_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import NoReturn
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from typing import Any, NoReturn
+
+    import aiohttp
 
     from gpu_device_plugin.book import Book
+    from gpu_device_plugin.cluster.errors import Call
     from gpu_device_plugin.core.gpus import Inventory
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Kind
@@ -42,8 +49,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LABELS_S = 60.0
-"""How often the labels of our node are read, for the one that turns cGPU's isolation off."""
+_LOOK_S = 60.0
+"""How often we look at our node, for the label that turns cGPU's isolation off and for labels that nobody keeps."""
+_MODELS = f"{NODE_LABELS}product."
+"""Labels that name a model. Those of models that are gone would otherwise stay for ever."""
 
 
 def config_for(api: str) -> ClusterConfig | None:
@@ -86,7 +95,7 @@ class NodeCluster:
             settings: for node name, resources and policy.
             book: the node.
             metrics: where to count.
-            pods_changed: told when a pod came, went or ended.
+            pods_changed: told when a pod that had asked for devices went or ended.
             cgpu_disable: told what the node's label says about cGPU's isolation.
         """
         self._settings = settings
@@ -94,14 +103,16 @@ class NodeCluster:
         self._metrics = metrics
         self._pods_changed = pods_changed
         self._cgpu_disable = cgpu_disable
-        self._client = Client(config)
-        keep = POD_ANNOTATIONS | {f"{settings.domain}/{settings.count_resource}"}
+        self._client = _CountingClient(config, metrics)
+        keep = POD_ANNOTATIONS | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
         self.waiting = WaitingPods(self._mirror, settings.offered, metrics)
         self._writer = PodWriter(self._client)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
+        self._shown = NodeNotes()
+        self._forgotten: Mapping[str, None] = {}
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def __repr__(self) -> str:
@@ -114,7 +125,7 @@ class NodeCluster:
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
-            tasks.create_task(self._labels(), name="read the node's labels")
+            tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self._follow_pods(), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
@@ -127,12 +138,11 @@ class NodeCluster:
     def show(self, inventory: Inventory, policy: str) -> None:
         """Have the node say what GPUs it has."""
         node = self._book.node
-        self._notes.set(
-            NodeNotes(
-                labels=dict(node_labels(node.shares, inventory, policy)),
-                annotations={NODE_GPUS: node_gpus(node.shares, inventory, node.unhealthy, policy)},
-            )
+        self._shown = NodeNotes(
+            labels=dict(node_labels(node.shares, inventory, policy)),
+            annotations={NODE_GPUS: node_gpus(node.shares, inventory, node.unhealthy, policy)},
         )
+        self._note()
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what the kubelet's checkpoint says of who has what, and settle the promises by it."""
@@ -154,15 +164,18 @@ class NodeCluster:
         for container in pod.containers:
             for resource in self._settings.offered:
                 if container.limits.get(resource.name, 0) > 0:
-                    ids = self.waiting.records.get((pod.uid, container.name, resource.kind))
+                    ids = self.waiting.records.get((kubelet_uid(pod), container.name, resource.kind))
                     if ids is None:
                         return None
                     actual[container.name, resource.kind] = spread_over(self._book.node, ids)
         return actual
 
     async def _follow_pods(self) -> NoReturn:
-        async for _pods in self._mirror.changes.values():
-            self._pods_changed()
+        users: frozenset[str] = frozenset()
+        async for pods in self._mirror.changes.values():
+            before, users = users, frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
+            if before - users:
+                self._pods_changed()
             self._settle()
         raise AssertionError  # pragma: no cover (changes never end)
 
@@ -170,12 +183,39 @@ class NodeCluster:
         await self._notes.after(0)  # nothing is said before the GPUs are known
         await self._self.keep(self._notes)
 
-    async def _labels(self) -> NoReturn:
+    def _note(self) -> None:
+        notes = NodeNotes({**self._forgotten, **self._shown.labels}, self._shown.annotations)
+        if self._shown.annotations and notes != self._notes.value:
+            self._notes.set(notes)
+
+    async def _look_at_node(self) -> NoReturn:
+        backoff = Backoff(1.0)
         while True:
             try:
                 node = await self._self.read()
-                self._cgpu_disable(node.labels.get(CGPU_DISABLE_LABEL) == "true")
             except ApiError as error:
-                self._metrics.count(m.API_ERRORS, "get", type(error).__name__)
                 _log.warning("the labels of our node are not known: %s", error, extra={"once_per_s": 600})
-            await asyncio.sleep(_LABELS_S)
+                await asyncio.sleep(backoff.next_s(error.retry_after_s))
+                continue
+            backoff.reset()
+            self._cgpu_disable(node.labels.get(CGPU_DISABLE_LABEL) == "true")
+            self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
+            self._note()
+            await asyncio.sleep(_LOOK_S)
+
+
+class _CountingClient(Client):
+    """Counts every call that fails, whoever made it."""
+
+    def __init__(self, config: ClusterConfig, metrics: m.Metrics) -> None:
+        super().__init__(config)
+        self._metrics = metrics
+
+    @asynccontextmanager
+    async def _answer(self, call: Call, method: str, path: str, **rest: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with super()._answer(call, method, path, **rest) as response:
+                yield response
+        except ApiError as error:
+            self._metrics.count(m.API_ERRORS, call.verb, type(error).__name__)
+            raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.annotations import MalformedAnnotationError, promises
+from gpu_device_plugin.core.annotations import STATIC_POD, MalformedAnnotationError, promises
 from gpu_device_plugin.core.ledger import SETTLING_S
 from gpu_device_plugin.core.matching import Matched, WaitingPod, Wanted, match
 from gpu_device_plugin.core.pods import ContainerKind
@@ -30,13 +30,12 @@ WAIT_S = 1.0
 """Longest wait for the pod that explains a call. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
 
 Slot: TypeAlias = tuple[str, str, Kind]
-"""One container's use of one resource: pod UID, container name, kind."""
+"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Guess:
     device_ids: frozenset[str]
-    promise: Promise | None
     at: float
 
 
@@ -56,11 +55,12 @@ class WaitingPods:
         self._records: Mapping[Slot, frozenset[str]] = {}
         self._guesses: dict[Slot, _Guess] = {}
         self._swapped: dict[Slot, Promise] = {}
+        self._refused: set[str] = set()
         self._begun: str | None = None
         self._malformed: set[str] = set()
 
     def __repr__(self) -> str:
-        return f"<WaitingPods: {len(self.waiting())} wait, {len(self._guesses)} guesses>"
+        return f"<WaitingPods: {len(self._records)} containers served, {len(self._guesses)} guesses>"
 
     @property
     def records(self) -> Mapping[Slot, frozenset[str]]:
@@ -70,7 +70,7 @@ class WaitingPods:
     async def find(self, call: Call) -> Matched:
         """Return whose call this is; wait a moment for the watch if nobody is known who could ask this."""
         found = self.find_now(call)
-        if found.match is not None or not (self._mirror.synced and self._mirror.live):
+        if found.match is not None or self._mirror.problem is not None:
             return found
 
         def explained(_pods: object) -> Matched | None:
@@ -85,9 +85,15 @@ class WaitingPods:
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
         """Take note that this container was probably given these devices."""
-        slot = (match.pod.uid, match.wanted.container, match.wanted.kind)
-        self._guesses[slot] = _Guess(device_ids, match.wanted.promise, time.monotonic())
+        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, time.monotonic())
         self._begun = match.pod.uid
+
+    def refused(self, match: Match) -> None:
+        """Take note that this container was probably refused: its pod has failed, though the watch does not know yet.
+
+        The next pod may ask at once, and must not be taken for this one.
+        """
+        self._refused.add(match.pod.uid)
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what the kubelet's checkpoint says, and correct the guesses by it."""
@@ -97,32 +103,39 @@ class WaitingPods:
             if record.resource in self._kinds
         }
         now = time.monotonic()
-        for slot, guess in list(self._guesses.items()):
-            owners = [owner for owner, ids in self._records.items() if ids == guess.device_ids and owner[2] is slot[2]]
-            if slot in self._records or (not owners and now - guess.at > SETTLING_S):
+        owners = {(slot[2], ids): slot for slot, ids in self._records.items()}
+        actual = {slot: owners.get((slot[2], guess.device_ids)) for slot, guess in self._guesses.items()}
+        for slot, owner in actual.items():
+            if slot in self._records:
                 del self._guesses[slot]
-            elif owners:
+            elif owner is not None:
+                self._swap(slot, owner, actual)
+            elif now - self._guesses[slot].at > SETTLING_S:
                 del self._guesses[slot]
-                self._swap(slot, owners[-1])
         self._forget()
 
     def waiting(self) -> tuple[WaitingPod, ...]:
         """Return the pods with containers that have no devices yet, in the order in which they were admitted."""
-        waiting = (self._waiting(pod) for pod in self._mirror.pods.values() if not (pod.ended or pod.deleting))
-        return tuple(pod for pod in waiting if pod is not None)
+        return tuple(
+            waiting
+            for pod in self._mirror.pods.values()
+            # The kubelet asks for all containers of a pod before it starts the first.
+            if pod.phase == "Pending" and not pod.deleting and (waiting := self._waiting(pod)) is not None
+        )
 
     def _waiting(self, pod: Pod) -> WaitingPod | None:
+        uid = kubelet_uid(pod)
         wanted = [
             (container, resource.kind, amount)
             for container in pod.containers
             for resource in self._resources
             if (amount := container.limits.get(resource.name, 0)) > 0
         ]
-        if all(self._is_served((pod.uid, container.name, kind)) for container, kind, _ in wanted):
+        if uid in self._refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
         promised = self._promises(pod)
         return WaitingPod(
-            pod.uid,
+            uid,
             f"{pod.namespace}/{pod.name}",
             tuple(
                 Wanted(
@@ -130,8 +143,8 @@ class WaitingPods:
                     kind=kind,
                     amount=amount,
                     init=container.kind is ContainerKind.INIT,
-                    promise=self._swapped.get((pod.uid, container.name, kind), promised.get((container.name, kind))),
-                    served=self._is_served((pod.uid, container.name, kind)),
+                    promise=self._swapped.get((uid, container.name, kind), promised.get((container.name, kind))),
+                    served=self._is_served((uid, container.name, kind)),
                 )
                 for container, kind, amount in wanted
             ),
@@ -151,16 +164,33 @@ class WaitingPods:
                 _log.warning("a promise is ignored", extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
             return {}
 
-    def _swap(self, guessed: Slot, actual: Slot) -> None:
-        """`actual` has what `guessed` was promised; the promise of `actual` passes on, if it had one."""
-        pod = self._mirror.pods.get(actual[0])
-        inherited = self._swapped.get(actual) or (self._promises(pod).get(actual[1:]) if pod is not None else None)
+    def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
+        """`owner` has what `guessed` was promised, so `guessed` goes on with the promise that this left unused.
+
+        That is the promise of `owner`, unless it was given to a third one in the same way, and so on.
+        """
+        seen = {guessed}
+        heir: Slot | None = owner
+        while heir in actual and heir not in seen:
+            seen.add(heir)
+            heir = actual[heir]
+        if heir is None:
+            return  # the checkpoint does not tell yet
+        del self._guesses[guessed]
+        pod = self._mirror.pods.get(heir[0])
+        inherited = self._swapped.get(heir) or (self._promises(pod).get(heir[1:]) if pod is not None else None)
         if inherited is not None:
             self._swapped[guessed] = inherited
         if self._begun == guessed[0]:
-            self._begun = actual[0]
+            self._begun = owner[0]
 
     def _forget(self) -> None:
-        pods = self._mirror.pods
-        self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in pods}
-        self._malformed &= pods.keys()
+        there = {kubelet_uid(pod) for pod in self._mirror.pods.values()}
+        self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
+        self._malformed &= there
+        self._refused &= there
+
+
+def kubelet_uid(pod: Pod) -> str:
+    """Return the UID by which the kubelet's own books know a pod."""
+    return pod.annotations.get(STATIC_POD, pod.uid)

@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from aiohttp import web
 
-from gpu_device_plugin.testing.cluster_store import KINDS, RefusedError, Served, Store, merge, strategic_merge
+from gpu_device_plugin.testing.cluster_store import (
+    KINDS,
+    LEASES,
+    RefusedError,
+    Served,
+    Store,
+    invalid,
+    merge,
+    strategic_merge,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -372,6 +381,10 @@ class ApiServer:
 
     async def _do_update(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
+        if served is LEASES and not body.get("metadata", {}).get("resourceVersion"):
+            # Leases are the one kind here that cannot be overwritten blindly.
+            message = "Invalid value: must be specified for an update"
+            raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
         key = _key(served, request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
         return web.json_response(self.store.change(served, key, lambda _: body, subresource=subresource))
@@ -410,10 +423,10 @@ class ApiServer:
                 for key, one in sorted(state.objects[served].items())
                 if selected(one) and (not request.namespace or key[0] == request.namespace)
             ]
-        meta = {"resourceVersion": str(version)}
+        meta: Json = {"resourceVersion": str(version)}
         if limit and len(found) > limit:
             meta["continue"] = base64.urlsafe_b64encode(f"{version}:{len(self._pages)}".encode()).decode()
-            meta["remainingItemCount"] = str(len(found) - limit)
+            meta["remainingItemCount"] = len(found) - limit
             self._pages[meta["continue"]] = version, found[limit:]
             found = found[:limit]
         return web.json_response(

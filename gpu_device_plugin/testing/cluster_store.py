@@ -165,7 +165,7 @@ class Store:
         self._history.clear()
         self._hidden.clear()
 
-    def hide_changes(self, hide: bool) -> None:  # noqa: FBT001 - it is what the one caller has
+    def hide_changes(self, *, hide: bool) -> None:
         """Keep the writes from now on from watches for ever, or stop doing so."""
         self._hide = hide
 
@@ -184,7 +184,7 @@ class Store:
         if meta.get("generateName") and not meta.get("name"):
             meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
         if not meta.get("name"):
-            raise _invalid(served, "", "metadata.name", "FieldValueRequired", "Required value: name is required")
+            raise invalid(served, "", "metadata.name", "FieldValueRequired", "Required value: name is required")
         if served.namespaced:
             if namespace and meta.setdefault("namespace", namespace) != namespace:
                 raise RefusedError(
@@ -223,7 +223,7 @@ class Store:
             )
         if new.get("uid", old["uid"]) != old["uid"]:
             message = f'Invalid value: "{new["uid"]}": field is immutable'
-            raise _invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)
+            raise invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)
         changeable = {name: new[name] for name in ("labels", "annotations") if new.get(name)}
         kept = {name: value for name, value in old.items() if name not in {"labels", "annotations"}}
         after["metadata"] = kept | changeable
@@ -319,7 +319,7 @@ def _no_change_rule(_before: Json, _after: Json) -> None:
 def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
     name, spec = new["metadata"]["name"], new.setdefault("spec", {})
     if not spec.get("containers"):
-        raise _invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
+        raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
     for container in (*spec["containers"], *spec.get("initContainers", ())):
         resources = container.setdefault("resources", {})
         limits = resources.get("limits", {})
@@ -336,7 +336,7 @@ def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
 
 def _change_pod(before: Json, after: Json) -> None:
     if before["spec"] != after["spec"]:
-        raise _invalid(
+        raise invalid(
             PODS,
             before["metadata"]["name"],
             "spec",
@@ -349,14 +349,14 @@ def _create_event(new: Json, _as_given: bool) -> None:  # noqa: FBT001
     name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
     for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
         if not new.get(required):
-            raise _invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
+            raise invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
     for limited, longest in (("note", 1024), ("reason", 128), ("action", 128), ("reportingInstance", 128)):
         if len(new.get(limited, "").encode()) > longest:
-            raise _invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
+            raise invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
     if new["type"] not in {"Normal", "Warning"}:
-        raise _invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
+        raise invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
     if not (new.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
-        raise _invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
+        raise invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
     _check_series(name, new)
 
 
@@ -364,14 +364,14 @@ def _change_event(before: Json, after: Json) -> None:
     name = before["metadata"]["name"]
     for part in before.keys() | after.keys():
         if part not in {"metadata", "series"} and before.get(part) != after.get(part):
-            raise _invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
+            raise invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
     _check_series(name, after)
 
 
 def _check_series(name: str, event: Json) -> None:
     series = event.get("series")
     if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
-        raise _invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
+        raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
 
 
 _CREATE_RULES: dict[Served, Callable[[Json, bool], None]] = {PODS: _create_pod, EVENTS: _create_event}
@@ -466,7 +466,8 @@ def _binding_conflict(key: Key, why: str) -> RefusedError:
     return RefusedError(409, "Conflict", message, {"name": key[1], "kind": "pods/binding"})
 
 
-def _invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
+def invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
+    """Return the refusal of an object for what stands in one of its fields."""
     cause = {"reason": why, "message": message, "field": where}
     details = {"name": name, "kind": served.kind, "causes": [cause]}
     return RefusedError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)

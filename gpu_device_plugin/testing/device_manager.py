@@ -93,8 +93,10 @@ class DeviceManager:
 
     checkpoint: Path
     version: Version
-    rng: random.Random
-    """Every choice that Go leaves to the order of its maps."""
+    choices: random.Random
+    """For every order of a Go map that decides who gets what."""
+    orders: random.Random
+    """For the order in which files are written, which decides nothing and happens at any time."""
     active_pods: Callable[[], Collection[str]]
     """UIDs of the pods that have not ended."""
     is_running: Callable[[str, str], bool]
@@ -257,15 +259,19 @@ class DeviceManager:
 
     def write_checkpoint(self) -> None:
         """Write who holds what and which IDs are healthy. OSError: the directory is gone."""
+
+        def any_order(items: Iterable[T]) -> list[T]:
+            return self._in_map_order(items, self.orders)
+
         device_checkpoint.write(
             self.checkpoint,
             [
                 device_checkpoint.Entry(pod_uid, container, resource, grant.devices, grant.response)
-                for pod_uid, containers in self._in_map_order(self.grants.items())
-                for container, resources in self._in_map_order(containers.items())
-                for resource, grant in self._in_map_order(resources.items())
+                for pod_uid, containers in any_order(self.grants.items())
+                for container, resources in any_order(containers.items())
+                for resource, grant in any_order(resources.items())
             ],
-            {resource: self._in_map_order(ids) for resource, ids in self._in_map_order(self.healthy.items())},
+            {resource: any_order(ids) for resource, ids in any_order(self.healthy.items())},
         )
 
     def _write_checkpoint_if_possible(self) -> None:
@@ -274,11 +280,10 @@ class DeviceManager:
         except OSError as error:
             self.checkpoint_error = str(error)
 
-    def _in_map_order(self, items: Iterable[T]) -> list[T]:
-        # Sorted first, for one seed to give one order whatever Python's own sets do. By repr only where it must be:
-        # what these dictionaries hold besides their unique keys has no order.
+    def _in_map_order(self, items: Iterable[T], rng: random.Random | None = None) -> list[T]:
+        # Sorted first, for one seed to give one order whatever Python's own sets do. Items are keys, or pairs with one.
         ordered = sorted(items, key=lambda item: item if isinstance(item, str) else item[0])  # type: ignore[index]
-        self.rng.shuffle(ordered)
+        (rng or self.choices).shuffle(ordered)
         return ordered
 
     def _is_gone(self, resource: str) -> bool:

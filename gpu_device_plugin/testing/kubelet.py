@@ -76,7 +76,8 @@ class _Process:
 class Kubelet:
     """The kubelet of one node under `root`, with everything around it that outlives its process.
 
-    Deterministic: what a real one leaves to the order of Go's maps comes from `seed`. Belongs to one event loop.
+    Deterministic: what a real one leaves to the order of Go's maps comes from `seed`, and who gets which devices does
+    not depend on how often anyone asked in between. Belongs to one event loop.
     `async with` starts it and stops it for good.
 
     A plugin's or an agent's failures never raise here: they show in the returned pods, in `registrations`, `streams`
@@ -112,7 +113,7 @@ class Kubelet:
         self._listening = root / "listening"
         self._dialling = dialling or Dialling()
         self._numa_hint = None if numa_hint is None else frozenset(numa_hint)
-        self._rng = random.Random(seed)
+        self._choices, self._orders = random.Random(seed), random.Random(seed)
         self._pods: dict[str, Pod] = {}
         self._left_behind: dict[str, Pod] = {}
         """Pods that are gone from the API while their processes are not."""
@@ -154,7 +155,7 @@ class Kubelet:
         if self._process:
             raise RuntimeError("this kubelet is up already")
         for directory in (self.device_plugin_dir, self.pod_resources_socket.parent, self._listening):
-            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
         seen: set[str] = set()
         running = {
             (uid, container.name)
@@ -168,7 +169,8 @@ class Kubelet:
         manager = DeviceManager(
             self.checkpoint,
             self.version,
-            self._rng,
+            choices=self._choices,
+            orders=self._orders,
             active_pods=lambda: {known.uid for known in self._seen(active_only=True)},
             is_running=lambda uid, container: (uid, container) in running,
             numa_hint=self._numa_hint,
@@ -186,8 +188,8 @@ class Kubelet:
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        add_v1_to_server(PodResources(manager, self._seen, self.version, self.pod_resources_gate), pod_resources)
-        add_alpha_to_server(PodResourcesAlpha(manager, self._seen, self.pod_resources_gate), pod_resources)
+        add_v1_to_server(PodResources(manager, self._told, self.version, self.pod_resources_gate), pod_resources)
+        add_alpha_to_server(PodResourcesAlpha(manager, self._told, self.pod_resources_gate), pod_resources)
         self._process = _Process(
             manager, registry, (registration, pod_resources), seen, asyncio.Lock(), asyncio.Event()
         )
@@ -265,7 +267,7 @@ class Kubelet:
         self._created += 1
         pod = Pod(
             spec,
-            uid=spec.uid or str(uuid.UUID(int=self._rng.getrandbits(128), version=4)),
+            uid=spec.uid or str(uuid.UUID(int=self._choices.getrandbits(128), version=4)),
             created=self._created if spec.created is None else spec.created,
             containers=tuple(Container(self._as_known(container)) for container in spec.containers),
         )
@@ -284,8 +286,8 @@ class Kubelet:
         return self._put(replace(self._stopped(self.pod(pod)), phase=phase, terminating=not settled))
 
     def terminate(self, pod: Pod) -> Pod:
-        """Begin to delete a pod: it has its grace period, and holds its devices, until `delete`."""
-        return self._put(replace(self.pod(pod), terminating=True))
+        """Begin to delete a pod: it has its grace period, and holds its devices, until `delete` or `finish`."""
+        return self._put(replace(self.pod(pod), terminating=not self.pod(pod).terminal))
 
     async def delete(self, pod: Pod, *, force: bool = False) -> Pod:
         """Remove a pod from the API, its grace period over; return what is left of it.
@@ -314,10 +316,12 @@ class Kubelet:
     async def restart_container(self, pod: Pod, name: str) -> Pod:
         """Let a container exit and be started again: no Allocate, the old answers anew, PreStartContainer if wanted.
 
-        Also the next try for a container that waits because PreStartContainer failed.
+        Also the next try for a container that waits because PreStartContainer failed. ValueError: it never came so far.
         """
         process = self._require()
         container = self.pod(pod).container(name)
+        if not (container.started or container.waiting):
+            raise ValueError(f"container {name} of pod {pod.name} was never started: {self.pod(pod)}")
         restarts = container.restarts + container.started
         self._put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
         await self._start_containers(process, pod.uid)
@@ -354,7 +358,7 @@ class Kubelet:
             spec.name: {
                 resource: [
                     (device, "Unhealthy" if device in manager.unhealthy.get(resource, ()) else "Healthy")
-                    for device in self._rng.sample(sorted(grant.ids), len(grant.ids))
+                    for device in self._orders.sample(sorted(grant.ids), len(grant.ids))
                 ]
                 for resource, grant in manager.held(pod.uid, spec.name).items()
             }
@@ -438,12 +442,15 @@ class Kubelet:
     def _seen(self, *, active_only: bool) -> list[Pod]:
         if self._process is None:
             return []
-        known = [
+        return [
             self._pods[uid]
             for uid in sorted(self._process.seen)
             if uid in self._pods and (self._pods[uid].active or not active_only)
         ]
-        self._rng.shuffle(known)
+
+    def _told(self, *, active_only: bool) -> list[Pod]:
+        known = self._seen(active_only=active_only)
+        self._orders.shuffle(known)
         return known
 
     def _as_known(self, spec: ContainerSpec) -> ContainerSpec:
@@ -476,7 +483,7 @@ class Kubelet:
                 for container in pod.containers:
                     await self._or_die(process, process.manager.allocate(pod.uid, container.spec))
             except _EndedError:
-                return self._pods[pod.uid]
+                return self._pods.get(pod.uid, pod)
             except AdmissionError as error:
                 rejected = ("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
             else:

@@ -101,7 +101,7 @@ class PluginRegistry(RegistrationServicer):
         self._changed = changed
         self._clients: dict[str, PluginClient] = {}
         self._connections: set[PluginClient] = set()
-        """Every client with an open stream: a plugin that was replaced keeps talking until its stream ends."""
+        """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -142,7 +142,7 @@ class PluginRegistry(RegistrationServicer):
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for client in {*self._connections, *self._clients.values()}:
+        for client in {*self._connections, *self._clients.values()}:  # the latter may still be dialling
             await client.close()
         for result in results:
             if isinstance(result, Exception):
@@ -206,13 +206,12 @@ class PluginRegistry(RegistrationServicer):
             self._changed()
 
         await client.follow(stream, believe)
-        self._connections.discard(client)
         current = self._clients.get(client.resource)
         if current is client or (current is not None and self._version.old_stream_ends_new_plugin):
             del self._clients[client.resource]
             self._manager.disconnected(client.resource)
+            self._connections.discard(current)
             await current.close()
-        await client.close()
         self._changed()
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:

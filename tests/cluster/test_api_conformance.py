@@ -531,3 +531,25 @@ async def test_versions_of_one_object_grow(api: Api, name: str) -> None:
     first = read_metadata(msgspec.json.encode(await created(api, pod(name)))).resource_version
     raw = await api.client.patch(PODS, name, {"metadata": {"labels": {"a": "b"}}}, namespace="default")
     assert int(read_metadata(raw).resource_version) > int(first)
+
+
+async def test_a_lease_is_taken_by_one_of_two(api: Api, name: str) -> None:
+    """Compare-and-swap with PUT, as leader elections do."""
+    path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+    lease = {"metadata": {"name": name, "namespace": "default"}, "spec": {"holderIdentity": "a"}}
+    status, first = await api.ask("POST", path, lease)
+    assert (status, first["spec"]) == (201, {"holderIdentity": "a"})
+    assert (await refused(api, "POST", path, lease))["reason"] == "AlreadyExists"
+    status, second = await api.ask("PUT", f"{path}/{name}", {**first, "spec": {"holderIdentity": "b"}})
+    assert (status, second["spec"]) == (200, {"holderIdentity": "b"})
+    late = await refused(api, "PUT", f"{path}/{name}", {**first, "spec": {"holderIdentity": "c"}})
+    assert (late["code"], late["reason"]) == (409, "Conflict")
+    blind = await refused(api, "PUT", f"{path}/{name}", lease)
+    assert (blind["code"], blind["details"]["causes"][0]["field"]) == (422, "metadata.resourceVersion")
+
+
+async def test_paths_that_lead_nowhere_are_not_found(api: Api) -> None:
+    for path in ("/api/v1/gpus", "/apis/example.com/v1/pods", "/api/v1/namespaces/default/pods/a/b/c"):
+        status, _ = await api.ask("GET", path)
+        assert status == 404
+    assert (await refused(api, "PUT", IN_DEFAULT, {}))["code"] == 405

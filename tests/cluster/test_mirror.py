@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ForbiddenError
 from gpu_device_plugin.cluster.mirror import MirrorTiming, PodMirror
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault, Garbage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -118,11 +118,12 @@ async def test_a_check_keeps_the_order_of_binding(server: ApiServer, eventually:
     server.add(pod("young", created="2026-01-01T00:00:02Z"))
     async with mirroring(server, watch_s=0.01, timing=MirrorTiming(0.01, 0.05, check_s=0)) as mirror:
         await eventually(lambda: mirror.live)
-        seen = [names(mirror)]
+        seen: list[list[str]] = []
 
         async def follow() -> None:
-            async for _ in mirror.changes.values():
-                seen.append(names(mirror))
+            async for pods in mirror.changes.values():
+                order = [found.name for found in pods.values()]
+                seen.append(order)
 
         following = asyncio.create_task(follow())
         fault = server.fail(Answer(503), verbs={"watch"}, times=3)
@@ -222,6 +223,19 @@ async def test_objects_that_cannot_be_read_are_counted_and_passed_over(server: A
         server.add(pod("b", node="n"))
         await eventually(lambda: mirror.pods)
         assert (names(mirror), mirror.unreadable) == (["b"], 2)
+
+
+async def test_events_that_are_no_objects_are_passed_over(server: ApiServer, eventually: Any) -> None:
+    """As a server of another kind might send them; the watch goes on."""
+    server.fail(
+        Garbage(b'{"type":"ADDED","object":[]}\n{"type":"NEWS","object":{"metadata":{}}}\n'), verbs={"watch"}, times=1
+    )
+    server.add(pod("a", node="n"))
+    async with mirroring(server) as mirror:
+        await eventually(lambda: server.watches)
+        assert mirror.unreadable == 1
+        server.add(pod("b", node="n"))
+        await eventually(lambda: names(mirror) == ["a", "b"])
 
 
 async def test_an_outage_is_told_once_and_so_is_its_end(

@@ -90,6 +90,13 @@ def test_the_drivers_own_nodes_are_these() -> None:
     assert OPTIONAL_NODES == ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
+def test_nodes_that_are_not_on_this_machine_are_left_out() -> None:
+    """A container with a device node that does not exist would not start."""
+    delivery = Delivery(ways=frozenset({"device-specs"}))
+    given = grant(THREE, SHARES, delivery, present=["/dev/nvidia-modeset", "/dev/other"])
+    assert given.device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset", "/dev/nvidia0")
+
+
 def test_a_gpu_without_a_minor_number_has_no_node_of_its_own() -> None:
     wsl = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], minor=None))))
     nodes = grant(THREE, wsl, Delivery(ways=frozenset({"device-specs"}))).device_nodes

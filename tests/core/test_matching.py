@@ -95,6 +95,12 @@ def test_the_resources_of_one_container_are_asked_for_in_any_order() -> None:
     assert whose(match(asking(2, 8), [half])) is None
 
 
+def test_a_match_tells_whether_its_container_asks_for_shares_and_for_whole_gpus() -> None:
+    """Other containers of the pod may ask the other resource."""
+    one = pod("a", app("c", 4), app("d", 2), whole("d", 1))
+    assert [Match(one, wanted).asks_both for wanted in one.wanted] == [False, True, True]
+
+
 # --- promises
 
 

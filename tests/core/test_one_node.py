@@ -185,7 +185,7 @@ DEMANDS = [(1, 0), (2, 0), (3, 0), (4, 0), (0, 1), (0, 1), (0, 2), (1, 1)]
 """Shares and whole GPUs of one container."""
 CONTAINERS = st.lists(
     st.builds(
-        lambda kind, demand, several: Asked(kind, *demand, several),
+        lambda kind, demand, several: Asked(kind, demand[0], demand[1], several),
         st.sampled_from([APP, APP, INIT, ContainerKind.SIDECAR]),
         st.sampled_from(DEMANDS),
         st.sampled_from([False, False, True]),
@@ -376,4 +376,4 @@ class OneNode(RuleBasedStateMachine):
 
 
 TestOneNode = OneNode.TestCase
-TestOneNode.settings = settings(settings.get_profile("unhurried"), max_examples=100, stateful_step_count=40)
+TestOneNode.settings = settings(settings.get_profile("unhurried"), max_examples=200, stateful_step_count=40)

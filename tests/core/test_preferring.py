@@ -306,3 +306,24 @@ def test_the_order_in_which_the_kubelet_lists_ids_does_not_matter(there: Node, d
     one = memory(there, available, amount, *must).answer(there, BINPACK, matched)
     two = memory(there, sorted(available), amount, *sorted(must)).answer(there, BINPACK, matched)
     assert one == two
+
+
+def test_ids_that_our_books_still_hold_are_the_last_choice_on_a_gpu() -> None:
+    """The kubelet calls 0 to 7 free; we still hold 0 to 2: their container may run on after a forced deletion."""
+    there = node(8, used={0: range(3)})
+    assert memory(there, ids(0, range(8)), 4).answer(there, BINPACK) == ids(0, [3, 4, 5, 6])
+    assert memory(there, ids(0, range(8)), 6).answer(there, BINPACK) == ids(0, [3, 4, 5, 6, 7, 0])
+
+
+def test_a_gpu_with_enough_room_by_our_books_comes_before_one_that_only_the_kubelet_calls_free() -> None:
+    """By the kubelet both fit and binpack would take GPU 0, the smaller; 6 of its 8 shares are still held by us."""
+    there = node(8, 16, used={0: range(6)})
+    question = memory(there, [*ids(0, range(8)), *ids(1, range(16))], 4)
+    assert question.answer(there, BINPACK) == ids(1, [0, 1, 2, 3])
+
+
+def test_room_that_only_the_kubelet_calls_free_comes_before_room_promised_to_others() -> None:
+    there = node(4, 4, used={0: range(4)})
+    matched = Matched(None, {1: 4})
+    question = memory(there, [*ids(0, range(4)), *ids(1, range(4))], 4)
+    assert question.answer(there, BINPACK, matched) == ids(0, range(4))

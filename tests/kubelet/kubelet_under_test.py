@@ -123,7 +123,7 @@ async def eventually_await(check: Callable[[], Awaitable[T]], timeout_s: float =
     """The same for a check that has to be awaited."""
     async with asyncio.timeout(timeout_s):
         while not (result := await check()):  # noqa: ASYNC110  (another process sets no event of ours)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)  # PodResources refuses more than a hundred calls a second
         return result
 
 

@@ -69,8 +69,18 @@ class World:
             await plugin.start()
             await self.lists(plugin)
 
+    async def stop(self) -> None:
+        for plugin in self.plugins:
+            await plugin.stop()
+
     async def lists(self, plugin: ScriptedPlugin) -> None:
-        await self.kubelet.wait_for(lambda: self.kubelet.health.get(plugin.resource) == plugin.healthy)
+        listed = {device: "Healthy" if well else "Unhealthy" for device, well in plugin.healthy.items()}
+        await self.kubelet.wait_for(
+            lambda: any(
+                stream.endpoint == plugin.endpoint and stream.lists and stream.lists[-1].health == listed
+                for stream in self.kubelet.streams
+            )
+        )
 
     async def listed(self) -> dict[str, dict[str, set[str]]]:
         answer = await self.call("List", v1.ListPodResourcesRequest())
@@ -95,9 +105,8 @@ async def a_world(**settings: Any) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kubelet"))
         world = World(await stack.enter_async_context(Kubelet(Path(root), **settings)))
+        stack.push_async_callback(world.stop)
         yield world
-        for plugin in world.plugins:
-            await plugin.stop()
 
 
 @pytest.fixture
@@ -117,12 +126,18 @@ async def test_another_seed_makes_other_choices() -> None:
     assert await _choices(seed=7) != await _choices(seed=8)
 
 
-async def _choices(seed: int) -> list[tuple[str, ...]]:
+async def test_questions_in_between_do_not_change_the_choices() -> None:
+    assert await _choices(seed=7, questions=3) == await _choices(seed=7)
+
+
+async def _choices(seed: int, questions: int = 0) -> list[tuple[str, ...]]:
     async with a_world(seed=seed) as world:
         plugin = world.plugin()
         await world.start(plugin)
         for wanted in (2, 3, 1):
             await world.kubelet.admit(pod("a", {MEM: wanted}))
+            for _ in range(questions):
+                await world.listed()
         return plugin.allocations
 
 

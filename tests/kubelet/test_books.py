@@ -1,0 +1,140 @@
+"""The kubelet's two books, read in the order in which together they prove that a device is free."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.kubelet.books import Books
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.short_paths import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MEM = "aliyun.com/gpu-mem"
+
+
+@dataclass
+class Desk:
+    """A kubelet with one plugin, and us before its books."""
+
+    kubelet: Kubelet
+    plugin: ScriptedPlugin
+    books: Books
+    held: set[str] = field(default_factory=set)
+    """What we hold."""
+    resent: int = 0
+    deaf: bool = False
+    """What we send again reaches nobody."""
+
+    def resend(self) -> None:
+        self.resent += 1
+        if not self.deaf:
+            self.plugin.list(self.plugin.healthy)
+
+    async def evidence(self) -> tuple[frozenset[str], frozenset[str], bool] | None:
+        """Return what was listed, what was recorded, and whether a checkpoint was waited for."""
+        found = await self.books.evidence(lambda: self.held, self.resend, patience_s=0.3)
+        return None if found is None else (found[0].listed, found[0].recorded, found[1] is not None)
+
+
+@asynccontextmanager
+async def desk() -> AsyncIterator[Desk]:
+    with short_folder() as folder:
+        async with Kubelet(folder) as kubelet:
+            plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abcd", True))
+            await plugin.start()
+            await kubelet.wait_for(lambda: MEM in kubelet.amounts)
+            yield Desk(
+                kubelet, plugin, Books(kubelet.device_plugin_dir, kubelet.pod_resources_socket, frozenset({MEM}))
+            )
+            await plugin.stop()
+
+
+async def test_while_everything_we_hold_is_listed_the_kubelet_has_nothing_to_write() -> None:
+    async with desk() as node:
+        made = await node.kubelet.admit(pod("p", {MEM: 2}))
+        node.held = set(made.devices(MEM))
+        stamp = node.books.stamp()
+        assert await node.evidence() == (made.devices(MEM), made.devices(MEM), False)
+        assert (node.resent, node.books.stamp()) == (0, stamp)
+
+
+async def test_an_id_is_free_when_both_books_omit_it_the_second_written_after_the_first_was_asked() -> None:
+    async with desk() as node:
+        one, two = await node.kubelet.admit(pod("one", {MEM: 1})), await node.kubelet.admit(pod("two", {MEM: 1}))
+        node.held = set(one.devices(MEM) | two.devices(MEM))
+        await node.kubelet.delete(one)
+        assert node.books.recorded().device_ids(frozenset({MEM})) == node.held, "the kubelet has not written since"
+        assert await node.evidence() == (two.devices(MEM), two.devices(MEM), True)
+        assert node.resent == 1
+
+
+async def test_what_an_ended_init_container_has_stands_only_in_the_checkpoint() -> None:
+    async with desk() as node:
+        made = await node.kubelet.admit(pod("p", {MEM: 1}, init=[{MEM: 3}]))
+        node.held = set(made.devices(MEM))
+        found = await node.evidence()
+        assert found is not None
+        assert (len(found[0]), found[1]) == (1, made.devices(MEM))
+
+
+async def test_without_an_answer_to_list_there_is_no_evidence() -> None:
+    async with desk() as node:
+        node.held = {"a"}
+        node.kubelet.pod_resources_gate.refuse("no")
+        assert await node.evidence() is None
+        assert await node.books.listed() is None
+        assert node.resent == 0
+
+
+async def test_without_a_checkpoint_written_afterwards_there_is_no_evidence() -> None:
+    async with desk() as node:
+        node.held, node.deaf = {"a"}, True
+        assert await node.evidence() is None
+
+
+async def test_a1_an_empty_list_of_a_kubelet_that_does_not_know_us_proves_nothing() -> None:
+    """After a restart it answers, lists nobody, and its checkpoint is the old one with no plugin of ours in it."""
+    async with desk() as node:
+        made = await node.kubelet.admit(pod("p", {MEM: 2}))
+        node.held = set(made.devices(MEM))
+        other = ScriptedPlugin(node.kubelet.device_plugin_dir, "x.com/y", {"z": True})
+        node.kubelet.checkpoint.unlink()
+        await node.kubelet.restart()
+        await other.start()
+        await node.kubelet.wait_for(lambda: "x.com/y" in node.kubelet.amounts)
+        found = await node.books.evidence(lambda: node.held, lambda: other.list({"z": False}))
+        assert found is None
+        await other.stop()
+
+
+async def test_a1_after_a_restart_the_checkpoint_still_shows_what_list_does_not() -> None:
+    async with desk() as node:
+        made = await node.kubelet.admit(pod("p", {MEM: 2}))
+        node.held = set(made.devices(MEM))
+        await node.kubelet.restart()
+        await node.plugin.stop()
+        await node.plugin.start()
+        await node.kubelet.wait_for(lambda: MEM in node.kubelet.amounts)
+        assert await node.evidence() == (frozenset(), made.devices(MEM), True)
+
+
+async def test_a_damaged_checkpoint_is_not_evidence_but_an_error() -> None:
+    async with desk() as node:
+        node.held = {"a"}
+        stamps = iter("12")
+
+        def damage() -> None:
+            node.kubelet.checkpoint.with_name("new").write_text(next(stamps))
+            node.kubelet.checkpoint.with_name("new").replace(node.kubelet.checkpoint)
+
+        with pytest.raises(CheckpointUnreadableError):
+            await node.books.evidence(lambda: node.held, damage)

@@ -1,0 +1,113 @@
+"""The kubelet's checkpoint, as a reader sees it that is not the kubelet."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record, read, stamp_of
+from gpu_device_plugin.testing import device_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MEM = "aliyun.com/gpu-mem"
+COUNT = "aliyun.com/gpu-count"
+
+
+def written(path: Path, *entries: dict[str, Any], registered: dict[str, list[str]] | None = None) -> Path:
+    path.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered}, "Checksum": 1}))
+    return path
+
+
+def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
+    return {"PodUID": "p", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": device_ids, "AllocResp": ""}
+
+
+def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
+    """The format since Kubernetes 1.20."""
+    path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
+    found = read(path)
+    assert found.records == (Record("p", "c", MEM, frozenset("abc")),)
+    assert found.registered == {MEM, COUNT}
+    assert found.stamp == stamp_of(path)
+
+
+def test_the_plain_list_of_older_kubelets_is_read_too(tmp_path: Path) -> None:
+    assert read(written(tmp_path / "c", entry(["a", "b"]))).records[0].device_ids == {"a", "b"}
+
+
+def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
+    """Nothing held is `null` there, as in Go."""
+    path = tmp_path / "c"
+    device_checkpoint.write(path, [], {MEM: []})
+    assert read(path).records == ()
+    held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
+    device_checkpoint.write(path, [held], {MEM: ["a"]})
+    assert read(path).device_ids(frozenset({MEM})) == {"a"}
+
+
+def test_only_the_devices_of_the_wanted_resources_count(tmp_path: Path) -> None:
+    found = read(written(tmp_path / "c", entry({"-1": ["a"]}), entry({"-1": ["g"]}, COUNT), entry({"0": ["x"]}, "x/y")))
+    assert found.device_ids(frozenset({MEM, COUNT})) == {"a", "g"}
+
+
+@pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
+def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
+    assert read(written(tmp_path / "c", entry(nothing))).records[0].device_ids == frozenset()
+
+
+def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
+    """So it is on a new node; the kubelet writes it with the first list of devices."""
+    assert read(tmp_path / "c") == Checkpoint()
+    assert stamp_of(tmp_path / "c") is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not json",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"{}",
+        b'{"Data": null}',
+        b'{"Data": []}',
+        b'{"Data": {"PodDeviceEntries": {"a": 1}}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID": "p"}]}}',
+        b'{"Data": {"PodDeviceEntries": [7]}}',
+        b'{"Data": {"PodDeviceEntries": [{"DeviceIDs": {"-1": [["a"]]}}]}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":[1]}]}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":3}]}}',
+        b"[" * 100_000,
+        b'{"Data": {"PodDeviceEntries": [',
+    ],
+)
+def test_a_damaged_file_is_never_an_empty_one(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "c").write_bytes(content)
+    with pytest.raises(CheckpointUnreadableError, match=r"/c is damaged .* the kubelet writes it anew"):
+        read(tmp_path / "c")
+
+
+def test_a_file_that_cannot_be_opened_says_why_and_as_whom_to_run(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointUnreadableError, match=r"/c: Is a directory; the agent has to run as root"):
+        read(tmp_path / "c")
+
+
+def test_a_file_that_cannot_be_looked_at_says_why(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointUnreadableError, match=r"looking at .*file/c: Not a directory"):
+        stamp_of(tmp_path / "file" / "c")
+
+
+def test_every_writing_has_another_stamp_than_the_one_before(tmp_path: Path) -> None:
+    """The kubelet replaces the file; the same content twice is two files."""
+    path, before = tmp_path / "c", None
+    for _ in range(5):
+        device_checkpoint.write(path, [], {MEM: []})
+        assert stamp_of(path) != before
+        before = stamp_of(path)

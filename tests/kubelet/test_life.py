@@ -1,0 +1,548 @@
+"""Device plugins that stay registered, whatever kubelets, sockets and directories do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import grpc
+import pytest
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.grants import Grant
+from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
+from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Timings, Told
+from gpu_device_plugin.kubelet.registration import answers
+from gpu_device_plugin.kubelet.servicer import PluginServicer
+from gpu_device_plugin.testing.gate import Gate
+from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.kubelet_under_test import eventually
+from tests.kubelet.short_paths import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+    from pathlib import Path
+
+    from grpc import aio
+
+MEM = Resource(Kind.MEMORY, "aliyun.com/gpu-mem")
+COUNT = Resource(Kind.COUNT, "aliyun.com/gpu-count")
+QUICK = Timings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
+
+
+class Answers:
+    """Gives everybody everything, after a while if it is told so."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    async def prefer(
+        self, _resource: Resource, available: Iterable[str], _must: Iterable[str], amount: int
+    ) -> Sequence[str]:
+        await self.gate.passed()
+        return list(available)[:amount]
+
+    def allocate(self, _resource: Resource, _device_ids: Sequence[str]) -> Grant:
+        return Grant()
+
+    def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Let it start."""
+
+
+class Deaf(PluginServicer):
+    """Sometimes answers nobody but the streams it has: a server out of file descriptors is like that."""
+
+    def __init__(self, *arguments: Any, node: Node) -> None:
+        super().__init__(*arguments)
+        self._node = node
+
+    async def GetDevicePluginOptions(  # noqa: N802 (gRPC's name)
+        self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
+    ) -> pb.DevicePluginOptions:
+        if self._node.deaf:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many open files")
+        return await super().GetDevicePluginOptions(request, context)
+
+
+@dataclass
+class Node:
+    """A kubelet, and two resources that want to be registered with it."""
+
+    kubelet: Kubelet
+    directory: Path
+    deaf: bool = False
+    answers: Answers = field(default_factory=Answers)
+    told: list[tuple[Told, dict[str, object]]] = field(default_factory=list)
+    prepared: list[set[str]] = field(default_factory=list)
+    """Our sockets that were there, at each preparation."""
+    lives: Lives = field(init=False)
+    task: asyncio.Task[NoReturn] | None = None
+
+    def __post_init__(self) -> None:
+        self.lives = Lives(
+            self.directory,
+            [Plugin(MEM, lambda: self._servicer(MEM)), Plugin(COUNT, lambda: self._servicer(COUNT))],
+            self._prepare,
+            self._tell,
+            QUICK,
+        )
+
+    def _tell(self, told: Told, details: dict[str, object]) -> None:
+        self.told.append((told, details))
+
+    def _servicer(self, resource: Resource) -> PluginServicer:
+        devices = pb.ListAndWatchResponse(devices=[pb.Device(ID=f"{resource.kind}-0", health="Healthy")])
+        return Deaf(resource, self.answers, Latest(devices), node=self)
+
+    async def _prepare(self) -> None:
+        self.prepared.append(self.sockets)
+
+    @property
+    def sockets(self) -> set[str]:
+        return {path.name for path in self.directory.glob("gpushare-*.sock")}
+
+    @property
+    def overs(self) -> list[object]:
+        return [details["reason"] for told, details in self.told if told is Told.OVER]
+
+    @property
+    def complaints(self) -> list[str]:
+        return [str(details["why"]) for told, details in self.told if told is Told.NOT_REGISTERED]
+
+    def launch(self) -> None:
+        self.task = asyncio.create_task(self.lives.run())
+
+    async def met(self) -> None:
+        """Wait until the kubelet that is there now has heard the lists of the sockets that are there now."""
+        await eventually(lambda: not self.lives.unmet() and self._serves_both())
+
+    def _serves_both(self) -> bool:
+        heard = {stream.endpoint for stream in self.kubelet.streams if stream.open and stream.lists}
+        both = self.kubelet.up and {MEM.name, COUNT.name} <= self.kubelet.amounts.keys()
+        return both and len(self.sockets & heard) == 2
+
+    async def start(self) -> None:
+        self.launch()
+        await self.met()
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+
+    async def after_another_life(self) -> set[str]:
+        """Wait for the end of the present life and the beginning of the next; return the sockets of the former."""
+        before = self.sockets
+        lives = len(self.prepared)
+        await eventually(lambda: len(self.prepared) > lives)
+        await self.met()
+        return before
+
+
+@asynccontextmanager
+async def node(*, kubelet: bool = True, version: tuple[int, int] = (1, 36)) -> AsyncIterator[Node]:
+    with short_folder() as folder:
+        double = Kubelet(folder, version=version)
+        if kubelet:
+            await double.start()
+        else:
+            double.device_plugin_dir.mkdir()
+        made = Node(double, double.device_plugin_dir)
+        yield made
+        await made.stop()
+        await double.stop()
+
+
+# --- One life ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)])
+async def test_both_resources_are_registered_and_listened_to(version: tuple[int, int]) -> None:
+    async with node(version=version) as one:
+        assert one.lives.unmet() == (
+            "aliyun.com/gpu-mem is not registered with the kubelet",
+            "aliyun.com/gpu-count is not registered with the kubelet",
+        )
+        assert not await one.lives.answer_ourselves()
+        await one.start()
+        assert one.told == [(Told.REGISTERED, {"resource": MEM.name}), (Told.REGISTERED, {"resource": COUNT.name})]
+        assert one.lives.registrations == {MEM.name: 1, COUNT.name: 1}
+        assert await one.lives.answer_ourselves()
+        assert repr(one.lives) == f"<Lives in {one.directory}: all registered>"
+
+
+async def test_the_books_are_read_before_anything_is_served() -> None:
+    """What is registered can be allocated; what is not cannot, so that the books are complete at that moment."""
+    async with node() as one:
+        await one.start()
+        await one.kubelet.restart()
+        await one.after_another_life()
+        assert all(sockets == set() for sockets in one.prepared)
+
+
+async def test_the_end_leaves_no_socket_and_no_stream() -> None:
+    async with node() as one:
+        await one.start()
+        await one.stop()
+        assert one.sockets == set()
+        await eventually(lambda: not any(stream.open for stream in one.kubelet.streams))
+        assert {stream.error for stream in one.kubelet.streams} == {"EOF"}
+
+
+async def test_a_call_in_flight_does_not_hold_up_the_end_for_long() -> None:
+    async with node() as one:
+        await one.start()
+        one.answers.gate.hold()
+        (plugin,) = one.directory.glob("gpushare-memory-*")
+        stuck = ScriptedCall(plugin)
+        await stuck.begin()
+        await one.stop()
+        assert one.sockets == set()
+        assert await stuck.failed()
+
+
+async def test_stopped_while_one_life_ends_nothing_is_left_either() -> None:
+    """The end of a life waits for calls in flight; whoever stops us then does not wait for them."""
+    async with node() as one:
+        await one.start()
+        one.lives.timings = Timings(poll=0.05, stream_grace=0.1, stop=300)
+        one.answers.gate.hold()
+        (plugin,) = one.directory.glob("gpushare-memory-*")
+        stuck = ScriptedCall(plugin)
+        await stuck.begin()
+        one.kubelet.drop_streams()
+        await eventually(lambda: "is not registered" in one.lives.unmet()[0] if one.lives.unmet() else False)
+        await one.stop()
+        assert one.sockets == set()
+        one.answers.gate.release()
+        await stuck.end()
+
+
+class StopsNothing:
+    """A server whose stop leaves everything as it is."""
+
+    async def stop(self, _grace: float) -> None:
+        pass
+
+
+async def test_a8_a_socket_left_by_grpc_is_removed_unless_somebody_else_has_put_his_there() -> None:
+    async with node() as one:
+        await one.start()
+        ours, others = (served.socket for served in one.lives._served)
+        servers = [served.server for served in one.lives._served]
+        for served in one.lives._served:
+            served.server = cast("aio.Server", StopsNothing())
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(one.directory / "new"))
+            (one.directory / "new").replace(others)
+            await one.stop()
+        assert not ours.exists()
+        assert others.exists()
+        for server in servers:
+            await server.stop(None)
+
+
+class ScriptedCall:
+    """A GetPreferredAllocation that takes long."""
+
+    def __init__(self, plugin: Path) -> None:
+        self._channel = grpc.aio.insecure_channel(f"unix:{plugin}", [("grpc.use_local_subchannel_pool", 1)])
+        self._task: asyncio.Task[Any] | None = None
+
+    async def begin(self) -> None:
+        await self._channel.channel_ready()
+        call = self._channel.unary_unary(
+            "/v1beta1.DevicePlugin/GetPreferredAllocation",
+            request_serializer=pb.PreferredAllocationRequest.SerializeToString,
+            response_deserializer=pb.PreferredAllocationResponse.FromString,
+        )
+        asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["a"], allocation_size=1)
+        self._task = asyncio.create_task(self._ask(call, pb.PreferredAllocationRequest(container_requests=[asked])))
+        await asyncio.sleep(0.05)
+
+    async def _ask(self, call: Any, request: pb.PreferredAllocationRequest) -> bool:
+        try:
+            await call(request)
+        except grpc.aio.AioRpcError:
+            return True
+        return False
+
+    async def failed(self) -> bool:
+        assert self._task is not None
+        outcome = bool(await self._task)
+        await self._channel.close()
+        return outcome
+
+    async def end(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
+
+
+# --- A1: the kubelet restarts -----------------------------------------------------------------------------------------
+
+
+async def test_a1_after_every_restart_of_the_kubelet_both_are_registered_again_under_fresh_names() -> None:
+    async with node() as one:
+        await one.start()
+        names = set(one.sockets)
+        for _ in range(10):
+            await one.kubelet.restart(ready=True)
+            await one.after_another_life()
+            names |= one.sockets
+        assert len(names) == 22
+
+
+async def test_a1_a_kubelet_that_is_down_for_long_is_waited_for() -> None:
+    async with node() as one:
+        await one.start()
+        await one.kubelet.stop()
+        await eventually(lambda: len(one.complaints) == 1)
+        assert len(one.overs) == 1
+        up, without_s = one.lives.outages()[MEM.name]
+        assert not up
+        assert without_s > 0
+        await asyncio.sleep(0.3)
+        assert len(one.complaints) == 1, "the same complaint is told once"
+        await one.kubelet.start()
+        await one.met()
+        assert one.lives.outages()[MEM.name][0]
+
+
+async def test_a1_kubelets_that_restart_faster_than_we_can_follow_end_with_both_registered() -> None:
+    async with node() as one:
+        one.launch()
+        for _ in range(8):
+            await one.kubelet.restart(ready=True)
+            await asyncio.sleep(0.02)
+        await one.met()
+
+
+async def test_a1_a_kubelet_socket_made_anew_is_enough() -> None:
+    """Our own socket may have been spared, as by a kubelet that was started with another directory in between."""
+    async with node() as one:
+        await one.start()
+        double, path = one.kubelet, one.kubelet.registration_socket
+        path.rename(path.with_suffix(".away"))
+        shutil.copyfile(path.with_suffix(".away").parent / "kubelet_internal_checkpoint", path)
+        await eventually(lambda: one.overs == ["the kubelet was restarted"])
+        path.with_suffix(".away").replace(path)
+        await one.met()
+        assert double.up
+
+
+# --- A2: the stream breaks by itself ----------------------------------------------------------------------------------
+
+
+async def test_a2_a_broken_stream_is_mended_by_registering_again_because_the_kubelet_never_dials_again() -> None:
+    async with node() as one:
+        await one.start()
+        one.kubelet.drop_streams()
+        await one.after_another_life()
+        assert "the kubelet stopped listening to" in str(one.overs[0])
+
+
+async def test_a2_the_stream_of_one_resource_is_enough() -> None:
+    async with node() as one:
+        await one.start()
+        one.kubelet.drop_streams(COUNT.name)
+        await eventually(lambda: bool(one.lives.unmet()))
+        assert one.lives.unmet() == ("the kubelet does not listen to aliyun.com/gpu-count",)
+        await one.after_another_life()
+        assert one.overs == ["the kubelet stopped listening to aliyun.com/gpu-count"]
+
+
+async def test_a2_a_stream_is_missing_only_when_the_last_one_is_gone() -> None:
+    """Whoever else listens; the kubelet of a restart may do so twice for a moment."""
+    async with node() as one:
+        await one.start()
+        (plugin,) = one.directory.glob("gpushare-memory-*")
+        async with grpc.aio.insecure_channel(f"unix:{plugin}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stream = DevicePluginStub[Any, Any, Any, Any, Any](channel).ListAndWatch(pb.Empty())
+            await stream.read()
+            without = one.lives.outages()[MEM.name]
+            one.kubelet.drop_streams(MEM.name)
+            await eventually(lambda: not any(each.open for each in one.kubelet.streams if each.resource == MEM.name))
+            assert one.lives.outages()[MEM.name] == without
+            assert one.lives.unmet() == ()
+
+
+async def test_a2_a_removed_socket_is_made_anew() -> None:
+    async with node() as one:
+        await one.start()
+        for path in one.directory.glob("gpushare-memory-*"):
+            path.unlink()
+        before = await one.after_another_life()
+        assert not before & one.sockets
+        assert one.overs == ["the socket of aliyun.com/gpu-mem was removed"]
+
+
+# --- A4: the directory ------------------------------------------------------------------------------------------------
+
+
+async def test_a4_a_directory_that_goes_away_is_waited_for() -> None:
+    async with node() as one:
+        await one.start()
+        away = one.directory.with_name("away")
+        one.directory.rename(away)
+        waits = (Told.NO_DIRECTORY, {"directory": str(one.directory)})
+        await eventually(lambda: waits in one.told)
+        await asyncio.sleep(0.15)
+        assert one.told.count(waits) == 1, "it is told once"
+        away.rename(one.directory)
+        await one.met()
+
+
+async def test_a4_a_directory_made_anew_is_served_though_the_old_one_was_being_watched() -> None:
+    async with node() as one:
+        await one.start()
+        await one.kubelet.stop()
+        shutil.rmtree(one.directory)
+        await one.kubelet.start()
+        await one.met()
+
+
+async def test_a4_a_directory_that_vanishes_before_we_listen_costs_one_life() -> None:
+    async with node() as one:
+        lost = iter([True])
+
+        async def lose() -> None:
+            if next(lost, False):
+                one.directory.rename(one.directory.with_name("away"))
+
+        one.lives = Lives(one.directory, one.lives._plugins, lose, one._tell, QUICK)
+        one.launch()
+        await eventually(lambda: bool(one.overs))
+        assert str(one.overs[0]).startswith(f"listening on {one.directory}/gpushare-memory-")
+        one.directory.with_name("away").rename(one.directory)
+        await one.met()
+
+
+async def test_a4_a_container_that_still_sees_a_deleted_directory_has_to_be_restarted() -> None:
+    """The way through an open descriptor is what a bind mount is to a container: it leads to what is no more."""
+    with short_folder() as folder:
+        (folder / "plugins").mkdir()
+        descriptor = os.open(folder / "plugins", os.O_RDONLY)
+        (folder / "plugins").rmdir()
+        double = Kubelet(folder)
+        one = Node(double, folder.__class__(f"/proc/self/fd/{descriptor}"))
+        one.launch()
+        assert one.task is not None
+        with pytest.raises(DirectoryGoneError, match="sees only the old one"):
+            await one.task
+        os.close(descriptor)
+
+
+# --- A5: a kubelet.sock that leads nowhere ----------------------------------------------------------------------------
+
+
+async def test_a5_a_dead_kubelet_socket_is_tried_again_and_again_until_somebody_serves() -> None:
+    async with node(kubelet=False) as one:
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(one.kubelet.registration_socket))
+        one.launch()
+        await eventually(lambda: bool(one.complaints))
+        assert "nobody answers" in one.complaints[0]
+        await one.kubelet.start()
+        await one.met()
+
+
+async def test_a5_a_kubelet_that_is_started_late_is_registered_with() -> None:
+    async with node(kubelet=False) as one:
+        one.launch()
+        await eventually(lambda: bool(one.complaints))
+        assert "the socket is not there" in one.complaints[0]
+        await one.kubelet.start()
+        await one.met()
+
+
+async def test_a5_a_kubelet_socket_that_appears_is_tried_at_once() -> None:
+    """Not at the end of the wait, which may be long by then."""
+    async with node() as one:
+        path = one.kubelet.registration_socket
+        path.rename(path.with_suffix(".away"))
+        one.lives.timings = Timings(poll=0.05, retry_first=300, retry_most=300)
+        one.launch()
+        await eventually(lambda: bool(one.complaints))
+        path.with_suffix(".away").rename(path)
+        await one.met()
+
+
+async def test_a5_a_kubelet_that_refuses_for_a_while_is_asked_again() -> None:
+    async with node() as one:
+        one.kubelet.register_gate.refuse("not yet", times=3)
+        await one.start()
+        assert len(one.complaints) == 1
+        assert "the kubelet refused: not yet" in one.complaints[0]
+
+
+async def test_a5_a_resource_that_is_refused_does_not_have_the_other_registered_over_and_over() -> None:
+    async with node() as one:
+        bad = Resource(Kind.COUNT, "no-domain")
+        one.lives = Lives(
+            one.directory,
+            [one.lives._plugins[0], Plugin(bad, lambda: one._servicer(bad))],
+            one._prepare,
+            one._tell,
+            QUICK,
+        )
+        one.launch()
+        await eventually(lambda: len(one.kubelet.registrations) >= 5)
+        assert [made.resource for made in one.kubelet.registrations].count(MEM.name) == 1
+        assert one.lives.unmet() == ("no-domain is not registered with the kubelet",)
+
+
+async def test_a5_a_kubelet_that_hangs_in_register_is_waited_for() -> None:
+    async with node() as one:
+        one.kubelet.register_gate.hold()
+        one.launch()
+        await eventually(lambda: one.kubelet.register_gate.waiting == 1)
+        one.kubelet.register_gate.release()
+        await one.met()
+
+
+# --- A7, A8: sockets of others ----------------------------------------------------------------------------------------
+
+
+async def test_a8_an_old_instance_whose_stream_ends_late_takes_the_new_one_with_it_and_that_is_mended() -> None:
+    """Kubelets 1.25 to 1.36 disconnect by name: the end of the old stream makes the new plugin's devices unhealthy."""
+    async with node() as one:
+        old = ScriptedPlugin(one.directory, MEM.name, {"old": True}, endpoint="old.sock")
+        await old.start()
+        await one.start()
+        await old.stop()
+        await one.after_another_life()
+        assert one.kubelet.amounts[MEM.name].allocatable == 1
+
+
+# --- A21: a server that accepts nothing any more ----------------------------------------------------------------------
+
+
+async def test_a21_a_server_that_does_not_answer_is_replaced() -> None:
+    async with node() as one:
+        await one.start()
+        one.deaf = True
+        await eventually(lambda: "the socket of aliyun.com/gpu-mem does not answer" in one.overs)
+        assert one.lives.unmet()[0] == "aliyun.com/gpu-mem is not registered with the kubelet"
+        one.deaf = False
+        await one.met()
+
+
+async def test_a21_a_server_that_does_not_answer_is_never_registered() -> None:
+    async with node() as one:
+        one.deaf = True
+        one.launch()
+        await eventually(lambda: len(one.overs) >= 2)
+        assert one.kubelet.registrations == []
+        one.deaf = False
+        await one.met()
+        assert all([await answers(one.directory / name) for name in one.sockets])

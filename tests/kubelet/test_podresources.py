@@ -1,0 +1,118 @@
+"""Asking the kubelet which devices are in use, over a real socket."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc import aio
+
+from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
+from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2_grpc as alpha_grpc
+from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
+from gpu_device_plugin.kubelet._proto import podresources_pb2_grpc as v1_grpc
+from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
+from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.pods import pod
+from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.short_paths import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+MEM = "aliyun.com/gpu-mem"
+
+
+class Alpha(alpha_grpc.PodResourcesListerServicer):
+    """All that a kubelet before 1.20 serves."""
+
+    async def List(  # noqa: N802 (gRPC's name)
+        self, request: alpha.ListPodResourcesRequest, _context: object
+    ) -> alpha.ListPodResourcesResponse:
+        del request
+        devices = [alpha.ContainerDevices(resource_name=MEM, device_ids=["a", "b"])]
+        container = alpha.ContainerResources(name="c", devices=devices)
+        return alpha.ListPodResourcesResponse(pod_resources=[alpha.PodResources(name="p", containers=[container])])
+
+
+class Huge(v1_grpc.PodResourcesListerServicer):
+    """A node with 80,000 device IDs in use."""
+
+    async def List(  # noqa: N802 (gRPC's name)
+        self, request: v1.ListPodResourcesRequest, _context: object
+    ) -> v1.ListPodResourcesResponse:
+        del request
+        devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[f"GPU-{n:036}::{n}"]) for n in range(80_000)]
+        container = v1.ContainerResources(name="c", devices=devices)
+        return v1.ListPodResourcesResponse(pod_resources=[v1.PodResources(name="p", containers=[container])])
+
+
+@asynccontextmanager
+async def serving(folder: Path, servicer: Alpha | Huge) -> AsyncIterator[Path]:
+    server = aio.server()
+    if isinstance(servicer, Alpha):
+        alpha_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
+    else:
+        v1_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
+    server.add_insecure_port(f"unix:{folder}/s")
+    await server.start()
+    yield folder / "s"
+    await server.stop(None)
+
+
+async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
+    """Two pods hold 1 and 2 of three IDs; another resource's devices are not ours."""
+    with short_folder() as folder:
+        async with Kubelet(folder) as kubelet:
+            plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abc", True))
+            other = ScriptedPlugin(kubelet.device_plugin_dir, "x.com/y", {"z": True})
+            for one in (plugin, other):
+                await one.serve()
+                await one.register()
+            await kubelet.wait_for(lambda: len(kubelet.amounts) == 2)
+            await kubelet.admit(pod("one", {MEM: 1, "x.com/y": 1}))
+            await kubelet.admit(pod("two", {MEM: 2}))
+            assert await held_ids(kubelet.pod_resources_socket, [MEM]) == set("abc")
+            for one in (plugin, other):
+                await one.stop()
+
+
+async def test_a_kubelet_that_speaks_only_v1alpha1_is_understood() -> None:
+    with short_folder() as folder:
+        async with serving(folder, Alpha()) as socket:
+            assert await held_ids(socket, [MEM]) == {"a", "b"}
+
+
+async def test_an_answer_beyond_the_usual_limit_of_4_mib_is_read() -> None:
+    with short_folder() as folder:
+        async with serving(folder, Huge()) as socket:
+            assert len(await held_ids(socket, [MEM], timeout_s=20)) == 80_000
+
+
+async def test_a_kubelet_that_is_not_there_is_no_answer() -> None:
+    with (
+        short_folder() as folder,
+        pytest.raises(PodResourcesUnavailableError, match=r"asking the kubelet at .*missing"),
+    ):
+        await held_ids(folder / "missing", [MEM])
+
+
+async def test_a_kubelet_that_hangs_is_given_up() -> None:
+    with short_folder() as folder:
+        async with Kubelet(folder) as kubelet:
+            kubelet.pod_resources_gate.hold()
+            with pytest.raises(PodResourcesUnavailableError, match="Deadline Exceeded"):
+                await held_ids(kubelet.pod_resources_socket, [MEM], timeout_s=0.1)
+            kubelet.pod_resources_gate.release()
+
+
+async def test_a_refusal_is_passed_on_in_the_kubelets_words() -> None:
+    """The kubelet answers 100 calls a second, all clients together."""
+    with short_folder() as folder:
+        async with Kubelet(folder) as kubelet:
+            kubelet.pod_resources_gate.refuse("rejected by rate limit", grpc.StatusCode.RESOURCE_EXHAUSTED)
+            with pytest.raises(PodResourcesUnavailableError, match="rejected by rate limit"):
+                await held_ids(kubelet.pod_resources_socket, [MEM])
