@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -190,14 +190,6 @@ def _app_kind(_: _Container) -> ContainerKind:
 
 def _without_values(error: Exception) -> str:
     return str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
-
-
-def same_but_version(one: PodRecord, other: PodRecord) -> bool:
-    """Whether two readings of a pod differ in nothing that we look at.
-
-    The kubelet patches the status of every GPU pod about once a minute, with nothing in it for us.
-    """
-    return replace(one, resource_version=other.resource_version) == other
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata, same_but_version
+from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, GoneError, UnavailableError
 
@@ -190,7 +190,7 @@ class PodMirror:
         others = (pod for uid, pod in found.items() if uid not in kept)
         by_age = {pod.uid: pod for pod in sorted(others, key=lambda pod: (pod.created, pod.name, pod.namespace))}
         self._pods = kept | by_age
-        changed = {uid for uid, pod in kept.items() if not same_but_version(known[uid], pod)}
+        changed = {uid for uid, pod in kept.items() if known[uid] != pod}
         return changed | by_age.keys() | (known.keys() - found.keys()), set(by_age)
 
     async def _follow(self, backoff: Backoff) -> None:
@@ -227,7 +227,7 @@ class PodMirror:
         if old is not None and old.node_name != pod.node_name:
             del self._pods[pod.uid]  # admitted now: its place is the last
         self._pods[pod.uid] = pod
-        if old is None or not same_but_version(old, pod):
+        if old != pod:
             self._publish()
 
     def _remove(self, uid: str) -> None:

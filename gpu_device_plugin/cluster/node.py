@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.cluster.api import NODES, read_node
+from gpu_device_plugin.cluster.api import NODES, UnreadableObjectError, read_node
 from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.errors import ApiError, ConflictError, NotFoundError
+from gpu_device_plugin.cluster.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,12 +44,15 @@ class NodeSelf:
 
         Raises:
             NotFoundError: there is none of our name: it is not always the host's.
+            UnavailableError: what came is no node; a proxy on the way answers so.
         """
         try:
             return read_node(await self._client.get(NODES, self.name))
         except NotFoundError as error:
             why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
             raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error
+        except UnreadableObjectError as error:
+            raise UnavailableError(Call("get", NODES.plural, name=self.name), str(error)) from error
 
     async def publish(self, notes: NodeNotes) -> bool:
         """Make the node carry `notes`; return whether that took a patch.

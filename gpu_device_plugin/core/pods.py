@@ -45,7 +45,8 @@ class Pod:
     """A deletion timestamp is set; the containers may still run."""
     created: str = ""
     """RFC 3339, in UTC, so that texts sort like times."""
-    resource_version: str = ""
+    resource_version: str = field(default="", compare=False)
+    """Not compared: the kubelet patches the status of every GPU pod about once a minute, with nothing in it for us."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()

@@ -76,12 +76,12 @@ class Api:
         content_type: str = "application/json",
         config: ClusterConfig | None = None,
     ) -> tuple[int, Any]:
-        """Return status and JSON of any request, by default an administrator's."""
+        """Return status and JSON (or text) of the answer to any request, by default an administrator's."""
         config = config or self.config
         headers = {"Content-Type": content_type, "Authorization": f"Bearer {config.token}"}
         tls = config.tls() if config.url.startswith("https:") else True
         async with self.http.request(method, config.url + path, json=body, headers=headers, ssl=tls) as answer:
-            return answer.status, await answer.json()
+            return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
 
 
 @dataclass(frozen=True)
