@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import compileall
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +51,19 @@ class Row:
     bar: float | None = None
     note: str = ""
 
-    def cells(self) -> tuple[str, str, str, str]:
+    def cells(self) -> tuple[str, ...]:
         """Return the row for people."""
-        digits = 0 if self.figure >= 1000 else 1 if self.figure >= 10 else 2
-        verdict = "" if self.bar is None else "met" if self.figure <= self.bar else "MISSED"
-        bar = "" if self.bar is None else f"<= {self.bar:g} {self.unit}"
-        note = f" ({self.note})" if self.note else ""
-        return self.what, f"{self.figure:,.{digits}f} {self.unit}{note}", bar, verdict
+        digits = 0 if self.figure >= 100 else 1 if self.figure >= 10 else 2
+        bar, verdict = "", ""
+        if self.bar is not None:
+            bar, verdict = f"{self.bar:g} {self.unit}", "met" if self.figure <= self.bar else "MISSED"
+        return self.what, f"{self.figure:,.{digits}f} {self.unit}", bar, verdict, self.note
+
+
+def both(what: str, samples: Sequence[tuple[float, float]], bars: tuple[float | None, float | None]) -> Iterator[Row]:
+    """Yield the median and the 99th percentile of some calls, each the median over all agents, in ms."""
+    for name, each, bar in zip(("p50", "p99"), zip(*samples, strict=True), bars, strict=True):
+        yield Row(f"{what}, {name}", statistics.median(each), "ms", bar)
 
 
 @dataclass(slots=True)
@@ -80,7 +86,9 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(root: Path, *flags: str, gpus: str = f"fake:{MODEL}", held: Sequence[tuple[str, str]] = ()) -> Iterator[Run]:
+def running(
+    root: Path, *flags: str, gpus: str = f"fake:{MODEL}", held: Sequence[tuple[str, str]] = ()
+) -> Iterator[Run]:
     """Start an agent in the folder `root` and have it registered; `held` are (pod, share) of pods that run already."""
     with Kubelet(root) as kubelet, (root / "agent.log").open("wb") as log:
         for pod_uid, share in held:
@@ -154,110 +162,94 @@ def allocate(run: Run, ids: Sequence[str], calls: int) -> list[float]:
     return samples
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Calls:
-    """The times of one agent's calls: (median, 99th percentile) in ms."""
+    """(Median, 99th percentile) in ms of the calls to each of some agents."""
 
-    own: tuple[float, float]
-    preferred: tuple[float, float]
-    allocate: tuple[float, float]
+    own: list[tuple[float, float]] = field(default_factory=list)
+    preferred: list[tuple[float, float]] = field(default_factory=list)
+    allocate: list[tuple[float, float]] = field(default_factory=list)
 
+    def ask(self, run: Run, free: Sequence[str], options: argparse.Namespace) -> None:
+        """Ask what the kubelet asks, one call after the other, as it does."""
+        warm, calls = options.warm, options.warm + options.calls
+        self.own.append(percentiles(times(run.mem, "GetDevicePluginOptions", [b""] * calls)[warm:]))
+        self.preferred.append(percentiles(times(run.mem, "GetPreferredAllocation", [preferring(free)] * calls)[warm:]))
+        self.allocate.append(percentiles(allocate(run, free, calls)[warm:]))
 
-def measure_calls(run: Run, ids: Sequence[str], calls: int, warm: int) -> Calls:
-    """Ask what the kubelet asks, one call after the other, as it does."""
-    own = times(run.mem, "GetDevicePluginOptions", [b""] * (warm + calls))
-    preferred = times(run.mem, "GetPreferredAllocation", [preferring(ids)] * (warm + calls))
-    allocated = allocate(run, ids, warm + calls)
-    return Calls(*(percentiles(samples[warm:]) for samples in (own, preferred, allocated)))
+    def rows(self, how: str) -> Iterator[Row]:
+        """Yield what the kubelet waits for."""
+        yield from both("the client's own part (GetDevicePluginOptions)", self.own, (None, None))
+        yield from both(f"GetPreferredAllocation, {how}", self.preferred, (1.5, 4))
+        yield from both(f"Allocate, {how}", self.allocate, (0.5, 1))
 
 
 def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure agents without API access, several one after the other."""
-    starts, stops, every = [], [], []
+    starts, stops, calls = [], [], Calls()
     for _ in range(options.rounds):
         with running(root) as run:
             starts.append(run.registered_s * 1000)
             size, ids = first_list(run)
-            every.append(measure_calls(run, ids, options.calls, options.warm))
+            calls.ask(run, ids, options)
             began = time.monotonic()
             run.process.terminate()
             run.process.wait(timeout=10)
             stops.append((time.monotonic() - began) * 1000)
     yield Row("start of the process to both resources registered", statistics.median(starts), "ms", 700)
-    yield Row(f"first list, {len(ids):,} shares", size / 1000, "kB", 70)
-    own, preferred, allocated = (
-        [statistics.median(samples) for samples in zip(*(getattr(calls, name) for calls in every), strict=True)]
-        for name in Calls.__slots__
-    )
-    yield Row("the client's own part (GetDevicePluginOptions), p50", own[0])
-    yield Row("the same, p99", own[1])
-    yield Row(f"GetPreferredAllocation, {SIZE} of {len(ids):,} free, p50", preferred[0], "ms", 1.5)
-    yield Row("the same, p99", preferred[1], "ms", 4)
-    yield Row(f"Allocate, {SIZE} shares, p50", allocated[0], "ms", 0.5)
-    yield Row("the same, p99", allocated[1], "ms", 1)
+    yield Row("the list of gpu-mem", size / 1000, "kB", 70, f"{len(ids):,} shares")
+    yield from calls.rows(f"{SIZE} of {len(ids):,}")
     yield Row("SIGTERM to the end of the process", statistics.median(stops), "ms", 2000)
 
 
-def standalone_memory(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+def footprint(run: Run, ids: Sequence[str], options: argparse.Namespace, how: str, bar_mib: float) -> Iterator[Row]:
+    """Look at one agent's memory, before and after allocations."""
+
+    def now(what: str) -> Row:
+        # Probes, reconciling and everything else that is done now and then has been done once more after it.
+        time.sleep(options.settle)
+        pids = run.pids()
+        return Row(f"memory, {how}, {what}", memory.alone_mib(pids), "MiB", bar_mib, f"PSS {memory.pss_mib(pids):.1f}")
+
+    before_s, began = memory.cpu_s(run.pids()), time.monotonic()
+    yield now("idle")
+    spent_s = memory.cpu_s(run.pids()) - before_s
+    yield Row(f"CPU, {how}, idle", spent_s / (time.monotonic() - began) * 100, "%")
+    allocate(run, ids, options.calls)
+    once = now(f"after {options.calls:,} allocations")
+    yield once
+    for _ in range(3):
+        allocate(run, ids, options.calls)
+    more = now("")
+    # Half a MiB is what the same agent differs by from one run to the next.
+    yield Row(f"growth with {3 * options.calls:,} allocations more", more.figure - once.figure, "MiB", 0.5)
+
+
+def standalone_footprint(root: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure the memory of an agent without API access."""
     with running(root) as run:
-        _, ids = first_list(run)
-        yield from _memory(run, ids, options, "standalone", 45)
+        yield from footprint(run, first_list(run)[1], options, "standalone", 45)
 
 
 def with_api(root: Path, options: argparse.Namespace) -> Iterator[Row]:
     """Measure an agent as deploy/daemonset.yaml runs it: with the pods of its node watched, metrics and probes."""
+    with running(root) as run:
+        _, ids = first_list(run)
+    held = [(cluster.uid(number), ids[number]) for number in range(1, options.pods, 2)]
+    free = [name for name in ids if name not in {share for _, share in held}]
     command = [sys.executable, "-m", "bench.cluster", NODE, str(options.pods)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        url = server.stdout.readline().strip()
-        with running(root) as probe:
-            _, ids = first_list(probe)
-        held = [(cluster.uid(number), ids[number]) for number in range(1, options.pods, 2)]
-        flags = ("--api", url, "--node-name", NODE, "--http", "127.0.0.1:0")
+        flags = ("--api", server.stdout.readline().strip(), "--node-name", NODE, "--http", "127.0.0.1:0")
+        calls = Calls()
+        for _ in range(options.rounds):
+            with running(root, *flags, held=held) as run:
+                time.sleep(min(options.settle, 1))  # until the pods are known
+                calls.ask(run, free, options)
+        yield from calls.rows(f"{options.pods} pods watched")
         with running(root, *flags, held=held) as run:
-            time.sleep(min(options.settle, 1))  # until the pods are known
-            free = [name for name in ids if name not in {share for _, share in held}]
-            preferred = times(run.mem, "GetPreferredAllocation", [preferring(free)] * (options.warm + options.calls))
-            yield from _memory(run, ids, options, f"with API access, {options.pods} pods", 60, preferred)
+            yield from footprint(run, free, options, f"{options.pods} pods watched", 60)
         server.communicate()
-
-
-def _memory(
-    run: Run,
-    ids: Sequence[str],
-    options: argparse.Namespace,
-    how: str,
-    bar_mib: float,
-    preferred: Sequence[float] = (),
-) -> Iterator[Row]:
-    def now() -> tuple[float, str]:
-        pids = run.pids()
-        return memory.alone_mib(pids), f"PSS here {memory.pss_mib(pids):.1f}"
-
-    if preferred:
-        p50, p99 = percentiles(preferred[options.warm :])
-        yield Row(f"GetPreferredAllocation, {how}, one promised, p50", p50, "ms", 1.5)
-        yield Row("the same, p99", p99, "ms", 4)
-    # Probes, reconciling and everything else that is done now and then has been done once after it.
-    before_s = memory.cpu_s(run.pids())
-    time.sleep(options.settle)
-    spent_s = memory.cpu_s(run.pids()) - before_s
-    idle, note = now()
-    yield Row(f"memory, {how}, idle", idle, "MiB", bar_mib, note)
-    samples = allocate(run, ids, options.calls)
-    if preferred:
-        p50, p99 = percentiles(samples)
-        yield Row(f"Allocate, {how}, p50", p50, "ms", 0.5)
-        yield Row("the same, p99", p99, "ms", 1)
-    time.sleep(options.settle)
-    once, note = now()
-    yield Row(f"the same after {options.calls:,} allocations", once, "MiB", bar_mib, note)
-    for _ in range(3):
-        allocate(run, ids, options.calls)
-    time.sleep(options.settle)
-    yield Row(f"the same grown by after {3 * options.calls:,} more", now()[0] - once, "MiB", 0.5)
-    yield Row(f"CPU, {how}, idle", spent_s / max(options.settle, 0.01) * 100, "%")
 
 
 def flips(root: Path) -> Iterator[Row]:
@@ -286,11 +278,12 @@ def flips(root: Path) -> Iterator[Row]:
             delays.append((at - began) * 1000)
             time.sleep(0.2)
             updates.append(1 + run.mem.lists.qsize())
-            unhealthy = sum(device.health != "Healthy" for device in pb.ListAndWatchResponse.FromString(message).devices)
+            unhealthy = sum(
+                device.health != "Healthy" for device in pb.ListAndWatchResponse.FromString(message).devices
+            )
             changed.append(unhealthy - sum(changed))
-    note = f"{min(changed)} to {max(changed)} shares each, slowest of {GPUS} {max(delays):.1f} ms"
-    yield Row("GPU failure to the list on the stream", statistics.median(delays), "ms", 20, note)
-    yield Row("lists per failure, at most", max(updates), "", 1)
+    yield Row("GPU failure to the list on the stream, slowest of 8", max(delays), "ms", 20)
+    yield Row("lists for one failure", max(updates), "", 1, f"with {min(changed)} shares changed")
 
 
 # --- What is shown ----------------------------------------------------------------------------------------------------
@@ -301,19 +294,25 @@ def machine() -> str:
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("grpcio", "protobuf", "aiohttp", "msgspec"))
     return (
-        f"gpu-device-plugin {gpu_device_plugin.__version__} on {MODEL}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}; "
-        f"{os.cpu_count()} cores ({cpu[1] if cpu else platform.machine()}), load {os.getloadavg()[0]:.1f}, "
+        f"gpu-device-plugin {gpu_device_plugin.__version__} on {MODEL}, {dt.datetime.now(dt.UTC):%Y-%m-%d}; "
+        f"{os.cpu_count()} cores ({cpu[1] if cpu else platform.machine()}) with a load of {os.getloadavg()[0]:.1f}, "
         f"Linux {platform.release()}, Python {platform.python_version()}, {versions}"
     )
 
 
 def show(rows: Iterator[Row]) -> None:
     """Print each row as soon as it is known; the result is a Markdown table."""
-    widths = (66, 36, 12, 7)
-    for cells in (("What", "Measured", "Bar", "Verdict"), tuple("-" * width for width in widths)):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |")
+    widths = (58, 9, 7, 7, 23)
+
+    def line(cells: Sequence[str]) -> None:
+        print(
+            "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |", flush=True
+        )
+
+    line(("What", "Measured", "At most", "Verdict", "Note"))
+    line(tuple("-" * width for width in widths))
     for row in rows:
-        print("| " + " | ".join(cell.ljust(w) for cell, w in zip(row.cells(), widths, strict=True)) + " |", flush=True)
+        line(row.cells())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -335,7 +334,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         def rows() -> Iterator[Row]:
             yield from standalone(root, options)
             yield from flips(root)
-            yield from standalone_memory(root, options)
+            yield from standalone_footprint(root, options)
             yield from with_api(root, options)
 
         show(rows())

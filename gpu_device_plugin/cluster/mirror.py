@@ -78,6 +78,7 @@ class PodMirror:
         """How old a list may be: ``0`` as old as it likes, empty not at all."""
         self._check = _Check()
         self._check_at = 0.0
+        self._hurried = asyncio.Event()
         self._changes: Latest[Mapping[str, PodRecord]] = Latest(MappingProxyType({}))
         self.synced = False
         """All pods were read at least once. Stays true while the API is away: what was known still counts."""
@@ -132,9 +133,21 @@ class PodMirror:
                     await self._follow(backoff)
                 except ApiError as error:
                     self._failed(error)
-                    await asyncio.sleep(backoff.next_s(error.retry_after_s))
+                    await self._pause(backoff.next_s(error.retry_after_s))
         finally:
             self.live = False
+
+    def hurry(self) -> None:
+        """Try again now, if we wait to do so: somebody else has seen what we have not."""
+        self._hurried.set()
+
+    async def _pause(self, seconds: float) -> None:
+        self._hurried.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurried.wait()
+        except TimeoutError:
+            pass
 
     def _failed(self, error: ApiError) -> None:
         if self.problem is None or type(self.problem) is not type(error):

@@ -7,9 +7,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.cluster.api import PODS, read_metadata
+from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
+from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,13 +91,15 @@ class PodWriter:
             await self._client.patch(PODS, wanted.name, body, namespace=wanted.namespace)
         except NotFoundError:
             return False
-        except (ConflictError, InvalidError):
+        except (ConflictError, InvalidError) as refusal:
             # Both are said of a namesake, and of other things. Only a fresh look tells.
             try:
-                there = await self._client.get(PODS, wanted.name, namespace=wanted.namespace)
+                there = read_metadata(await self._client.get(PODS, wanted.name, namespace=wanted.namespace))
             except NotFoundError:
                 return False
-            if read_metadata(there).uid == wanted.uid:
+            except UnreadableObjectError as error:
+                raise UnavailableError(refusal.call, f"looking at the pod again: {error}") from error
+            if there.uid == wanted.uid:
                 raise
             return False
         return True

@@ -92,7 +92,7 @@ def _for_container(
 ) -> Promise | None:
     own = by_index.get(container.index) if container.kind is ContainerKind.APP else None
     if own is None and single is not None and (kind is Kind.MEMORY or amount == 1):
-        own = {single: amount if kind is Kind.MEMORY else 1}
+        own = {single: amount}
     elif own is None and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
         # The init containers of a pod run before the others and on the same GPU, whose shares they hand on.
         positions = sorted({position for gpus in by_index.values() for position in gpus})
@@ -126,7 +126,7 @@ def _allocation(text: str) -> Mapping[int, Mapping[int, int]]:
 
 
 def _number(key: str, value: object, most: int) -> int:
-    text = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+    text = str(value)
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= most):
         raise MalformedAnnotationError(f"{key} holds something that is not a whole number from 0 to {most}")
     return int(text)

@@ -94,9 +94,9 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
     candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
     fitting = [c for c in candidates if c.wanted.promise is None or _fits(call, c.wanted.promise)]
-    kept = [c for c in fitting if c.wanted.promise is None or _others_keep(call, c, waiting)]
+    kept = [c for c in fitting if _others_keep(call, c, waiting)]
     chosen = next(iter(kept or fitting or candidates), None)
-    reserved, whole = _outstanding(waiting, None if chosen is None else chosen)
+    reserved, whole = _outstanding(waiting, chosen)
     return Matched(chosen, reserved, whole)
 
 
@@ -133,11 +133,9 @@ def _others_keep(call: Call, candidate: Match, waiting: Iterable[WaitingPod]) ->
     if call.kind is Kind.COUNT or candidate.wanted.promise is None:
         return True
     reserved, _ = _outstanding(waiting, candidate)
-    taken = dict(candidate.wanted.promise.shares)
     return all(
-        call.free.get(position, 0) - taken.get(position, 0) >= shares
-        for position, shares in reserved.items()
-        if position in taken
+        call.free.get(position, 0) - shares >= reserved.get(position, 0)
+        for position, shares in candidate.wanted.promise.shares
     )
 
 

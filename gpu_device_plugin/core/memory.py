@@ -40,7 +40,7 @@ def parse_mib(text: str) -> int:
 
 def format_mib(mib: int) -> str:
     """Write MiB the way people read it: ``8 GiB``, ``7.5 GiB``, ``300 MiB``. Never rounded."""
-    if mib and mib % (MIB_PER_GIB // 4) == 0 and abs(mib) >= MIB_PER_GIB:
+    if mib % (MIB_PER_GIB // 4) == 0 and abs(mib) >= MIB_PER_GIB:
         return f"{mib / MIB_PER_GIB:.2f}".rstrip("0").removesuffix(".") + " GiB"
     return f"{mib} MiB"
 

@@ -141,7 +141,7 @@ def place(
         A placement, or a refusal with a reason for every GPU.
     """
     rooms = sorted(rooms, key=lambda room: room.position)
-    each, rest = divmod(demand.amount, demand.gpus) if demand.kind is Kind.MEMORY else (0, 0)
+    each, rest = divmod(demand.amount, demand.gpus)
     wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
     verdicts = {room.position: _obstacle(demand.kind, each, room) for room in rooms}
     fitting = {room.position: room for room in rooms if verdicts[room.position] is None}

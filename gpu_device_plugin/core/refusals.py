@@ -33,7 +33,7 @@ class Refusals:
         same = sum(size == shares for _, size in times)
         run = self.run if now - self.last < HOLD_S else None
         # A smaller size than the present run's is the stronger bound.
-        begins = 0 < self.limit <= same and (run is None or shares <= run)
+        begins = 0 < self.limit <= same and (run is None or shares < run)
         return replace(self, times=times, run=shares if begins else run, last=now)
 
     def most_free(self, emptiest: int, now: float) -> int | None:

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node import Node
     from gpu_device_plugin.core.shares import SharedGpu
 
-_LONGEST_BAR = 14
+_BAR = 3
+"""The column of the bars."""
+_LONGEST_BAR, _SHORTEST_BAR = 14, 6
 _LONGEST_MODEL = 18
-_NARROWEST_HOLDERS = 16
+_ROOMY_HOLDERS, _NARROWEST_HOLDERS = 20, 16
 _GAP = "  "
 
 
@@ -103,22 +105,18 @@ def table(gpus: Sequence[GpuRow], share_mib: int, look: Look | None = None) -> l
         look: how to draw it.
     """
     look = look or Look()
-    longest = max((row.shares for row in gpus), default=1)
-    cells = [
-        (
-            (str(row.position), Tone.PLAIN),
-            (_model(row.model), Tone.PLAIN),
-            (f"{row.memory_mib / MIB_PER_GIB:.1f} GiB", Tone.PLAIN),
-            (_bar(row, longest, look), _tone_of_use(row)),
-            ("whole" if row.whole else f"{row.used}/{row.shares}", _tone_of_use(row)),
-            ("healthy", Tone.GOOD) if row.unhealthy is None else ("unhealthy", Tone.BAD),
-        )
-        for row in gpus
-    ]
     names = ("GPU", "MODEL", "MEMORY", "SHARES", "", "HEALTH")
-    widths = [max(len(name), *(len(row[n][0]) for row in cells), 0) for n, name in enumerate(names)]
     align = (str.rjust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust)
-    indent = sum(widths) + len(_GAP) * len(names)
+    cells = [_cells(row) for row in gpus]
+    widths = [max(len(name), *(len(row[n][0]) for row in cells), 0) for n, name in enumerate(names)]
+    # Who holds a GPU needs its room first; a bar can be shorter.
+    beside = sum(widths) - widths[_BAR] + len(_GAP) * len(names)
+    most = min(max(look.width - beside - _ROOMY_HOLDERS, _SHORTEST_BAR), _LONGEST_BAR)
+    largest = max((row.shares for row in gpus), default=1)
+    for row, texts in zip(gpus, cells, strict=True):
+        texts[_BAR] = (_bar(row, largest, most, look), texts[_BAR][1])
+    widths[_BAR] = max(widths[_BAR], *(len(row[_BAR][0]) for row in cells), 0)
+    indent = beside + widths[_BAR]
     room = max(_NARROWEST_HOLDERS, look.width - indent)
     heading = _GAP.join(put(name, width) for put, name, width in zip(align, names, widths, strict=True))
     lines = [look.paint(f"{heading}{_GAP}HELD BY", Tone.HEADING)]
@@ -135,15 +133,28 @@ def table(gpus: Sequence[GpuRow], share_mib: int, look: Look | None = None) -> l
     return lines
 
 
+def _cells(row: GpuRow) -> list[tuple[str, Tone]]:
+    """Return what stands before the holders, without the bar."""
+    tone = _tone_of_use(row)
+    return [
+        (str(row.position), Tone.PLAIN),
+        (_model(row.model), Tone.PLAIN),
+        (f"{row.memory_mib / MIB_PER_GIB:.1f} GiB", Tone.PLAIN),
+        ("", tone),
+        ("whole" if row.whole else f"{row.used}/{row.shares}", tone),
+        ("healthy", Tone.GOOD) if row.unhealthy is None else ("unhealthy", Tone.BAD),
+    ]
+
+
 def _model(product: str) -> str:
     name = product.removeprefix("NVIDIA ")
     return name if len(name) <= _LONGEST_MODEL else f"{name[: _LONGEST_MODEL - 2]}.."
 
 
-def _bar(row: GpuRow, longest: int, look: Look) -> str:
+def _bar(row: GpuRow, largest: int, most: int, look: Look) -> str:
     """Draw the shares of one GPU, as long as it is large, and neither full nor empty unless it is."""
-    most = min(longest, _LONGEST_BAR)
-    length = max(1, round(row.shares * most / longest))
+    longest = min(largest, most)
+    length = max(1, round(row.shares * longest / largest))
     full = round(row.used * length / row.shares)
     if 0 < row.used < row.shares and length > 1:
         full = min(max(full, 1), length - 1)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import secrets
 import socket
 import stat
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
+
+    from watchdog.observers.api import BaseObserver
 
 KUBELET_SOCKET = "kubelet.sock"
 
@@ -42,7 +43,13 @@ def check_directory(directory: Path) -> None:
     Raises:
         DirectoryError: it is missing, no directory, not writable, or its path is too long for a socket.
     """
-    if not directory.is_dir():
+    try:
+        there = directory.is_dir()
+    except OSError as error:
+        raise DirectoryError(
+            f"looking at {directory}: {error.strerror}; the agent has to run as root (uid 0)"
+        ) from error
+    if not there:
         raise DirectoryError(
             f"{directory} is not a directory; it has to be the kubelet's device-plugin directory: start a kubelet on "
             "this node first, or name the right place with --device-plugin-dir (every kubelet uses "
@@ -66,7 +73,7 @@ def new_socket(directory: Path, name: str) -> Path:
     grpcio replaces a socket that a live server listens on, and a server that stops removes whatever stands at its path:
     with one fixed name, an old instance that ends late would cut off the new one.
     """
-    return directory / f"{_PREFIX}{name}-{os.getpid()}-{secrets.token_hex(3)}.sock"
+    return directory / f"{_PREFIX}{name}-{os.getpid()}-{os.urandom(3).hex()}.sock"
 
 
 def remove_stale_sockets(directory: Path) -> None:
@@ -179,16 +186,25 @@ def watching(directory: Path, changed: asyncio.Event) -> Iterator[bool]:
     Yields:
         Whether the kernel lets us watch.
     """
-    observer = Observer()
+    observer = _observe(directory, _Waker(asyncio.get_running_loop(), changed))
+    try:
+        yield observer is not None
+    finally:
+        if observer is not None:
+            observer.stop()
+            observer.join(timeout=1)
+
+
+def _observe(directory: Path, waker: _Waker) -> BaseObserver | None:
+    try:
+        observer = Observer()  # from watchdog 7 on this is where inotify may be exhausted
+    except OSError:
+        return None
     try:
         # Without follow_symlink a watch on a linked directory (k0s, some kubelet installers) sees nothing.
-        observer.schedule(_Waker(asyncio.get_running_loop(), changed), str(directory), follow_symlink=True)
+        observer.schedule(waker, str(directory), follow_symlink=True)
         observer.start()
     except OSError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
         observer.stop()
-        observer.join(timeout=1)
+        return None
+    return observer

@@ -19,7 +19,7 @@ from gpu_device_plugin.programs.demo_world import AgentGoneError, NoGpusError, w
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.programs.demo_scenes import Told
+    from gpu_device_plugin.programs.demo_scenes import Scenes, Shown
 
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
@@ -52,7 +52,7 @@ def main(gpus: str | None, *, once: bool) -> int:
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     stage = Stage(sys.stdout, live=terminal and not once, colour="NO_COLOR" not in os.environ)
     try:
-        return asyncio.run(_play(gpus or DEFAULT_GPUS, stage))
+        return asyncio.run(_play_until_told(gpus or DEFAULT_GPUS, stage))
     except NoGpusError as error:
         print(f"No GPUs to share: {error}", file=sys.stderr)
     except AgentGoneError as error:
@@ -64,18 +64,30 @@ def main(gpus: str | None, *, once: bool) -> int:
     return 1
 
 
-async def _play(gpus: str, stage: Stage) -> int:
-    if (task := asyncio.current_task()) is not None:
-        for name in (signal.SIGTERM, signal.SIGHUP):  # the agent and the folder are not to be left behind
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+async def _play_until_told(gpus: str, stage: Stage) -> int:
+    """Play to the end, or until SIGTERM or SIGHUP; the agent and its folder are not to be left behind then."""
+    playing = asyncio.create_task(play(gpus, stage), name="demo")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
+    return await playing
+
+
+async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
+    """Play `scenes` on `stage` and return the exit code; see `main`.
+
+    Raises:
+        UsageError: `gpus` names none.
+        NoGpusError: there are none to share.
+        AgentGoneError: the agent ended by itself.
+    """
     failed = []
     async with world(gpus) as made:
         story = Story(made, stage.pause)
         stage.introduce(gpus)
-        for number, (title, scene) in enumerate(SCENES.items(), 1):
-            async with stage.showing(f"{number}/{len(SCENES)}", story):
-                told = await story.play(title, scene)
-            if not told.as_told:
+        for number, (title, scene) in enumerate(scenes.items(), 1):
+            async with stage.showing(f"{number}/{len(scenes)}", story):
+                shown = await story.play(title, scene)
+            if not shown.as_told:
                 failed.append(str(number))
             await stage.pause(_READING_S)
     stage.conclude(failed)
@@ -122,8 +134,8 @@ class Stage:
         if failed:
             text, tone = f"Not everything came about as told: see NO in scene {', '.join(failed)}.", Tone.BAD
         else:
-            text, tone = "Everything came about as told.", Tone.GOOD
-        self._write(self._paint(text, tone))
+            text, tone = "Everything came about as told, and in no scene was anything given twice.", Tone.GOOD
+        self._write(*(self._paint(line, tone) for line in _paragraph(text, self._look().width)))
 
     @asynccontextmanager
     async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
@@ -165,18 +177,18 @@ class Stage:
         return Look(min(max(width, _NARROWEST), _WIDEST), **self._marks, paint=self._paint)
 
 
-def frame(number: str, told: Told, look: Look) -> list[str]:
+def frame(number: str, shown: Shown, look: Look) -> list[str]:
     """Draw one scene as lines of text."""
     rule = "─" if look.full == "█" else "-"
-    lines = [look.paint(f"{number} {told.title} ".ljust(look.width, rule), Tone.HEADING)]
-    lines += [*_paragraph(told.caption, look.width), ""]
-    if told.left_out:
+    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), Tone.HEADING)]
+    lines += [*_paragraph(shown.caption, look.width), ""]
+    if shown.left_out:
         return lines[:-1]
-    lines += [*report.table(told.table, told.share_mib, look), ""]
-    lines += [f"Allocatable: {told.allocatable}"]
-    for who, what in told.quotes:
-        lines += [look.paint(line, Tone.FAINT) for line in _paragraph(f"{who}: {what}", look.width, "    ")]
-    for sentence, held in told.checks:
+    lines += [*report.table(shown.table, shown.share_mib, look), ""]
+    lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
+    for who, what in shown.quotes:
+        lines += _paragraph(f"{who}: {what}", look.width, "    ")
+    for sentence, held in shown.checks:
         mark, tone = ("ok", Tone.GOOD) if held else ("NO", Tone.BAD)
         first, *rest = _paragraph(sentence, look.width - 4)
         lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core import report
 from gpu_device_plugin.core.memory import format_mib
@@ -25,10 +25,12 @@ DEFAULT_GPUS = "fake:1xP4,3xT4"
 _SERVICES = 7
 _PATIENCE_S = 10.0
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
+_XID_ASKS = 154
+"""With this one, drivers say that they want something done with a GPU."""
 
 
 @dataclass(slots=True)
-class Told:
+class Shown:
     """What a scene has shown so far."""
 
     title: str
@@ -56,18 +58,20 @@ class Story:
         """Tell of `world`; `pause` (seconds) gives a reader time, where there is one."""
         self.world = world
         self.pause = pause
-        self.now = Told("")
+        self.now = Shown("")
+        self.offered_at_first: Mapping[str, frozenset[str]] = {}
         self._pods: dict[str, Pod] = {}
 
-    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Told:
+    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
         """Play one scene and return what it showed."""
-        self.now = Told(title)
+        self.now = Shown(title)
         await scene(self)
-        if not self.now.left_out:
-            self._expect_no_conflict()
+        if not await self.world.until(self.world.settled, _PATIENCE_S):
+            self.check("What is in use through one resource is fenced in the other.", held=False)
+        self._expect_no_conflict()
         return self.look()
 
-    def look(self) -> Told:
+    def look(self) -> Shown:
         """Return the scene with the node as it is at this moment."""
         world = self.world
         self.now.table = report.rows(world.node, world.holders)
@@ -113,19 +117,15 @@ class Story:
         await self.pause(0.4)
         return pod
 
-    async def end(self, *names: str) -> None:
-        """End pods that run; all of them if none is named."""
-        for name in names or tuple(self._pods):
+    async def end(self) -> None:
+        """End all pods that run."""
+        for name in tuple(self._pods):
             await self.world.kubelet.delete(self._pods.pop(name))
             await self.pause(0.15)
 
     def running(self) -> dict[str, frozenset[str]]:
         """Return who runs with which devices."""
         return {pod.name: self.world.devices(pod) for pod in self.world.kubelet.running}
-
-    def services(self) -> list[str]:
-        """Return the names of the services that run."""
-        return [name for name in self._pods if name.startswith("web-")]
 
     def open(self) -> list[Room]:
         """Return the GPUs that could take one more share."""
@@ -162,16 +162,20 @@ async def _begin(story: Story) -> None:
     await story.pause(1.0)
     await world.agent.start()
     await story.expect("The kubelet knows every share and every whole GPU.", world.complete)
+    story.offered_at_first = world.offered()
 
 
 async def _share(story: Story) -> None:
     world = story.world
-    smallest = min(len(shared.shares) for shared in world.shares.gpus)
+    smallest = min((room.total for room in story.open()), default=0)
     number = min(_SERVICES, smallest)
+    if not number:
+        story.check("There is a healthy GPU.", held=False)
+        return
     each = smallest // number
     story.say(
-        f"{number} services ask for {world.memory}: {each}. The policy {world.policy} fills the fullest GPU "
-        "that has room before it begins another."
+        f"{_many(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
+        "fullest GPU that has room before it begins another."
     )
     pods = [await story.admit(f"web-{n}", mem=each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
@@ -192,7 +196,7 @@ async def _share(story: Story) -> None:
 
 async def _take_whole(story: Story) -> None:
     world = story.world
-    if all(room.shared for room in world.node.rooms()):
+    if all(room.shared for room in world.node.rooms() if room.healthy):
         story.say(f"A pod asks for {world.count}: 1. Every GPU is shared, so that the services have to end first.")
         await story.end()
     else:
@@ -209,25 +213,15 @@ async def _take_whole(story: Story) -> None:
 
 
 async def _refuse(story: Story) -> None:
-    largest = max((room.total for room in story.open()), default=0)
-    part = largest * 9 // 14
-    begun = 0
-    while part and any(room.free == largest for room in story.open()):
-        begun += 1
-        if (await story.admit(f"notebook-{begun}", mem=part)).phase != "Running":
-            break
+    begun = await _begin_notebooks(story)
     free = [room.free for room in story.open()]
-    most = max(free, default=0)
-    together = min(sum(free), largest)
+    largest = max((room.total for room in story.open()), default=0)
+    most, together = max(free, default=0), min(sum(free), largest)
+    # Where free memory lies on several GPUs, the kubelet counts enough of it, and only the agent knows better.
     scattered = together > most
     asked = (most + together + 1) // 2 if scattered else most + 1
-    where = f", though {story.gib(sum(free))} are free" if scattered else ""
-    story.say(
-        f"{begun} notebooks of {story.gib(part)} begin. Then a pod asks for {story.gib(asked)}{where}. "
-        "Its owner reads in its status why it cannot run:"
-        if begun
-        else f"A pod asks for {story.gib(asked)}{where}. Its owner reads in its status why it cannot run:"
-    )
+    though = f", though {story.gib(sum(free))} are free" if scattered else ""
+    story.say(f"{begun} pod asks for {story.gib(asked)}{though}. Its owner reads in its status why it cannot run:")
     pod = await story.admit("large", mem=asked)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
@@ -238,23 +232,54 @@ async def _refuse(story: Story) -> None:
         )
 
 
+async def _begin_notebooks(story: Story) -> str:
+    """Begin one on every GPU that is as large as any and free, each too large for two of them.
+
+    Returns:
+        The beginning of the next sentence.
+    """
+    largest = max((room.total for room in story.open()), default=0)
+    size = largest * 9 // 14
+    if not size:
+        return "A"
+    began = 0
+    while any(room.free == largest for room in story.open()):
+        story.say(f"Notebooks of {story.gib(size)} begin.")
+        if (await story.admit(f"notebook-{began + 1}", mem=size)).phase != "Running":
+            break
+        began += 1
+    return f"After {_many(began, 'notebook')} of {story.gib(size)} a" if began else "A"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 async def _fail(story: Story) -> None:
     world = story.world
     if world.invented is None:
         story.leave_out("only invented GPUs without a script of their own are broken for a demo")
         return
-    before = story.running()
-    (broken, *_) = story.gpus_of(*world.kubelet.running)
+    before, in_use = story.running(), story.gpus_of(*world.kubelet.running)
+    if not in_use:
+        story.check("Some GPU is in use.", held=False)
+        return
+    broken = in_use[0]
     name = f"GPU {broken.position}"
     story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod asks for {world.memory}: 1.")
+
+    def why() -> str | None:
+        return world.agent.unhealthy(broken.gpu.uuid)
+
     error = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID}
     world.invented.happens(error)
     await story.expect(
         f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
     )
-    # Afterwards, for the XID to be the first that is heard of it, whichever of event and reading is quicker.
-    world.invented.happens(error, {"at": 0, "gpu": broken.gpu.uuid, "ecc": 1, "recovery_action": "gpu-reset"})
-    await story.expect("The log says why.", lambda: world.agent.unhealthy(broken.gpu.uuid) is not None)
+    # Only now, for the error to be the first that is heard of it: a reading could come before the driver's event.
+    asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
+    world.invented.happens(error, asks)
+    await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
     story.check("Running pods are left alone.", story.running() == before)
     others = bool(story.open())
     pod = await story.admit("newcomer", mem=1)
@@ -296,7 +321,7 @@ async def _restart_kubelet(story: Story) -> None:
     story.say("The kubelet restarts, removes all sockets, and at first knows of no pod: only its checkpoint does.")
     await world.kubelet.stop()
     await story.pause(1.5)
-    await world.kubelet.start(ready=False)
+    await world.start_kubelet()
     await story.expect("The agent registers again and offers what it offered.", lambda: world.offered() == offered)
     await world.kubelet.sources_ready()
     story.check(
@@ -309,10 +334,15 @@ async def _end(story: Story) -> None:
     world = story.world
     story.say("All pods end. No call tells a device plugin so: the agent finds it in the kubelet's books.")
     await story.end()
-    await story.expect("Every share and every whole GPU is offered again.", world.complete)
+    await story.expect(
+        "Every share and every whole GPU is offered again.", lambda: world.offered() == story.offered_at_first
+    )
 
 
-SCENES: Mapping[str, Callable[[Story], Awaitable[None]]] = {
+Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
+"""What to play, by its title."""
+
+SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
     "A pod takes a GPU whole": _take_whole,

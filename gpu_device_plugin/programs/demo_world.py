@@ -16,6 +16,7 @@ import yaml
 
 from gpu_device_plugin.core.ledger import Ledger
 from gpu_device_plugin.core.node import Node
+from gpu_device_plugin.core.offers import offers
 from gpu_device_plugin.core.report import Holder
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares, parse_id
@@ -213,8 +214,27 @@ class World:
         return len(self.offered()[resource])
 
     def complete(self) -> bool:
-        """Return whether every device that there is is offered."""
-        return self.offered() == self.devices_listed
+        """Return whether the kubelet knows every device that there is, in whatever health."""
+        health = self.kubelet.health if self.kubelet.up else {}
+        return all(health.get(resource, {}).keys() == ids for resource, ids in self.devices_listed.items())
+
+    async def start_kubelet(self) -> None:
+        """Start a kubelet process again, which knows no pod before `Kubelet.sources_ready`."""
+        while not self.kubelet.up:
+            # It looks through its directory just when the agent removes its own dead sockets from there.
+            with suppress(FileNotFoundError):
+                await self.kubelet.start(ready=False)
+
+    def settled(self) -> bool:
+        """Return whether the kubelet was told of every fence that must be there for what pods hold."""
+        node = self.node
+        due = {
+            name: frozenset(
+                device for offer in offers(node, kind) for device, healthy in offer.devices(kind) if healthy
+            )
+            for name, kind in ((self.memory, Kind.MEMORY), (self.count, Kind.COUNT))
+        }
+        return due == self.offered()
 
     def _out_of_service(self) -> dict[str, str]:
         # A GPU that is in use through one resource is fenced in the other, but what is in use stays healthy: one with

@@ -29,6 +29,7 @@ from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Told
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
+from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.advertiser import Advertiser
 from gpu_device_plugin.programs.answers import NobodyWaits, NodeAnswers
 from gpu_device_plugin.programs.reconciler import Reconciler
@@ -187,6 +188,7 @@ class NodeAgent:
         async with AsyncExitStack() as stack:
             stack.callback(self._lock.release)
             if settings.http is not None:
+                frugal.import_aiohttp()
                 await stack.enter_async_context(serving(settings.http.host, settings.http.port, self._pages()))
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.hardware.run(), name="hardware")
@@ -346,6 +348,7 @@ class NodeAgent:
     def _reach_cluster(self) -> NodeCluster | None:
         if self.settings.api == "off" or (self.settings.api == "auto" and "KUBERNETES_SERVICE_HOST" not in os.environ):
             return None
+        frugal.import_aiohttp()
         # 12 MB that an agent without API access does not pay.
         from gpu_device_plugin.cluster.config import ClusterConfigError  # noqa: PLC0415
         from gpu_device_plugin.programs.node_cluster import NodeCluster, config_for  # noqa: PLC0415

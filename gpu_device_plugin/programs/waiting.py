@@ -15,7 +15,7 @@ from gpu_device_plugin.core.pods import ContainerKind
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.mirror import PodMirror
     from gpu_device_plugin.core.annotations import Promise
@@ -46,17 +46,25 @@ class WaitingPods:
     was wrong, two equal pods were swapped, and each goes on with the other's promise.
     """
 
-    def __init__(self, mirror: PodMirror, resources: Sequence[Resource], metrics: m.Metrics) -> None:
+    def __init__(
+        self,
+        mirror: PodMirror,
+        resources: Sequence[Resource],
+        metrics: m.Metrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Follow `mirror`, which someone else runs."""
         self._mirror = mirror
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
         self._metrics = metrics
+        self._clock = clock
         self._records: Mapping[Slot, frozenset[str]] = {}
         self._guesses: dict[Slot, _Guess] = {}
         self._swapped: dict[Slot, Promise] = {}
         self._refused: set[str] = set()
         self._begun: str | None = None
+        self._in_vain = False
         self._malformed: set[str] = set()
 
     def __repr__(self) -> str:
@@ -68,16 +76,24 @@ class WaitingPods:
         return self._records
 
     async def find(self, call: Call) -> Matched:
-        """Return whose call this is; wait a moment for the watch if nobody is known who could ask this."""
+        """Return whose call this is; wait a moment for the watch if nobody is known who could ask this.
+
+        While the API server is away only the first such call waits: the kubelet may have reached it again before us.
+        """
         found = self.find_now(call)
-        if found.match is not None or self._mirror.problem is not None:
+        if found.match is not None:
+            return found
+        self._mirror.hurry()
+        if self._in_vain and self._mirror.problem is not None:
             return found
 
         def explained(_pods: object) -> Matched | None:
             answer = self.find_now(call)
             return answer if answer.match is not None else None
 
-        return await self._mirror.wait_for(explained, WAIT_S) or self.find_now(call)
+        late = await self._mirror.wait_for(explained, WAIT_S)
+        self._in_vain = late is None
+        return late or self.find_now(call)
 
     def find_now(self, call: Call) -> Matched:
         """Return whose call this is, as far as can be told at this moment."""
@@ -85,7 +101,7 @@ class WaitingPods:
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
         """Take note that this container was probably given these devices."""
-        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, time.monotonic())
+        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, self._clock())
         self._begun = match.pod.uid
 
     def refused(self, match: Match) -> None:
@@ -102,16 +118,17 @@ class WaitingPods:
             for record in records
             if record.resource in self._kinds
         }
-        now = time.monotonic()
+        now = self._clock()
         owners = {(slot[2], ids): slot for slot, ids in self._records.items()}
         actual = {slot: owners.get((slot[2], guess.device_ids)) for slot, guess in self._guesses.items()}
         for slot, owner in actual.items():
-            if slot in self._records:
+            if owner is None:
+                if now - self._guesses[slot].at > SETTLING_S:
+                    del self._guesses[slot]
+            elif slot in self._records:
                 del self._guesses[slot]
-            elif owner is not None:
+            else:
                 self._swap(slot, owner, actual)
-            elif now - self._guesses[slot].at > SETTLING_S:
-                del self._guesses[slot]
         self._forget()
 
     def waiting(self) -> tuple[WaitingPod, ...]:
@@ -169,13 +186,13 @@ class WaitingPods:
 
         That is the promise of `owner`, unless it was given to a third one in the same way, and so on.
         """
-        seen = {guessed}
-        heir: Slot | None = owner
+        heir, seen = owner, {guessed}
         while heir in actual and heir not in seen:
             seen.add(heir)
-            heir = actual[heir]
-        if heir is None:
-            return  # the checkpoint does not tell yet
+            further = actual[heir]
+            if further is None:
+                return  # the checkpoint does not tell yet
+            heir = further
         del self._guesses[guessed]
         pod = self._mirror.pods.get(heir[0])
         inherited = self._swapped.get(heir) or (self._promises(pod).get(heir[1:]) if pod is not None else None)

@@ -97,6 +97,7 @@ def test_while_the_checkpoint_is_unreadable_only_what_is_known_to_be_held_is_giv
     assert admit(there, MEMORY, ids(0, [1, 2])) == UNREADABLE
     assert isinstance(admit(there, MEMORY, ids(0, [0, 1])), Placement)
     assert isinstance(admit(there, COUNT, [uuid(1)]), Placement)
+    assert isinstance(admit(node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [0, 1])), Placement)
     assert admit(node(8, certain=False), COUNT, [uuid(0)]) == UNREADABLE
 
 
@@ -159,6 +160,13 @@ def test_a_container_larger_than_the_init_container_before_it_is_told_what_to_do
         "GPU memory: 4 GiB asked, but an init container of this pod took GPU 0, which has less; "
         "let the init container ask as much as the largest container",
     )
+
+
+def test_all_gpus_of_an_init_container_are_named() -> None:
+    there = node(8, 8, 8, used={0: range(8), 1: range(8)})
+    refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])))
+    assert isinstance(refused, Refused)
+    assert "an init container of this pod took GPU 0, GPU 1, which has less" in refused.sentence
 
 
 # --- properties

@@ -190,14 +190,15 @@ NOT_A_NUMBER = "holds something that is not a whole number from 0 to 1048576"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-1", "+1", "1.0", "one", " 1", "1 ", "0x1", "٣", "²", "1048577", "1" * 10, "1" * 5000, "nan", "1e3"]
+    "text",
+    ["", "-1", "+1", "1.0", "one", " 1", "1 ", "0x1", "٣", "²", "1048577", "0000000007", "1" * 5000, "nan", "1e3"],
 )
 def test_a_position_that_is_no_number_is_malformed(text: str) -> None:
     with pytest.raises(MalformedAnnotationError, match=f"^{IDX} {NOT_A_NUMBER}$"):
         promises(pod(container("c0", mem=3), idx=text), RESOURCES)
 
 
-@pytest.mark.parametrize(("text", "position"), [("0", 0), ("7", 7), ("007", 7), ("1048576", 1_048_576)])
+@pytest.mark.parametrize(("text", "position"), [("0", 0), ("7", 7), ("000000007", 7), ("1048576", 1_048_576)])
 def test_a_position_is_a_whole_number(text: str, position: int) -> None:
     found = promises(pod(container("c0", mem=3), idx=text), RESOURCES)
     assert found == {("c0", Kind.MEMORY): Promise(((position, 3),))}
@@ -492,6 +493,7 @@ def test_a_long_product_name_still_makes_a_label() -> None:
         ("NVIDIA H200 (141GB)", "NVIDIA-H200--141GB"),
         ("580.82.07", "580.82.07"),
         ("--x__", "x"),
+        ("X-GTX", "X-GTX"),
         ("a" * 62 + "--b", "a" * 62),
         ("", ""),
         ("Größe²", "Gr--e"),
@@ -499,6 +501,12 @@ def test_a_long_product_name_still_makes_a_label() -> None:
 )
 def test_a_text_is_made_fit_for_a_label(text: str, value: str) -> None:
     assert label_value(text) == value
+
+
+def test_a_product_name_keeps_its_letters_up_to_the_last_that_fits() -> None:
+    there = Inventory((replace(T4, product="GeForce GTX"), replace(T4, uuid="GPU-c", product="N" * 80)))
+    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
+    assert labels.keys() >= {"gpu-device-plugin/product.GeForce-GTX", "gpu-device-plugin/product." + "N" * 55}
 
 
 def test_a_product_whose_name_has_nothing_fit_for_a_label_has_no_label_of_its_own() -> None:

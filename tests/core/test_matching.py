@@ -130,6 +130,27 @@ def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:
     assert whose(match(Call(COUNT, 2, {0: 1, 1: 1, 2: 1}, frozenset({2})), waiting)) == ("b", "c")
 
 
+def test_a_promise_of_a_gpu_that_is_not_among_those_with_room_does_not_fit() -> None:
+    waiting = [pod("a", app("c", 1, on((0, 1)))), pod("b", app("c", 1, on((1, 1))))]
+    assert whose(match(Call(MEMORY, 1, {1: 4}), waiting)) == ("b", "c")
+
+
+def test_whole_gpus_are_matched_in_order_whatever_else_was_promised() -> None:
+    """Shares of GPU 0 were promised to the last one. That is the scheduler's contradiction, and not solved here."""
+    waiting = [
+        pod("a", whole("c", 1, on((0, 8)))),
+        pod("b", whole("c", 1, on((1, 8)))),
+        pod("d", whole("c", 1)),
+        pod("e", app("c", 4, on((0, 4)))),
+    ]
+    assert whose(match(Call(COUNT, 1, {0: 1, 1: 1}), waiting)) == ("a", "c")
+
+
+def test_a_pod_that_has_everything_is_not_meant() -> None:
+    waiting = [pod("a", app("c", 4, served=True)), pod("b", app("c", 4))]
+    assert whose(match(asking(4, 8), waiting)) == ("b", "c")
+
+
 def test_a_call_that_fits_no_promise_still_belongs_to_somebody() -> None:
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((0, 4))))]
     assert whose(match(asking(4, 3, 8), waiting)) == ("a", "c")
@@ -228,6 +249,7 @@ def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
         ([app("a", 2, on((0, 2))), app("b", 3, on((0, 3)))], {0: 5}),
         ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)))], {0: 3}),
         ([app("a", 2, on((0, 2))), app("b", 3, on((1, 3)))], {0: 2, 1: 3}),
+        ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)), served=True), app("c", 1, on((0, 1)))], {0: 1}),
         # An init container hands on what it had.
         ([init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 4}),
         ([init("i", 4, on((0, 4))), app("a", 8, on((0, 8)))], {0: 8}),

@@ -93,6 +93,7 @@ def test_a_size_reads_as_it_was_written(number: int, unit: str) -> None:
         (card(1023), 1024, 0, 0),
         (card(1024), 1024, 0, 1),
         (card(1024), 1024, 2048, 0),
+        (card(1024), 1, 2048, 0),
         (card(15_360, mig=True), 1024, 0, 0),
     ],
 )
@@ -100,6 +101,10 @@ def test_a_gpu_gives_whole_shares_of_what_nobody_reserves(
     gpu: Gpu, share_mib: int, reserve_mib: int, shares: int
 ) -> None:
     assert shares_of(gpu, share_mib, reserve_mib) == shares
+
+
+def test_nothing_is_kept_back_unless_configured() -> None:
+    assert shares_of(card(1024), 1024) == 1
 
 
 @pytest.mark.parametrize(

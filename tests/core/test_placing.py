@@ -109,6 +109,7 @@ def test_a_whole_gpu_needs_no_free_share_by_the_kubelets_count() -> None:
 def test_a_gpu_that_must_be_part_of_it_goes_before_the_policy() -> None:
     assert placed(place(wanting(2), rooms(2, 8), BINPACK, must=[1])) == (1,)
     assert placed(place(wanting(4, gpus=2), rooms(2, 2, 8), BINPACK, must=[2])) == (0, 2)
+    assert placed(place(wanting(2), rooms(8), BINPACK, must=[0])) == (0,)
     assert placed(place(whole(2), rooms(8, 8, 8), BINPACK, must=[2])) == (0, 2)
 
 
@@ -205,13 +206,13 @@ def test_among_many_gpus_the_best_island_is_found_wherever_it_lies() -> None:
 
 
 def test_up_to_ten_gpus_every_group_is_compared() -> None:
-    """Two of 8 beside each other lead one astray who goes step by step: 0-1 is the best pair, 2-3-4 the best three."""
-    pairs = {(0, 1): 7, (2, 3): 5, (3, 4): 5, (2, 4): 5}
+    """Beyond, a group grows step by step: beside GPU 0 comes GPU 1 first, though 0, 2 and 3 are closer to each other."""
+    pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 5}
     ten, eleven = node(*(8,) * 10, closeness=pairs), node(*(8,) * 11, closeness=pairs)
-    assert placed(place(whole(3), ten.rooms(), BINPACK, ten.connection)) == (2, 3, 4)
-    assert placed(place(whole(3), eleven.rooms(), BINPACK, eleven.connection)) == (2, 3, 4)
-    # With GPU 0 given, GPU 1 comes first, and then whatever comes first.
+    assert placed(place(whole(3), ten.rooms(), BINPACK, ten.connection, must=[0])) == (0, 2, 3)
     assert placed(place(whole(3), eleven.rooms(), BINPACK, eleven.connection, must=[0])) == (0, 1, 2)
+    # Grown from each GPU in turn, the best is found here all the same.
+    assert placed(place(whole(3), eleven.rooms(), BINPACK, eleven.connection)) == (0, 2, 3)
 
 
 # --- what the owner of the pod is told
@@ -264,6 +265,7 @@ def test_up_to_ten_gpus_every_group_is_compared() -> None:
             [Room(0, 8, 8), Room(1, 8, 7, shared=True), Room(2, 8, 8, whole=True), Room(3, 8, 8, healthy=False)],
             "whole GPUs: 2 asked, 1 free (1 in whole use, 1 unhealthy, 1 with shares in use)",
         ),
+        (whole(2), rooms(8, 7), "whole GPUs: 2 asked, 1 free (1 with shares in use)"),
         (whole(1), rooms(7, 7), "whole GPUs: 1 asked, 0 free (2 with shares in use)"),
         (whole(0), rooms(8), "whole GPUs: 0 asked, 1 free"),
     ],
@@ -275,6 +277,12 @@ def test_a_refusal_is_a_sentence_for_the_owner_of_the_pod(demand: Demand, there:
 def test_a_refusal_speaks_of_memory_and_not_of_shares() -> None:
     assert refused(place(wanting(7), rooms(2), BINPACK)).sentence(256) == (
         "GPU memory: 1.75 GiB asked, the emptiest healthy GPU has 512 MiB free"
+    )
+
+
+def test_a_refusal_of_several_gpus_speaks_of_memory_too() -> None:
+    assert refused(place(wanting(2, gpus=2), rooms(2), BINPACK)).sentence(256) == (
+        "GPU memory: 512 MiB asked from 2 GPUs, healthy GPUs with 256 MiB free: 1"
     )
 
 

@@ -167,6 +167,13 @@ def test_a_promise_too_small_for_what_must_be_used_cannot_be_kept() -> None:
     assert question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ids(1, [0, 1, 2, 3])
 
 
+def test_a_promise_just_as_large_as_what_must_be_used_is_kept() -> None:
+    there = node(8, 8, used={1: [0, 1]})
+    question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1]))
+    answer = question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
+    assert answer == (*ids(0, [0, 1]), *ids(1, [0, 1]))
+
+
 def test_a_match_without_a_promise_is_the_policys() -> None:
     there = node(8, 4)
     assert memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4), {})) == ids(1, range(4))

@@ -52,10 +52,11 @@ async def desk() -> AsyncIterator[Desk]:
             plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abcd", True))
             await plugin.start()
             await kubelet.wait_for(lambda: MEM in kubelet.amounts)
-            yield Desk(
-                kubelet, plugin, Books(kubelet.device_plugin_dir, kubelet.pod_resources_socket, frozenset({MEM}))
-            )
-            await plugin.stop()
+            books = Books(kubelet.device_plugin_dir, kubelet.pod_resources_socket, frozenset({MEM}))
+            try:
+                yield Desk(kubelet, plugin, books)
+            finally:
+                await plugin.stop()
 
 
 async def test_while_everything_we_hold_is_listed_the_kubelet_has_nothing_to_write() -> None:

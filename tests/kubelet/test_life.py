@@ -156,9 +156,11 @@ async def node(*, kubelet: bool = True, version: tuple[int, int] = (1, 36)) -> A
         else:
             double.device_plugin_dir.mkdir()
         made = Node(double, double.device_plugin_dir)
-        yield made
-        await made.stop()
-        await double.stop()
+        try:
+            yield made
+        finally:
+            await made.stop()
+            await double.stop()
 
 
 # --- One life ---------------------------------------------------------------------------------------------------------
@@ -367,7 +369,8 @@ async def test_a2_a_stream_is_missing_only_when_the_last_one_is_gone() -> None:
         await one.start()
         (plugin,) = one.directory.glob("gpushare-memory-*")
         async with grpc.aio.insecure_channel(f"unix:{plugin}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            stream = DevicePluginStub[Any, Any, Any, Any, Any](channel).ListAndWatch(pb.Empty())
+            stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(channel)
+            stream = stub.ListAndWatch(pb.Empty())
             await stream.read()
             without = one.lives.outages()[MEM.name]
             one.kubelet.drop_streams(MEM.name)
@@ -394,7 +397,7 @@ async def test_a4_a_directory_that_goes_away_is_waited_for() -> None:
         await one.start()
         away = one.directory.with_name("away")
         one.directory.rename(away)
-        waits = (Told.NO_DIRECTORY, {"directory": str(one.directory)})
+        waits: tuple[Told, dict[str, object]] = (Told.NO_DIRECTORY, {"directory": str(one.directory)})
         await eventually(lambda: waits in one.told)
         await asyncio.sleep(0.15)
         assert one.told.count(waits) == 1, "it is told once"

@@ -15,6 +15,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto import podresources_pb2_grpc as v1_grpc
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
 from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import pod
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
@@ -38,8 +39,11 @@ class Alpha(alpha_grpc.PodResourcesListerServicer):
         return alpha.ListPodResourcesResponse(pod_resources=[alpha.PodResources(name="p", containers=[container])])
 
 
-class Huge(v1_grpc.PodResourcesListerServicer):
+class Huge(PodResources):
     """A node with 80,000 device IDs in use."""
+
+    def __init__(self) -> None:
+        """Know nothing else."""
 
     async def List(  # noqa: N802 (gRPC's name)
         self, request: v1.ListPodResourcesRequest, _context: object
@@ -59,8 +63,10 @@ async def serving(folder: Path, servicer: Alpha | Huge) -> AsyncIterator[Path]:
         v1_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()
-    yield folder / "s"
-    await server.stop(None)
+    try:
+        yield folder / "s"
+    finally:
+        await server.stop(None)
 
 
 async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:

@@ -93,7 +93,7 @@ async def test_a5_a_socket_that_may_not_be_opened_is_told_from_a_dead_one() -> N
                 "try: asyncio.run(register(kubelet, kubelet, 'a.com/b', pb.DevicePluginOptions()))\n"
                 "except NotRegisteredError as error: print(error)"
             )
-            command = [sys.executable, "-c", code, kubelet.registration_socket]
+            command = [sys.executable, "-c", code, str(kubelet.registration_socket)]
             done = subprocess.run(  # noqa: ASYNC221 (nothing else runs meanwhile)
                 command, capture_output=True, text=True, check=True, timeout=30
             )

@@ -97,10 +97,12 @@ async def served(*, pre_start: bool = False) -> AsyncIterator[Served]:
         deviceplugin_pb2_grpc.add_DevicePluginServicer_to_server(servicer, server)
         server.add_insecure_port(f"unix:{folder}/s")
         await server.start()
-        async with aio.insecure_channel(f"unix:{folder}/s", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            yield Served(servicer, answers, lists, deviceplugin_pb2_grpc.DevicePluginStub(channel), observed)
-        servicer.close()
-        await server.stop(1)
+        try:
+            async with aio.insecure_channel(f"unix:{folder}/s", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                yield Served(servicer, answers, lists, deviceplugin_pb2_grpc.DevicePluginStub(channel), observed)
+        finally:
+            servicer.close()
+            await server.stop(1)
 
 
 # --- The list of devices ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +64,15 @@ def test_a_directory_for_sockets_is_accepted(folder: Path) -> None:
 def test_a6_a_missing_directory_is_named_with_where_the_right_one_is(folder: Path) -> None:
     with pytest.raises(DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*whatever its --root"):
         check_directory(folder / "missing")
+
+
+def test_a_directory_behind_a_locked_one_says_so(folder: Path) -> None:
+    (folder / "locked").mkdir(mode=0)
+    said = as_nobody(
+        "try: check_directory(pathlib.Path(sys.argv[1]))\nexcept DirectoryError as error: print(error)",
+        folder / "locked" / "plugins",
+    )
+    assert "locked/plugins: Permission denied; the agent has to run as root (uid 0)" in said
 
 
 def test_a_file_is_no_directory(folder: Path) -> None:
@@ -217,9 +227,25 @@ async def test_a6_a_linked_directory_is_watched_where_it_really_is(folder: Path)
     await changed_by(folder / "link", (folder / "real" / "kubelet.sock").touch)
 
 
-async def test_a_directory_that_cannot_be_watched_is_no_error(folder: Path) -> None:
+async def test_a_directory_that_cannot_be_watched_is_no_error_and_leaves_no_thread(folder: Path) -> None:
+    threads = threading.active_count()
     with watching(folder / "missing", asyncio.Event()) as watched:
         assert not watched
+    assert threading.active_count() == threads
+
+
+def test_a3_without_inotify_nobody_is_woken_and_nothing_fails(folder: Path) -> None:
+    """A node whose inotify instances are used up; here a user namespace that has none."""
+    without = ["unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"', "sh"]
+    if subprocess.run([*without, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("user namespaces are not allowed here")
+    code = (
+        "import asyncio, pathlib, sys\nfrom gpu_device_plugin.kubelet.sockets import watching\n"
+        "async def main():\n    with watching(pathlib.Path(sys.argv[1]), asyncio.Event()) as watched: print(watched)\n"
+        "asyncio.run(main())"
+    )
+    command = [*without, sys.executable, "-c", code, str(folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_an_event_after_the_end_of_the_loop_is_dropped() -> None:

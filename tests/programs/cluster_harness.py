@@ -149,7 +149,7 @@ class Cluster:
         assert self.node.agent is not None
         metrics = self.node.agent._metrics
         assert isinstance(metrics, PrometheusMetrics)
-        return (await metrics.page()).text
+        return (await metrics.page()).body
 
     async def assigned(self, *names: str) -> None:
         """Wait until pods are marked as served."""
@@ -176,12 +176,14 @@ async def cluster(
     *,
     node_labels: Mapping[str, str] | None = None,
     allowed: Iterable[tuple[str, str]] = RIGHTS,
+    node_name: str = NODE,
+    version: tuple[int, int] = (1, 36),
     **settings: str,
 ) -> AsyncIterator[Cluster]:
     """Make an API server with one node, whose agent is started by the test."""
     async with ApiServer(allowed=allowed) as api:
         api.add(builders.node(NODE, labels=node_labels))
-        async with world(gpus, api=api.url, node_name=NODE, **settings) as node:
+        async with world(gpus, version=version, api=api.url, node_name=node_name, **settings) as node:
             yield Cluster(node, api)
 
 

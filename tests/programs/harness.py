@@ -115,6 +115,12 @@ class World:
         assert self.agent is not None
         return set(self.agent.book.node.ledger.holds)
 
+    async def confirmed(self) -> None:
+        """Wait until the agent has read in the kubelet's checkpoint what it gave."""
+        assert self.agent is not None
+        book = self.agent.book
+        await self.until(lambda: all(hold.granted_at is None for hold in book.node.ledger.holds.values()))
+
     @property
     def sockets(self) -> set[str]:
         """The names of the agent's sockets."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.testing.cluster import Answer
+from gpu_device_plugin.testing.pods import Kind
 from tests.programs.cluster_harness import allocation, cluster, promise
-from tests.programs.harness import COUNT, MEM, Kind, container, envs_of, pod
+from tests.programs.harness import COUNT, MEM, container, envs_of, pod
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod
@@ -165,7 +166,7 @@ async def test_the_sequence_in_which_oldest_first_loses() -> None:
 
 
 async def test_a_pod_once_begun_is_finished_first() -> None:
-    """The kubelet takes the pod of 6 and 4 first, though that of 4 was bound before: the second call for 4 is no doubt."""
+    """The kubelet takes the pod of 6 and 4 first, though that of 4 was bound before; then it asks for 4."""
     async with cluster() as there:
         await there.start_agent()
         single = await there.schedule(pod("single", mem=4), promise(0, 4))
@@ -352,7 +353,7 @@ async def test_two_containers_may_ask_for_one_resource_each() -> None:
         assert there.positions(a, "count", COUNT) == {1: 1}
 
 
-# --- What gpushare's plugin did wrong, by the numbers in the collection of its bugs ------------------------------------
+# --- What gpushare's plugin did wrong, by the numbers in the collection of its bugs ----------------------------------
 
 
 async def test_p1_a_pod_of_several_containers_is_matched_container_by_container() -> None:
@@ -426,7 +427,7 @@ async def test_p6_a_refusal_is_an_error_and_no_garbage_in_the_environment() -> N
         assert there.annotations("a")[ASSIGNED] == "false"
 
 
-# --- Which pod is it, and whose memory is it? By the numbers in the catalogue of faults --------------------------------
+# --- Which pod is it, and whose memory is it? By the numbers in the catalogue of faults ------------------------------
 
 
 async def test_c1_pods_admitted_in_any_order_end_with_true_annotations() -> None:
@@ -527,6 +528,7 @@ async def test_c10_a_pod_that_ends_frees_its_memory_at_once() -> None:
         await there.start_agent()
         a = await there.run(pod("a", count=1), promise(0))
         await there.node.healthy_is(MEM, 0)
+        await there.assigned("a")
         there.report(there.node.kubelet.finish(a))
         await there.node.healthy_is(MEM, 14)
 

@@ -1,0 +1,157 @@
+"""What README.md and docs/ tell a newcomer is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.settings import NodeSettings, Sources
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
+    return [line.removeprefix("$ ").partition("  #")[0].rstrip() for line in lines if line.startswith("$ ")]
+
+
+def make(*arguments: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", "--no-print-directory", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, env=environ
+    )
+    return done.stdout
+
+
+# --- Links -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    broken = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page.suffix != ".md" or page in reached or not page.exists():
+            continue
+        reached.add(page)
+        links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert set(PAGES) - reached == set()
+
+
+# --- Commands --------------------------------------------------------------------------------------------------------
+
+
+def test_every_target_of_make_that_is_named_is_explained_by_make_help() -> None:
+    explained = {line.split("\t")[0] for line in make("help").splitlines()}
+    named = set(re.findall(r"(?:`|\$ )make ([a-z-]+)", README))
+    assert {"demo", "test"} <= named <= explained
+
+
+@pytest.mark.parametrize(
+    ("written", "run"),
+    [
+        ("make demo", "gpu-device-plugin demo"),
+        ("make demo ARGS=--once", "gpu-device-plugin demo --once"),
+        ("make demo GPUS=nvml", "gpu-device-plugin demo --gpus nvml"),
+        ("make demo GPUS=fake:8xH200", "gpu-device-plugin demo --gpus fake:8xH200"),
+    ],
+)
+def test_the_demos_commands_run_the_demo(written: str, run: str) -> None:
+    """Only shown what it would run, because the set-up before it takes minutes."""
+    assert written in README
+    assert " ".join(make("--dry-run", *written.split()[1:]).splitlines()[-1].split()).endswith(f"/{run}")
+
+
+def test_ci_runs_the_two_commands_of_the_readme() -> None:
+    ran = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert commands()[:2] == ["make demo", "make test"]
+    assert "make demo ARGS=--once" in ran
+    assert "make test" in ran
+
+
+def test_the_picture_of_the_demo_is_what_it_prints() -> None:
+    (picture,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
+    printed = subprocess.run(
+        [sys.executable, "-m", "gpu_device_plugin", "demo", "--once"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    ).stdout
+    scenes = re.split(r"^(?=\d+/\d+ )", printed, flags=re.MULTILINE)
+    shown = re.split(r"^(?=\d+/\d+ )", picture, flags=re.MULTILINE)[1:]
+    assert shown
+    assert f"{len(shown)} of {len(scenes) - 1}" == "2 of 9", "then the sentence above the picture says it wrong"
+    for scene in shown:
+        assert scene.strip() in [each.strip() for each in scenes], "copy it anew from: make demo ARGS=--once"
+
+
+def test_files_and_versions_in_commands_are_those_of_the_repository() -> None:
+    for path in re.findall(r"kubectl apply -f (\S+)", "\n".join(commands())):
+        assert (ROOT / path).is_file()
+    tags = set(re.findall(r"gpu-device-plugin:(\S+)", "\n".join(commands())))
+    assert tags == {__version__}
+
+
+# --- What is written in YAML, and of the settings --------------------------------------------------------------------
+
+
+def test_manifests_parse_and_ask_for_resources_that_are_offered() -> None:
+    offered = {resource.name for resource in NodeSettings().offered}
+    pods: list[Any] = [yaml.safe_load(block) for block in blocks(README, "yaml")]
+    assert pods
+    for pod in pods:
+        assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
+        for container in pod["spec"]["containers"]:
+            limits = container["resources"]["limits"]
+            assert limits.keys() <= offered
+            assert all(isinstance(amount, int) and amount > 0 for amount in limits.values())
+    assert set(re.findall(r"aliyun\.com/gpu-[a-z]+", README)) == offered
+
+
+def test_the_file_of_settings_that_is_shown_is_one(tmp_path: Path) -> None:
+    (shown,) = blocks((ROOT / "docs" / "settings.md").read_text(encoding="utf-8"), "yaml")
+    file = tmp_path / "node.yaml"
+    file.write_text(shown, encoding="utf-8")
+    assert Sources(flags={"config": str(file)}, environ={}).read().policy == "spread"
+
+
+def test_flags_that_are_named_are_accepted() -> None:
+    flags = dict(re.findall(r"`--([a-z-]+) ([a-z-]+)`", README))
+    assert flags
+    for name, value in flags.items():
+        Sources(flags={name.replace("-", "_"): value}, environ={}).read()
