@@ -1,7 +1,7 @@
 """Measure the node agent as a kubelet meets it: ``python -m bench.node_agent``.
 
-The real command runs as a process of its own on 8 invented H200 with 1 GiB shares. Figures come from a Python client,
-whose own part is the round trip in the row "the client's own part"; verdicts count it in.
+The real command runs as a process of its own on 8 invented H200 with 1 GiB shares. What gRPC takes for any call tells
+the row of one in which there is nothing to do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from google.protobuf.message import Message
 
 GPUS = 8
 MODEL = f"{GPUS}xH200-141GiB"
@@ -94,7 +96,7 @@ def running(
         for pod_uid, share in held:
             kubelet.hold(pod_uid, MEMORY, [share])
         kubelet.write_checkpoint([MEMORY, COUNT])
-        command = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--gpus", gpus]
+        command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--gpus", gpus]
         command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources, *flags]
         environment = {name: text for name, text in os.environ.items() if not name.startswith(("GPUSHARE_", "PYTHON"))}
         began = time.monotonic()
@@ -113,27 +115,22 @@ def running(
 # --- What is measured -------------------------------------------------------------------------------------------------
 
 
-def times(plugin: Plugin, method: str, requests: Sequence[bytes]) -> list[float]:
-    """Return how long each call took, in ms."""
-    return [plugin.call(method, request)[0] * 1000 for request in requests]
-
-
 def percentiles(samples: Sequence[float]) -> tuple[float, float]:
     """Return the median and what 99 of 100 do not exceed."""
     ordered = sorted(samples)
     return statistics.median(ordered), ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
 
 
-def preferring(free: Sequence[str]) -> bytes:
+def preferring(free: Sequence[str]) -> Message:
     """Return the request for a preferred allocation out of these IDs."""
     asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=free, allocation_size=SIZE)
-    return pb.PreferredAllocationRequest(container_requests=[asked]).SerializeToString()
+    return pb.PreferredAllocationRequest(container_requests=[asked])
 
 
-def allocating(device_ids: Sequence[str]) -> bytes:
+def allocating(device_ids: Sequence[str]) -> Message:
     """Return the request to allocate these IDs."""
     asked = pb.ContainerAllocateRequest(devices_ids=device_ids)
-    return pb.AllocateRequest(container_requests=[asked]).SerializeToString()
+    return pb.AllocateRequest(container_requests=[asked])
 
 
 def blocks(ids: Sequence[str]) -> list[Sequence[str]]:
@@ -155,7 +152,7 @@ def allocate(run: Run, ids: Sequence[str], calls: int) -> list[float]:
     """Allocate again and again, as pods come and go, and keep the kubelet's books; return the times in ms."""
     wanted = blocks(ids)
     chosen = [wanted[i % len(wanted)] for i in range(calls)]
-    samples = times(run.mem, "Allocate", [allocating(block) for block in chosen])
+    samples = [run.mem.call("Allocate", allocating(block)) for block in chosen]
     for i, block in enumerate(chosen):
         run.kubelet.hold(f"block-{i % len(wanted)}", MEMORY, block)
     run.kubelet.write_checkpoint([MEMORY, COUNT])
@@ -166,22 +163,23 @@ def allocate(run: Run, ids: Sequence[str], calls: int) -> list[float]:
 class Calls:
     """(Median, 99th percentile) in ms of the calls to each of some agents."""
 
-    own: list[tuple[float, float]] = field(default_factory=list)
+    least: list[tuple[float, float]] = field(default_factory=list)
     preferred: list[tuple[float, float]] = field(default_factory=list)
     allocate: list[tuple[float, float]] = field(default_factory=list)
 
     def ask(self, run: Run, free: Sequence[str], options: argparse.Namespace) -> None:
         """Ask what the kubelet asks, one call after the other, as it does."""
-        warm, calls = options.warm, options.warm + options.calls
-        self.own.append(percentiles(times(run.mem, "GetDevicePluginOptions", [b""] * calls)[warm:]))
-        self.preferred.append(percentiles(times(run.mem, "GetPreferredAllocation", [preferring(free)] * calls)[warm:]))
+        warm, calls, question = options.warm, options.warm + options.calls, preferring(free)
+        self.least.append(percentiles([run.mem.call("GetDevicePluginOptions") for _ in range(calls)][warm:]))
+        asked = [run.mem.call("GetPreferredAllocation", question) for _ in range(calls)]
+        self.preferred.append(percentiles(asked[warm:]))
         self.allocate.append(percentiles(allocate(run, free, calls)[warm:]))
 
     def rows(self, how: str) -> Iterator[Row]:
         """Yield what the kubelet waits for."""
-        yield from both("the client's own part (GetDevicePluginOptions)", self.own, (None, None))
-        yield from both(f"GetPreferredAllocation, {how}", self.preferred, (1.5, 4))
-        yield from both(f"Allocate, {how}", self.allocate, (0.5, 1))
+        yield from both(f"a call with nothing to do, {how}", self.least, (None, None))
+        yield from both(f"GetPreferredAllocation of {SIZE}, {how}", self.preferred, (1.5, 4))
+        yield from both(f"Allocate of {SIZE}, {how}", self.allocate, (0.5, 1))
 
 
 def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -192,13 +190,15 @@ def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:
             starts.append(run.registered_s * 1000)
             size, ids = first_list(run)
             calls.ask(run, ids, options)
+            for plugin in run.kubelet.plugins.values():
+                plugin.stop_calling()
             began = time.monotonic()
             run.process.terminate()
             run.process.wait(timeout=10)
             stops.append((time.monotonic() - began) * 1000)
     yield Row("start of the process to both resources registered", statistics.median(starts), "ms", 700)
     yield Row("the list of gpu-mem", size / 1000, "kB", 70, f"{len(ids):,} shares")
-    yield from calls.rows(f"{SIZE} of {len(ids):,}")
+    yield from calls.rows("standalone")
     yield Row("SIGTERM to the end of the process", statistics.median(stops), "ms", 2000)
 
 
@@ -222,7 +222,7 @@ def footprint(run: Run, ids: Sequence[str], options: argparse.Namespace, how: st
         allocate(run, ids, options.calls)
     more = now("")
     # Half a MiB is what the same agent differs by from one run to the next.
-    yield Row(f"growth with {3 * options.calls:,} allocations more", more.figure - once.figure, "MiB", 0.5)
+    yield Row(f"growth with {3 * options.calls:,} allocations more, {how}", more.figure - once.figure, "MiB", 0.5)
 
 
 def standalone_footprint(root: Path, options: argparse.Namespace) -> Iterator[Row]:
@@ -261,7 +261,8 @@ def flips(root: Path) -> Iterator[Row]:
         description.write_text(json.dumps({"gpus": [MODEL], "events": failures}))
 
     describe()
-    delays, updates, changed = [], [], []
+    delays, updates = [], []
+    changed: list[int] = []
     with running(root, gpus=str(description)) as run:
         first_list(run)
         (driver,) = (pid for pid in run.pids() if pid != run.process.pid)
@@ -302,7 +303,7 @@ def machine() -> str:
 
 def show(rows: Iterator[Row]) -> None:
     """Print each row as soon as it is known; the result is a Markdown table."""
-    widths = (58, 9, 7, 7, 23)
+    widths = (57, 9, 7, 7, 23)
 
     def line(cells: Sequence[str]) -> None:
         print(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.matching import Call, Matched
-from gpu_device_plugin.core.placing import Demand, Placement, Refusal, place
+from gpu_device_plugin.core.placing import Demand, Placement, place
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
@@ -46,26 +46,22 @@ class Question:
         The kubelet fills a short answer up at random, and Allocate refuses the result with a sentence. An error here
         would reject the pod too, with a text that says less.
         """
-        placement = self._placement(node, rank, matched)
-        if isinstance(placement, Refusal):
-            return self._ids(node, {position: len(numbers) for position, numbers in self._must.items()})
-        return self._ids(node, dict(placement.shares))
+        return self._ids(node, self._wanted(node, rank, matched))
 
-    def _placement(self, node: Node, rank: Rank, matched: Matched) -> Placement | Refusal:
-        demand = Demand(self.kind, self.amount)
+    def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
+        """Return how many IDs to take from which GPU; only those that must be taken where no good answer exists."""
         promise = matched.match.wanted.promise if matched.match is not None else None
         if promise is not None and self._has(promise.shares):
-            return Placement(demand, promise.shares)
-        found: Placement | Refusal = Refusal(demand)
+            return dict(promise.shares)
         # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet: their
         # container may have been deleted by force and still be running, and a kubelet that cleans up its books while an
         # Allocate is on its way can lose an ID that it has just given out.
         for ours, others in ((True, matched), (False, matched), (False, None)):
             rooms = self._rooms(node, others, only_free_by_our_books=ours)
-            found = place(demand, rooms, rank, node.connection, tuple(self._must))
+            found = place(Demand(self.kind, self.amount), rooms, rank, node.connection, tuple(self._must))
             if isinstance(found, Placement):
-                return found
-        return found
+                return dict(found.shares)
+        return {position: len(numbers) for position, numbers in self._must.items()}
 
     def _rooms(self, node: Node, others: Matched | None, *, only_free_by_our_books: bool) -> tuple[Room, ...]:
         """Return the GPUs without what is promised to `others`."""
@@ -84,9 +80,8 @@ class Question:
         return tuple(rooms)
 
     def _fresh(self, node: Node, position: int) -> set[int]:
-        """Return the shares of a GPU that are free by our books too, and those to be used again."""
-        held = node.use(node.shares.gpus[position]).shares
-        return set(self._free.get(position, ())).difference(held).union(self._must.get(position, ()))
+        """Return the shares of a GPU that are free by our books too."""
+        return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
         promised = dict(shares)

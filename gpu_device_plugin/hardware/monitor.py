@@ -540,6 +540,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     def kill(self) -> None:
         self._on_failure = lambda: None
+        self._answer.cancel()  # nobody waits for it any more
         if self._transport is not None:
             self._transport.close()  # which kills it
         else:

@@ -94,7 +94,7 @@ def read(path: Path) -> Checkpoint:
 def _record(entry: Any) -> Record:
     ids: Any = entry["DeviceIDs"] or ()
     lists = ids.values() if isinstance(ids, dict) else [ids]
-    names = frozenset(name for some in lists for name in some or ())
-    if not all(isinstance(name, str) for name in names):
+    names: frozenset[Any] = frozenset().union(*(some or () for some in lists))
+    if not set(map(type, names)) <= {str}:
         raise TypeError("device IDs are texts")
     return Record(str(entry["PodUID"]), str(entry["ContainerName"]), str(entry["ResourceName"]), names)

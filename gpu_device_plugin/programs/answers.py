@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_REMEMBERED = 64
-"""Answers to GetPreferredAllocation that are remembered until Allocate comes; the kubelet asks one at a time."""
+_NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
 class Waiting(Protocol):
@@ -102,7 +101,8 @@ class NodeAnswers:
         self._dev = dev
         self._on_refusal = on_refusal
         self._on_grant = on_grant
-        self._preferred: dict[frozenset[str], Match] = {}
+        self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
+        """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet asks one at a time."""
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
@@ -112,10 +112,7 @@ class NodeAnswers:
         question = Question(node, resource.kind, available, must, amount)
         matched = await self._waiting.find(question.call)
         ids = question.answer(self._book.node, POLICIES[self.policy], matched)
-        if matched.match is not None:
-            while len(self._preferred) >= _REMEMBERED:
-                del self._preferred[next(iter(self._preferred))]
-            self._preferred[frozenset(ids)] = matched.match
+        self._preferred = frozenset(ids), matched.match
         return ids
 
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
@@ -176,8 +173,9 @@ class NodeAnswers:
 
         We are not asked when the devices of an init container suffice for the container after it.
         """
-        if ids in self._preferred:
-            return self._preferred.pop(ids)
+        (preferred, match), self._preferred = self._preferred, _NOTHING
+        if match is not None and ids == preferred:
+            return match
         on = spread_over(self._book.node, ids)
         return self._waiting.find_now(Call(kind, len(ids), on)).match
 

@@ -220,10 +220,7 @@ class World:
 
     async def start_kubelet(self) -> None:
         """Start a kubelet process again, which knows no pod before `Kubelet.sources_ready`."""
-        while not self.kubelet.up:
-            # It looks through its directory just when the agent removes its own dead sockets from there.
-            with suppress(FileNotFoundError):
-                await self.kubelet.start(ready=False)
+        await self.kubelet.start(ready=False)
 
     def settled(self) -> bool:
         """Return whether the kubelet was told of every fence that must be there for what pods hold."""

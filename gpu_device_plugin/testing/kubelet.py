@@ -8,6 +8,7 @@ unlink it, or remove `device_plugin_dir`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
@@ -425,10 +426,11 @@ class Kubelet:
 
     def _wipe(self) -> None:
         for entry in self.device_plugin_dir.iterdir():
-            mode = entry.stat(follow_symlinks=False).st_mode
-            unwanted = not stat.S_ISDIR(mode) if self.version.wipes_every_file else stat.S_ISSOCK(mode)
-            if unwanted and entry != self.checkpoint:
-                entry.unlink()
+            with contextlib.suppress(FileNotFoundError):  # a plugin that ends removes its own sockets meanwhile
+                mode = entry.stat(follow_symlinks=False).st_mode
+                unwanted = not stat.S_ISDIR(mode) if self.version.wipes_every_file else stat.S_ISSOCK(mode)
+                if unwanted and entry != self.checkpoint:
+                    entry.unlink()
 
     async def _serve(self, server: grpc.aio.Server, socket: Path) -> None:
         # grpcio unlinks the path it listens on when it stops. A kubelet's socket stays behind as a dead file, so the

@@ -24,7 +24,7 @@ from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
 
-    from conftest import Api
+    from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
 MERGE = PatchType.MERGE.value

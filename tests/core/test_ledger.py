@@ -169,6 +169,12 @@ def test_both_uses_of_a_gpu_wait_together() -> None:
     assert waiting.holds == {B0: Hold(freed_at=101.0), WHOLE: Hold(freed_at=101.0)}
 
 
+def test_every_gpu_waits_for_its_own_processes() -> None:
+    waiting = held(A0, B0).reconciled(books(), {"GPU-a": 1, "GPU-b": 1}, 101.0, 60.0)
+    assert waiting.holds == {A0: Hold(freed_at=101.0), B0: Hold(freed_at=101.0)}
+    assert waiting.reconciled(books(), {"GPU-a": 1}, 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
+
+
 def test_a_wait_is_forgotten_when_the_books_show_the_id_again() -> None:
     waiting = held(A0).reconciled(books(), {"GPU-a": 1}, 101.0, 60.0)
     assert waiting.reconciled(books({A0}, began=102.0), {"GPU-a": 1}, 102.0, 60.0) == held(A0)

@@ -133,6 +133,9 @@ def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:
 def test_a_promise_of_a_gpu_that_is_not_among_those_with_room_does_not_fit() -> None:
     waiting = [pod("a", app("c", 1, on((0, 1)))), pod("b", app("c", 1, on((1, 1))))]
     assert whose(match(Call(MEMORY, 1, {1: 4}), waiting)) == ("b", "c")
+    # Nor where the one that fits takes what was promised to a third.
+    waiting.append(pod("d", app("c", 1, on((1, 1)))))
+    assert whose(match(Call(MEMORY, 1, {1: 1}), waiting)) == ("b", "c")
 
 
 def test_whole_gpus_are_matched_in_order_whatever_else_was_promised() -> None:

@@ -69,6 +69,12 @@ def test_where_it_cannot_be_extended_only_what_must_be_used_is_answered() -> Non
     assert memory(there, available, 4, *ids(0, [3])).answer(there, BINPACK) == ids(0, [3])
 
 
+def test_what_must_be_used_and_is_not_available_is_no_answer() -> None:
+    """No kubelet asks this; it counts the devices to be used again among the available ones."""
+    there = node(4, 4)
+    assert memory(there, ids(1, range(4)), 2, *ids(0, [3])).answer(there, BINPACK) == ()
+
+
 def test_without_room_on_one_gpu_nothing_is_preferred() -> None:
     there = node(4, 4, used={0: [0], 1: [0]})
     assert memory(there, free(there), 4).answer(there, BINPACK) == ()
@@ -330,7 +336,11 @@ def test_a_gpu_with_enough_room_by_our_books_comes_before_one_that_only_the_kube
 
 
 def test_room_that_only_the_kubelet_calls_free_comes_before_room_promised_to_others() -> None:
-    there = node(4, 4, used={0: range(4)})
-    matched = Matched(None, {1: 4})
+    there = node(4, 4, used={1: range(4)})
     question = memory(there, [*ids(0, range(4)), *ids(1, range(4))], 4)
-    assert question.answer(there, BINPACK, matched) == ids(0, range(4))
+    assert question.answer(there, BINPACK, Matched(None, {0: 4})) == ids(1, range(4))
+
+
+def test_room_that_is_promised_and_that_only_the_kubelet_calls_free_is_better_than_none() -> None:
+    there = node(4, used={0: range(4)})
+    assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK, Matched(None, {0: 4})) == ids(0, range(4))

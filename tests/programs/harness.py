@@ -77,6 +77,7 @@ class World:
         """Wait until the agent ends by itself, and return why: the first error of its groups."""
         assert self._task is not None
         async with asyncio.timeout(20):
+            error: BaseException
             (error,) = await asyncio.gather(self._task, return_exceptions=True)
         self._task = self.agent = None
         while isinstance(error, BaseExceptionGroup):
@@ -175,7 +176,7 @@ async def world(
 
 def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
     """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
-    return PodSpec(name, containers or (container("main", **limits),))
+    return PodSpec(name, containers or (container("main", kind=Kind.APP, **limits),))
 
 
 def container(name: str, *, kind: Kind = Kind.APP, **limits: int) -> ContainerSpec:

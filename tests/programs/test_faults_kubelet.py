@@ -1,6 +1,6 @@
 """The faults between device plugins and kubelets that have hurt people, by their number in the fault catalogue (A).
 
-The whole agent against the kubelet double; what concerns one part alone is tested with that part, under the same number.
+The whole agent against the kubelet double; what concerns one part alone is tested there, under the same number.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import pytest
 from gpu_device_plugin.hardware.monitor import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
+from gpu_device_plugin.testing.pods import Kind
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
-from tests.programs.harness import COUNT, MEM, T4, Kind, container, envs_of, gpus_of, pod, world
+from tests.programs.harness import COUNT, MEM, T4, container, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:
     from tests.programs.harness import World
@@ -338,7 +339,7 @@ async def test_a16_with_every_gpu_lost_the_kubelet_is_answered_and_the_pod_told_
         await node.start_agent()
         node.hardware(T4 | {"error": "no answer"}, T4 | {"lost": True})
         await node.healthy_is(MEM, 0)
-        with pytest.raises(grpc.aio.AioRpcError, match="GPU 0 is out of service: .*no answer"):
+        with pytest.raises(grpc.aio.AioRpcError, match=r"GPU 0 is out of service: .*no answer"):
             await allocate(node, MEM, f"{node.uuids[0]}::0")
 
 
