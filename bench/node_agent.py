@@ -13,6 +13,7 @@ import datetime as dt
 import json
 import os
 import platform
+import queue
 import re
 import signal
 import statistics
@@ -41,6 +42,8 @@ MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 SIZE = 8
 """Shares of one allocation."""
 NODE = "bench"
+_FOREIGN = ("GPUSHARE_", "KUBERNETES_", "NODE_NAME", "PYTHON")
+"""Variables that would make another agent of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class Row:
         digits = 0 if self.figure >= 100 else 1 if self.figure >= 10 else 2
         bar, verdict = "", ""
         if self.bar is not None:
-            bar, verdict = f"{self.bar:g} {self.unit}", "met" if self.figure <= self.bar else "MISSED"
-        return self.what, f"{self.figure:,.{digits}f} {self.unit}", bar, verdict, self.note
+            bar, verdict = f"{self.bar:g} {self.unit}".rstrip(), "met" if self.figure <= self.bar else "MISSED"
+        return self.what, f"{self.figure:,.{digits}f} {self.unit}".rstrip(), bar, verdict, self.note
 
 
 def both(what: str, samples: Sequence[tuple[float, float]], bars: tuple[float | None, float | None]) -> Iterator[Row]:
@@ -74,13 +77,22 @@ class Run:
 
     kubelet: Kubelet
     process: subprocess.Popen[bytes]
-    registered_s: float
+    registered_s: float = 0.0
     """From starting the process until both resources were registered."""
 
     @property
     def mem(self) -> Plugin:
         """The agent's side of gpu-mem."""
         return self.kubelet.plugins[MEMORY]
+
+    def stop(self) -> float:
+        """Stop the agent; return how many seconds it took."""
+        for plugin in self.kubelet.plugins.values():
+            plugin.stop_calling()
+        began = time.monotonic()
+        self.process.terminate()
+        self.process.wait(timeout=10)
+        return time.monotonic() - began
 
     def pids(self) -> list[int]:
         """Return the agent's processes, the one that speaks to the driver included."""
@@ -98,18 +110,17 @@ def running(
         kubelet.write_checkpoint([MEMORY, COUNT])
         command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--gpus", gpus]
         command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources, *flags]
-        environment = {name: text for name, text in os.environ.items() if not name.startswith(("GPUSHARE_", "PYTHON"))}
+        environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
         began = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        run = Run(kubelet, process)
         try:
-            try:
-                at = max(kubelet.registered.get(timeout=30)[0] for _ in (MEMORY, COUNT))
-            except Exception as error:
-                raise SystemExit(f"the agent did not register:\n{Path(log.name).read_text()}") from error
-            yield Run(kubelet, process, at - began)
+            run.registered_s = max(kubelet.registered.get(timeout=30)[0] for _ in (MEMORY, COUNT)) - began
+            yield run
+        except queue.Empty:
+            raise SystemExit(f"the agent keeps us waiting; its log:\n{Path(log.name).read_text()}") from None
         finally:
-            process.terminate()
-            process.wait(timeout=10)
+            run.stop()
 
 
 # --- What is measured -------------------------------------------------------------------------------------------------
@@ -190,12 +201,7 @@ def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:
             starts.append(run.registered_s * 1000)
             size, ids = first_list(run)
             calls.ask(run, ids, options)
-            for plugin in run.kubelet.plugins.values():
-                plugin.stop_calling()
-            began = time.monotonic()
-            run.process.terminate()
-            run.process.wait(timeout=10)
-            stops.append((time.monotonic() - began) * 1000)
+            stops.append(run.stop() * 1000)
     yield Row("start of the process to both resources registered", statistics.median(starts), "ms", 700)
     yield Row("the list of gpu-mem", size / 1000, "kB", 70, f"{len(ids):,} shares")
     yield from calls.rows("standalone")

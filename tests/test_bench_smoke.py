@@ -24,7 +24,7 @@ def test_a_tiny_run_prints_every_row_with_its_verdict() -> None:
     assert "8xH200-141GiB" in machine
     assert [cell.strip() for cell in head.split("|")] == ["", "What", "Measured", "At most", "Verdict", "Note", ""]
     table = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
-    assert all(re.fullmatch(r"-?[0-9,.]+ (ms|kB|MiB|%)?", measured) for _, measured, _, _, _ in table)
+    assert all(re.fullmatch(r"-?[0-9,.]+( (ms|kB|MiB|%))?", measured) for _, measured, _, _, _ in table)
     assert all((bar == "") is (verdict not in {"met", "MISSED"}) for _, _, bar, verdict, _ in table)
     names = [what for what, *_ in table]
     assert len(names) == len(set(names))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.ledger import SETTLING_S
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WRITTEN_S = 0.05
-"""After a grant the kubelet writes its checkpoint within milliseconds."""
+"""After a grant the kubelet writes its checkpoint within milliseconds; on a slow disk it takes its time."""
 _SLOWEST = 6
 """An ordinary init container's IDs are never listed and stay in the checkpoint as long as its pod lives. Every round
 that asks for them has the kubelet write a file for nothing, so that such rounds grow up to so many times longer."""
@@ -96,11 +98,21 @@ class Reconciler:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _after_grants(self) -> NoReturn:
+        """Read the checkpoint soon after each grant, and again at growing intervals until it shows them all."""
+        patience_s = math.inf
         while True:
-            await self._granted.wait()
-            await asyncio.sleep(_WRITTEN_S)
-            self._granted.clear()
+            try:
+                async with asyncio.timeout(patience_s):
+                    await self._granted.wait()
+                patience_s = _WRITTEN_S
+                self._granted.clear()  # what is granted from here on may be missing in what we read
+                await asyncio.sleep(_WRITTEN_S)
+            except TimeoutError:
+                patience_s *= 3
             self._read()
+            confirmed = all(hold.granted_at is None for hold in self._book.node.ledger.holds.values())
+            if confirmed or patience_s > SETTLING_S:
+                patience_s = math.inf
 
     async def _rounds(self) -> NoReturn:
         slower = 1
@@ -116,8 +128,7 @@ class Reconciler:
 
     async def _round(self) -> bool:
         """Reconcile once; return whether a checkpoint was written for nothing."""
-        if not self._book.node.ledger.certain:
-            self._read()
+        self._read()
         try:
             found = await self._books.evidence(lambda: self._book.node.ledger.holds, self._resend)
         except CheckpointUnreadableError as error:

@@ -206,7 +206,7 @@ def test_among_many_gpus_the_best_island_is_found_wherever_it_lies() -> None:
 
 
 def test_up_to_ten_gpus_every_group_is_compared() -> None:
-    """Beyond, a group grows step by step: beside GPU 0 comes GPU 1 first, though 0, 2 and 3 are closer to each other."""
+    """Beyond, a group grows step by step: beside GPU 0 comes GPU 1 first, though 0, 2 and 3 are closer together."""
     pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 5}
     ten, eleven = node(*(8,) * 10, closeness=pairs), node(*(8,) * 11, closeness=pairs)
     assert placed(place(whole(3), ten.rooms(), BINPACK, ten.connection, must=[0])) == (0, 2, 3)

@@ -143,7 +143,11 @@ class World:
 
 @asynccontextmanager
 async def world(
-    gpus: str | Sequence[dict[str, Any]] = "fake:2xT4", *, version: tuple[int, int] = (1, 36), **settings: str
+    gpus: str | Sequence[dict[str, Any]] = "fake:2xT4",
+    *,
+    version: tuple[int, int] = (1, 36),
+    seed: int = 0,
+    **settings: str,
 ) -> AsyncIterator[World]:
     """Make a node with a running kubelet; its agent is started by the test.
 
@@ -151,7 +155,7 @@ async def world(
     """
     # pytest's own folders have names too long for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="gs") as folder:
-        kubelet = Kubelet(Path(folder), version=version)
+        kubelet = Kubelet(Path(folder), version=version, seed=seed)
         async with kubelet:
             made = World(
                 kubelet,

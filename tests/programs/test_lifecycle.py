@@ -214,6 +214,15 @@ async def test_a_gpu_that_is_switched_to_mig_mode_serves_nobody_any_more() -> No
         assert "MIG mode now" in node.agent.book.node.unhealthy[node.uuids[1]]
 
 
+async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that_fits() -> None:
+    async with world("fake:8xH200", share_size="1MiB") as node:
+        node.launch()
+        error = await node.ended()
+        assert isinstance(error, UsageError)
+        assert "cuts the GPUs of this node into 1145248 shares" in str(error)
+        assert "set the share size to" in str(error)
+
+
 async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -498,29 +507,37 @@ async def test_an_address_in_use_ends_the_agent_with_a_line_that_names_it() -> N
             assert _exit_code(error) == 1
 
 
-def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path) -> None:
+def test_an_agent_without_gpus_obeys_signals_like_any_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It reads its configuration again, pauses, resumes, and ends."""
     (tmp_path / "gpus.json").write_text('{"gpus": []}')
     flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off"}
-    reread = threading.Event()
+    policies = ["sideways", "spread"]
 
     def read_again() -> NodeSettings:
-        reread.set()
-        return Sources(flags=flags | {"policy": "spread"}, environ={}).read()
+        return Sources(flags=flags | {"policy": policies.pop(0)}, environ={}).read()
 
     def send() -> None:
         while signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
             time.sleep(0.01)
-        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR1):
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
-        reread.wait(10)
-        os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
 
     sender = threading.Thread(target=send)
     sender.start()
-    assert main(Sources(flags=flags, environ={}).read(), read_again) == 0
+    with caplog.at_level("INFO"):
+        assert main(Sources(flags=flags, environ={}).read(), read_again) == 0
     sender.join()
-    assert reread.is_set()
+    said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
+    assert [message for message in caplog.messages if message in said] == said
+
+
+def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
+    settings = Sources(flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={})
+    with pytest.raises(UsageError, match="none is not a directory"):
+        main(settings.read(), settings.read)
 
 
 # --- Exit codes -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,285 @@
+"""Our ledger and the kubelet's books: what is taken over when, and what happens when they cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.book import Book
+from gpu_device_plugin.core.ledger import Evidence
+from gpu_device_plugin.kubelet.books import Books
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record
+from gpu_device_plugin.programs.reconciler import Reconciler
+from gpu_device_plugin.testing.nodes import ids, node, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+
+    import pytest
+
+MEM = "x.com/gpu-mem"
+DAMAGED = CheckpointUnreadableError("it is damaged")
+
+
+class Scripted(Books):
+    """Books in which a test writes."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/none"), Path("/none"), frozenset({MEM}))
+        self.checkpoint: Checkpoint | CheckpointUnreadableError = Checkpoint()
+        self.list: frozenset[str] | None = frozenset()
+        self.rounds = 0
+        self.reads = 0
+
+    def write(self, *device_ids: str) -> None:
+        self.checkpoint = Checkpoint((Record("p", "c", MEM, frozenset(device_ids)),), frozenset({MEM}))
+
+    def recorded(self) -> Checkpoint:
+        self.reads += 1
+        if isinstance(self.checkpoint, CheckpointUnreadableError):
+            raise self.checkpoint
+        return self.checkpoint
+
+    async def listed(self) -> frozenset[str] | None:
+        return self.list
+
+    async def evidence(
+        self,
+        held: Callable[[], Collection[str]],
+        resend: Callable[[], None],
+        patience_s: float = 3.0,  # noqa: ARG002 (nothing here has to be waited for)
+    ) -> tuple[Evidence, Checkpoint | None] | None:
+        self.rounds += 1
+        if self.list is None:
+            return None
+        if set(held()) <= self.list:
+            return Evidence(self.list, time.monotonic(), self.list), None
+        resend()
+        written = self.recorded()
+        return Evidence(self.list, time.monotonic(), written.device_ids(self.resources)), written
+
+
+@dataclass
+class Desk:
+    """A reconciler and everything it speaks to."""
+
+    book: Book
+    books: Scripted = field(default_factory=Scripted)
+    resent: int = 0
+    processes: Mapping[str, int | None] = field(default_factory=dict)
+    learned: list[tuple[Record, ...]] = field(default_factory=list)
+    drift: int = 0
+    interval_s: float = 0.01
+    process_wait_s: float = 0
+
+    def __post_init__(self) -> None:
+        self.reconciler = Reconciler(
+            self.book,
+            self.books,
+            self,
+            resend=self._resend,
+            processes=lambda: self.processes,
+            learned=self._learned,
+            interval_s=self.interval_s,
+            process_wait_s=self.process_wait_s,
+        )
+
+    def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
+        assert (what, labels) == (m.LEDGER_DRIFT, ("unknown_to_us",))
+        self.drift += times
+
+    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
+        """Measure nothing."""
+
+    def _resend(self) -> None:
+        self.resent += 1
+
+    def _learned(self, records: Iterable[Record]) -> None:
+        self.learned.append(tuple(records))
+
+    @property
+    def held(self) -> set[str]:
+        return set(self.book.node.ledger.holds)
+
+    @property
+    def certain(self) -> bool:
+        return self.book.node.ledger.certain
+
+    async def rounds(self, count: int) -> None:
+        """Wait until so many more rounds have begun, and the last but one is over."""
+        until = self.books.rounds + count + 1
+        await self.until(lambda: self.books.rounds >= until)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():  # noqa: ASYNC110 (books set no event)
+                await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def running(desk: Desk) -> AsyncIterator[Desk]:
+    task = asyncio.create_task(desk.reconciler.run())
+    try:
+        yield desk
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# --- Before registering -----------------------------------------------------------------------------------------------
+
+
+async def test_what_either_book_shows_is_taken_over_before_registering() -> None:
+    desk = Desk(Book(node(8, 8)))
+    desk.books.write(*ids(0, [0]))
+    desk.books.list = frozenset(ids(1, [5]))
+    await desk.reconciler.prepare()
+    assert desk.held == {*ids(0, [0]), *ids(1, [5])}
+    assert desk.learned == [(Record("p", "c", MEM, frozenset(ids(0, [0]))),)]
+    assert desk.certain
+
+
+async def test_nothing_is_let_go_of_before_registering() -> None:
+    """What ended meanwhile is found out later, with proof."""
+    desk = Desk(Book(node(8, used={0: [1]})))
+    await desk.reconciler.prepare()
+    assert desk.held == set(ids(0, [1]))
+
+
+async def test_a_kubelet_that_does_not_answer_is_no_obstacle() -> None:
+    desk = Desk(Book(node(8)))
+    desk.books.write(*ids(0, [0]))
+    desk.books.list = None
+    await desk.reconciler.prepare()
+    assert desk.held == set(ids(0, [0]))
+
+
+async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(Book(node(8)))
+    desk.books.checkpoint = DAMAGED
+    await desk.reconciler.prepare()
+    assert not desk.certain
+    async with running(desk):
+        await desk.rounds(2)
+        assert not desk.certain
+        assert caplog.messages == ["the kubelet's checkpoint cannot be read"], "once, however often it is tried"
+        desk.books.write(*ids(0, [3]))
+        desk.books.list = frozenset(ids(0, [3]))
+        await desk.until(lambda: desk.certain)
+        assert desk.held == set(ids(0, [3]))
+
+
+async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None:
+    """Whatever was given out since, we gave out."""
+    desk = Desk(Book(node(8)))
+    await desk.reconciler.prepare()
+    desk.books.checkpoint = DAMAGED
+    await desk.reconciler.prepare()
+    assert desk.certain
+
+
+# --- Rounds -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_both_books_omit_is_let_go_of() -> None:
+    desk = Desk(Book(node(8, used={0: [1, 2]})))
+    desk.books.write(*ids(0, [1]))
+    async with running(desk):
+        await desk.until(lambda: desk.held == set(ids(0, [1])))
+
+
+async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk(Book(node(8, used={0: [1]})))
+    desk.books.checkpoint = DAMAGED
+    async with running(desk):
+        await desk.rounds(3)
+        assert desk.held == set(ids(0, [1]))
+        assert caplog.messages == ["the kubelet's checkpoint cannot be read"]
+
+
+async def test_without_evidence_everything_stays() -> None:
+    desk = Desk(Book(node(8, used={0: [1]})))
+    desk.books.list = None
+    async with running(desk):
+        await desk.rounds(3)
+        assert desk.held == set(ids(0, [1]))
+
+
+async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk(Book(node(8)))
+    desk.books.list = frozenset(ids(0, [1, 2]))
+    async with running(desk):
+        await desk.until(lambda: desk.held == set(ids(0, [1, 2])))
+        await desk.rounds(2)
+    assert desk.drift == 2
+    assert caplog.messages == ["the kubelet gave out devices that we knew nothing of"]
+
+
+async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
+    desk = Desk(Book(node(8, whole=[0])), processes={uuid(0): 1}, process_wait_s=3600)
+    async with running(desk):
+        await desk.rounds(3)
+        assert desk.held == {uuid(0)}
+        desk.processes = {uuid(0): 0}
+        await desk.until(lambda: not desk.held)
+
+
+async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
+    desk = Desk(Book(node(8, used={0: [1]})), interval_s=3600)
+    async with running(desk):
+        await asyncio.sleep(0)
+        desk.reconciler.changed()
+        await desk.until(lambda: not desk.held)
+
+
+async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() -> None:
+    """The IDs of an init container are never listed: every round has the checkpoint written to show the same again."""
+    desk = Desk(Book(node(8, used={0: [1]})), interval_s=0.02)
+    desk.books.write(*ids(0, [1]))
+    began = time.monotonic()
+    async with running(desk):
+        await desk.until(lambda: desk.books.rounds == 4)
+        # 1 + 2 + 3 + 4 times the interval, where rounds at even distances need 4.
+        assert time.monotonic() - began >= 10 * 0.02
+        assert desk.resent == 4
+        desk.books.list = frozenset(ids(0, [1]))
+        await desk.rounds(1)
+        resent = desk.resent
+        await desk.rounds(2)
+        assert desk.resent == resent, "what is listed needs no file"
+
+
+# --- After grants -----------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
+    desk = Desk(Book(node(8)), interval_s=3600)
+    async with running(desk):
+        await asyncio.sleep(0)
+        desk.book.claim(ids(0, [1]), time.monotonic())
+        desk.books.write(*ids(0, [1]))
+        desk.reconciler.granted()
+        await desk.until(lambda: all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values()))
+        assert desk.learned[-1][0].device_ids == set(ids(0, [1]))
+
+
+async def test_grants_in_a_row_are_one_reading() -> None:
+    desk = Desk(Book(node(8)), interval_s=3600)
+    async with running(desk):
+        await asyncio.sleep(0)
+        for _ in range(5):
+            desk.reconciler.granted()
+        await desk.until(lambda: desk.books.reads == 1)
+        await asyncio.sleep(0.1)
+        assert desk.books.reads == 1
+
+
+def test_it_says_whose_books_it_reads() -> None:
+    assert repr(Desk(Book(node(8))).reconciler) == "<Reconciler of <Books /none/kubelet_internal_checkpoint and /none>>"
