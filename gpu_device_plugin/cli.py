@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__, logs
+from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings import KNOBS, Sources, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def _node(arguments: argparse.Namespace) -> int:
     settings = sources.read()
     logs.quiet_grpc(os.environ)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
+    if settings.http is None and not settings.reaches_api(os.environ):
+        frugal.without_tls()
     from gpu_device_plugin.programs import node_agent  # noqa: PLC0415 - half a second that --help need not take
 
     return node_agent.main(settings, reread=sources.read)

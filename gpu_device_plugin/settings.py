@@ -434,6 +434,10 @@ class NodeSettings:
         names = {Kind.MEMORY: self.memory_resource, Kind.COUNT: self.count_resource}
         return tuple(Resource(kind, f"{self.domain}/{names[kind]}") for kind in self.resources)
 
+    def reaches_api(self, environ: Mapping[str, str]) -> bool:
+        """Whether there may be an API server to speak to; `auto` says yes in a pod."""
+        return self.api != "off" and (self.api != "auto" or "KUBERNETES_SERVICE_HOST" in environ)
+
 
 KNOBS = tuple(Knob(field=each.name, **each.metadata) for each in fields(NodeSettings))
 """Every setting, in the order in which they are explained."""

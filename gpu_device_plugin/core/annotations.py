@@ -91,12 +91,12 @@ def _for_container(
     container: Container, kind: Kind, amount: int, by_index: Mapping[int, Mapping[int, int]], single: int | None
 ) -> Promise | None:
     own = by_index.get(container.index) if container.kind is ContainerKind.APP else None
-    if own is None and single is not None and (kind is Kind.MEMORY or amount == 1):
-        own = {single: amount}
-    elif own is None and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
+    positions = {position for gpus in by_index.values() for position in gpus}
+    if own is None and positions and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
         # The init containers of a pod run before the others and on the same GPU, whose shares they hand on.
-        positions = sorted({position for gpus in by_index.values() for position in gpus})
-        own = {positions[0]: amount} if positions else None
+        own = {min(positions): amount}
+    elif own is None and single is not None and (kind is Kind.MEMORY or amount == 1):
+        own = {single: amount}
     if own is None:
         return None
     own = {position: shares for position, shares in own.items() if shares}
@@ -138,7 +138,9 @@ def assignment(
     """Return the annotations to write once the kubelet has given a pod its devices; empty if they stand already.
 
     `ASSIGNED` becomes true, and where the devices are on other GPUs than promised (the kubelet asks without naming the
-    pod, and equal pods can be swapped), the promise is corrected to what is.
+    pod, and equal pods can be swapped), the promise is corrected to what is. An `IDX` that stands alone is not changed
+    for that, but told better by `ALLOCATION`: gpushare's extender keeps memory booked where `IDX` was when it wrote it,
+    and frees, when the pod ends, where `IDX` is then. It never reads `ALLOCATION`; whoever does, reads it first.
 
     Args:
         pod: the pod with its annotations.
@@ -157,10 +159,11 @@ def assignment(
         promised = {}
     moved = any(not _kept(promised[key], key[1], gpus) for key, gpus in actual.items() if key in promised)
     if moved or not promised:
-        if IDX in pod.annotations and len(positions) == 1:
+        alone = bool(promised) and ALLOCATION not in pod.annotations
+        if IDX in pod.annotations and len(positions) == 1 and not alone:
             new[IDX] = str(next(iter(positions)))
         # Containers of one pod on different GPUs are more than one number can tell.
-        if ALLOCATION in pod.annotations or len(positions) > 1:
+        if alone or ALLOCATION in pod.annotations or len(positions) > 1:
             names = {container.name: container for container in pod.containers}
             new[ALLOCATION] = json.dumps(
                 {

@@ -177,20 +177,26 @@ class Lives:
             await asyncio.sleep(wait)
 
     async def _live(self) -> str:
+        """Live once; return why it ended."""
         await self._directory_there()
         changed, again = asyncio.Event(), asyncio.Event()
-        reason = ""
+        over = asyncio.get_running_loop().create_future()
         try:
             with sockets.watching(self._directory, changed):
                 await self._prepare()
                 for plugin in self._plugins:
                     self._served.append(await self._serve(plugin))
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._watch(changed, again), name="watch the sockets")
-                    tasks.create_task(self._check(), name="call our own sockets")
-                    tasks.create_task(self._register_all(again), name="register")
-        except* LifeOverError as over:
-            reason = "; ".join(str(error) for error in over.exceptions)
+                    parts = [
+                        tasks.create_task(_until(over, lambda: self._watch(changed, again)), name="watch the sockets"),
+                        tasks.create_task(_until(over, self._check), name="call our own sockets"),
+                        tasks.create_task(_until(over, lambda: self._register_all(again)), name="register"),
+                    ]
+                    reason: str = await over
+                    for part in parts:
+                        part.cancel()
+        except LifeOverError as error:
+            return str(error)
         finally:
             await self._tear_down()
         return reason
@@ -296,3 +302,16 @@ class Lives:
                 # grpcio usually has removed it; what stands at the path now may be no longer ours.
                 if sockets.identity(served.socket) == served.identity:
                     served.socket.unlink(missing_ok=True)
+
+
+async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[NoReturn]]) -> None:
+    """Do this until it finds that the life is over, and say so.
+
+    It fails nobody by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets that it
+    was cancelled, so that whoever stops us at that moment would wait for ever.
+    """
+    try:
+        await work()
+    except LifeOverError as error:
+        if not over.done():
+            over.set_result(str(error))

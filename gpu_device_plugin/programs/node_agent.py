@@ -331,7 +331,7 @@ class NodeAgent:
 
     def _name_of(self, uuid: str) -> str:
         shared = self._shares.by_uuid(uuid)
-        return "a GPU that is not shared" if shared is None else f"GPU {shared.position}"
+        return "a GPU" if shared is None else f"GPU {shared.position}"
 
     def _learned(self, records: Iterable[Record]) -> None:
         if self._cluster is not None:
@@ -346,7 +346,7 @@ class NodeAgent:
     # --- The Kubernetes API, where there is one -------------------------------------------------------------------
 
     def _reach_cluster(self) -> NodeCluster | None:
-        if self.settings.api == "off" or (self.settings.api == "auto" and "KUBERNETES_SERVICE_HOST" not in os.environ):
+        if not self.settings.reaches_api(os.environ):
             return None
         frugal.import_aiohttp()
         # 12 MB that an agent without API access does not pay.

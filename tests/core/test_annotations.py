@@ -293,9 +293,14 @@ def test_a_pod_that_no_scheduler_has_written_on_is_left_alone() -> None:
     assert assignment(there, {("c0", Kind.MEMORY): {0: 3}}, RESOURCES) == {}
 
 
-def test_the_position_is_corrected_when_equals_were_swapped() -> None:
-    there = pod(container("c0", mem=3), idx="1")
-    assert assignment(there, {("c0", Kind.MEMORY): {0: 3}}, RESOURCES) == {ASSIGNED: "true", IDX: "0"}
+def test_a_position_is_told_better_by_the_list_when_equals_were_swapped() -> None:
+    """Gpushare's extender would never free memory whose position changed after it wrote it."""
+    there = pod(container("i0", mem=1, kind=INIT), container("c0", mem=3), idx="1")
+    actual = {("i0", Kind.MEMORY): {0: 1}, ("c0", Kind.MEMORY): {0: 3}}
+    assert assignment(there, actual, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":3}}'}
+    after = settled(there, actual)
+    assert {promise.shares for promise in promises(after, RESOURCES).values()} == {((0, 1),), ((0, 3),)}
+    assert assignment(after, actual, RESOURCES) == {}
 
 
 def test_the_list_is_corrected_when_equals_were_swapped() -> None:
@@ -349,13 +354,17 @@ def test_whole_gpus_are_the_same_whatever_their_size_is_called() -> None:
 
 def test_whole_gpus_that_were_swapped_are_corrected() -> None:
     one = pod(container("c0", count=1), idx="1")
-    assert assignment(one, {("c0", Kind.COUNT): {0: 15}}, RESOURCES) == {ASSIGNED: "true", IDX: "0"}
+    assert assignment(one, {("c0", Kind.COUNT): {0: 1}}, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":1}}'}
 
 
 def test_of_a_pod_with_both_resources_the_position_tells_of_gpu_mem() -> None:
-    both = pod(container("c0", mem=4), container("c1", count=1), idx="1")
-    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 15}}
-    assert assignment(both, actual, RESOURCES) == {ASSIGNED: "true", IDX: "2"}
+    both = pod(container("c0", mem=4), container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}')
+    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 1}}
+    assert assignment(both, actual, RESOURCES) == {
+        ASSIGNED: "true",
+        IDX: "2",
+        ALLOCATION: '{"0":{"2":4},"1":{"0":1}}',
+    }
 
 
 @given(

@@ -66,7 +66,7 @@ def test_the_runtime_is_asked_for_nvml_and_nothing_more() -> None:
 def test_commands_are_valid_shell_and_compile_what_they_install(number: int) -> None:
     command = the("RUN")[number]
     subprocess.run(["sh", "-n", "-c", command], check=True)
-    assert "-m compileall -q --invalidation-mode unchecked-hash" in command
+    assert "-m compileall -q -o 2 --invalidation-mode unchecked-hash" in command
 
 
 def test_byte_code_on_this_machine_stays_out_of_the_image() -> None:

@@ -68,6 +68,7 @@ class Deaf(PluginServicer):
         self, request: pb.Empty, context: aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
     ) -> pb.DevicePluginOptions:
         if self._node.deaf:
+            self._node.refusing.set()
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "Too many open files")
         return await super().GetDevicePluginOptions(request, context)
 
@@ -79,6 +80,7 @@ class Node:
     kubelet: Kubelet
     directory: Path
     deaf: bool = False
+    refusing: asyncio.Event = field(default_factory=asyncio.Event)
     answers: Answers = field(default_factory=Answers)
     told: list[tuple[Told, dict[str, object]]] = field(default_factory=list)
     prepared: list[set[str]] = field(default_factory=list)
@@ -226,6 +228,20 @@ async def test_stopped_while_one_life_ends_nothing_is_left_either() -> None:
         assert one.sockets == set()
         one.answers.gate.release()
         await stuck.end()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_stopped_at_the_very_moment_at_which_a_life_ends_it_ends(steps: int) -> None:
+    """A task group that fails while it is cancelled forgets the latter; at which step of it is not ours to say."""
+    async with node() as one:
+        one.deaf = True
+        one.launch()
+        await one.refusing.wait()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await one.stop()
+        assert one.sockets == set()
 
 
 class StopsNothing:

@@ -129,6 +129,15 @@ class Cluster:
         found: dict[str, str] = self.api.get("pods", name)["metadata"].get("annotations", {})
         return found
 
+    def told(self, name: str) -> dict[int, int]:
+        """Return what the annotations of a pod tell of its GPUs, read as gpushare's tools do: the list comes first."""
+        found = self.annotations(name)
+        gpus: dict[int, int] = {}
+        for each in json.loads(found.get("scheduler.framework.gpushare.allocation", "{}")).values():
+            for gpu, amount in each.items():
+                gpus[int(gpu)] = gpus.get(int(gpu), 0) + amount
+        return gpus or {int(found["ALIYUN_COM_GPU_MEM_IDX"]): int(found["ALIYUN_COM_GPU_MEM_POD"])}
+
     def said_of_node(self) -> dict[str, Any]:
         """Return what the agent has published of its GPUs."""
         text = self.api.get("nodes", NODE)["metadata"].get("annotations", {}).get("gpu-device-plugin/gpus")

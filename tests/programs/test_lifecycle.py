@@ -202,7 +202,7 @@ async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pyt
         assert node.healthy(COUNT) == 1
         assert "GPU 1 is not shared: in MIG mode, whose instances are not shared yet" in caplog.messages
         assert "GPU 2 is not shared: its 700 MiB are less than one share" in caplog.messages
-        assert agent._name_of("GPU-unknown") == "a GPU that is not shared"
+        assert agent._name_of("GPU-unknown") == "a GPU"
 
 
 async def test_a_gpu_that_is_switched_to_mig_mode_serves_nobody_any_more() -> None:

@@ -115,7 +115,7 @@ async def test_a_promise_that_cannot_be_kept_is_replaced_by_the_policy_and_corre
         late = await there.run(pod("late", mem=5), promise(0, 5))
         assert there.positions(late) == {1: 5}
         await there.assigned("late")
-        assert there.annotations("late")[IDX] == "1"
+        assert there.told("late") == {1: 5}
 
 
 # --- Who asks? -------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ async def test_where_the_kubelet_swapped_equals_the_promises_are_corrected(*, at
         got = {name: there.positions(each) for name, each in made.items()}
         assert got["c"] == {0: 4}
         assert {gpu for positions in got.values() for gpu in positions} == {0, 1, 2}
-        assert {name: {int(there.annotations(name)[IDX]): 4} for name in specs} == got
+        assert {name: there.told(name) for name in specs} == got
 
 
 async def test_a_swap_is_corrected_in_the_allocation_too() -> None:
@@ -326,7 +326,7 @@ async def test_a_promise_of_a_gpu_that_is_not_there_is_replaced_by_the_policy() 
         a = await there.run(pod("a", mem=3), promise(7, 3))
         assert there.positions(a) == {0: 3}
         await there.assigned("a")
-        assert there.annotations("a")[IDX] == "0"
+        assert there.told("a") == {0: 3}
 
 
 async def test_a_container_that_asks_for_both_resources_is_refused_with_a_sentence() -> None:
@@ -382,7 +382,7 @@ async def test_p3_swapped_pods_of_one_size_are_told_apart_afterwards() -> None:
         made = [await there.admit(b), await there.admit(a)]
         await there.assigned("a", "b")
         for each in made:
-            assert there.positions(each) == {int(there.annotations(each.name)[IDX]): 4}
+            assert there.positions(each) == there.told(each.name)
 
 
 async def test_p4_a_terminating_pod_is_no_candidate() -> None:
@@ -438,7 +438,7 @@ async def test_c1_pods_admitted_in_any_order_end_with_true_annotations() -> None
         made = [await there.admit(spec) for spec in reversed(specs)]
         await there.assigned(*(each.name for each in made))
         for each in made:
-            assert there.positions(each) == {int(there.annotations(each.name)[IDX]): len(each.devices(MEM))}
+            assert there.positions(each) == there.told(each.name)
 
 
 async def test_c2_all_kinds_of_containers_of_two_equal_pods_interleave_with_others() -> None:
