@@ -34,6 +34,17 @@ async def test_a_promise_decides_against_the_policy() -> None:
         assert there.annotations("a")[IDX] == "1"
 
 
+async def test_a_promise_that_was_written_before_the_binding_counts() -> None:
+    """Gpushare's extender patches the pod first, and then binds it."""
+    async with cluster() as there:
+        await there.start_agent()
+        there.create(pod("a", mem=3))
+        there.api.patch("pods", "a", {"metadata": {"annotations": promise(1, 3)}})
+        await there.bind("a")
+        assert there.positions(await there.admit(there.known(pod("a", mem=3)))) == {1: 3}
+        await there.assigned("a")
+
+
 async def test_several_containers_get_several_gpus_each_as_promised() -> None:
     """The first container gets 2 x 2 shares, the second 3 of GPU 1; the limit is one GPU's part."""
     async with cluster() as there:
@@ -245,6 +256,18 @@ async def test_where_the_kubelet_swapped_equals_the_promises_are_corrected(*, at
         assert got["c"] == {0: 4}
         assert {gpu for positions in got.values() for gpu in positions} == {0, 1, 2}
         assert {name: there.told(name) for name in specs} == got
+
+
+async def test_the_number_that_gpushares_extender_keeps_its_books_by_is_left_as_it_was() -> None:
+    """It frees, when the pod ends, where the number points; had we changed it, GPU 0 would stay booked there for ever."""
+    async with cluster() as there:
+        await there.start_agent()
+        await there.run(pod("whole", count=1), promise(0))
+        a = await there.run(pod("a", mem=4), promise(0, 4))
+        assert there.positions(a) == {1: 4}
+        await there.assigned("a")
+        assert there.annotations("a")[IDX] == "0"
+        assert there.annotations("a")[ALLOCATION] == '{"0":{"1":4}}'
 
 
 async def test_a_swap_is_corrected_in_the_allocation_too() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.book import Book
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
@@ -16,16 +19,21 @@ from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.core.annotations import POD_ANNOTATIONS
 from gpu_device_plugin.core.matching import Call, Match
 from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Record
 from gpu_device_plugin.metrics import NoMetrics
+from gpu_device_plugin.programs.reconciler import Reconciler
 from gpu_device_plugin.programs.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.nodes import ids
+from gpu_device_plugin.testing.nodes import node as gpus
 from tests.programs.cluster_harness import promise
 from tests.programs.harness import MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 RESOURCES = (Resource(Kind.MEMORY, MEM),)
 
@@ -211,3 +219,36 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
         await there.api.start()
         await there.bound("a", 0)
         assert (await there.waiting.find(nobody)).match is not None
+
+
+async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
+    """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
+    book = Book(gpus(8))
+    learned: list[Record] = []
+    reconciler = Reconciler(
+        book,
+        Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
+        NoMetrics(),
+        resend=lambda: None,
+        processes=dict,
+        learned=learned.extend,
+        interval_s=600,
+        process_wait_s=0,
+    )
+    task = asyncio.create_task(reconciler.run())
+    try:
+        for number in (0, 1):
+            book.claim(ids(0, [number]), time.monotonic())
+            reconciler.granted()
+            await asyncio.sleep(0.03)
+        await asyncio.sleep(0.1)
+        entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
+        text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
+        (tmp_path / "kubelet_internal_checkpoint").write_text(text)
+        async with asyncio.timeout(20):
+            while not learned:  # noqa: ASYNC110 - nobody sets an event here
+                await asyncio.sleep(0.01)
+        assert {(record.pod_uid, record.device_ids) for record in learned} == {("a", frozenset(ids(0, [0, 1])))}
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
