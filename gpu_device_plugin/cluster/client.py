@@ -20,11 +20,11 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import Page, WatchEvent
 from gpu_device_plugin.cluster.config import ClusterConfigError
-from gpu_device_plugin.cluster.errors import Call, UnauthorizedError, UnavailableError, error_from
+from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
     from gpu_device_plugin.cluster.api import Kind
@@ -65,9 +65,16 @@ class Client:
     """One connection pool to one API server; use it in an ``async with``, in one event loop."""
 
     def __init__(
-        self, config: ClusterConfig, *, timing: Timing = DEFAULT_TIMING, user_agent: str = "gpu-device-plugin"
+        self,
+        config: ClusterConfig,
+        *,
+        timing: Timing = DEFAULT_TIMING,
+        user_agent: str = "gpu-device-plugin",
+        on_error: Callable[[ApiError], None] = lambda _error: None,
     ) -> None:
+        """Speak to the server of `config`; `on_error` is told of every call that fails, before its caller is."""
         self._config = config
+        self._on_error = on_error
         self._timing = timing
         self._user_agent = user_agent
         self._token = _Token(config, timing.token_s)
@@ -213,7 +220,16 @@ class Client:
                 return await response.read()
 
     @asynccontextmanager
-    async def _answer(
+    async def _answer(self, call: Call, method: str, path: str, **rest: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            async with self._attempt(call, method, path, **rest) as response:
+                yield response
+        except ApiError as error:
+            self._on_error(error)
+            raise
+
+    @asynccontextmanager
+    async def _attempt(
         self,
         call: Call,
         method: str,

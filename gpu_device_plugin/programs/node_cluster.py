@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +33,10 @@ from gpu_device_plugin.core.preferring import spread_over
 from gpu_device_plugin.programs.waiting import WaitingPods, kubelet_uid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-    from typing import Any, NoReturn
-
-    import aiohttp
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import NoReturn
 
     from gpu_device_plugin.book import Book
-    from gpu_device_plugin.cluster.errors import Call
     from gpu_device_plugin.core.gpus import Inventory
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Kind
@@ -103,7 +99,7 @@ class NodeCluster:
         self._metrics = metrics
         self._pods_changed = pods_changed
         self._cgpu_disable = cgpu_disable
-        self._client = _CountingClient(config, metrics)
+        self._client = Client(config, on_error=self._count_error)
         keep = POD_ANNOTATIONS | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
@@ -117,6 +113,9 @@ class NodeCluster:
 
     def __repr__(self) -> str:
         return f"<NodeCluster of {self._settings.node_name}: {self._mirror!r}>"
+
+    def _count_error(self, error: ApiError) -> None:
+        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
     async def run(self) -> NoReturn:
         """Do all of it until cancelled; owns the connections."""
@@ -202,20 +201,3 @@ class NodeCluster:
             self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
             self._note()
             await asyncio.sleep(_LOOK_S)
-
-
-class _CountingClient(Client):
-    """Counts every call that fails, whoever made it."""
-
-    def __init__(self, config: ClusterConfig, metrics: m.Metrics) -> None:
-        super().__init__(config)
-        self._metrics = metrics
-
-    @asynccontextmanager
-    async def _answer(self, call: Call, method: str, path: str, **rest: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        try:
-            async with super()._answer(call, method, path, **rest) as response:
-                yield response
-        except ApiError as error:
-            self._metrics.count(m.API_ERRORS, call.verb, type(error).__name__)
-            raise

@@ -192,7 +192,8 @@ async def cluster(
     """Make an API server with one node, whose agent is started by the test."""
     async with ApiServer(allowed=allowed) as api:
         api.add(builders.node(NODE, labels=node_labels))
-        async with world(gpus, version=version, api=api.url, node_name=node_name, **settings) as node:
+        async with world(gpus, version=version) as node:
+            node.settings |= {"api": api.url, "node_name": node_name, **settings}
             yield Cluster(node, api)
 
 

@@ -507,9 +507,7 @@ async def test_an_address_in_use_ends_the_agent_with_a_line_that_names_it() -> N
             assert _exit_code(error) == 1
 
 
-def test_an_agent_without_gpus_obeys_signals_like_any_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It reads its configuration again, pauses, resumes, and ends."""
     (tmp_path / "gpus.json").write_text('{"gpus": []}')
     flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off"}

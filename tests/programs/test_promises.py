@@ -259,7 +259,7 @@ async def test_where_the_kubelet_swapped_equals_the_promises_are_corrected(*, at
 
 
 async def test_the_number_that_gpushares_extender_keeps_its_books_by_is_left_as_it_was() -> None:
-    """It frees, when the pod ends, where the number points; had we changed it, GPU 0 would stay booked there for ever."""
+    """It frees, when the pod ends, where the number points; had we changed it, GPU 0 would stay booked for ever."""
     async with cluster() as there:
         await there.start_agent()
         await there.run(pod("whole", count=1), promise(0))
