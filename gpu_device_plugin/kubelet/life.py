@@ -222,9 +222,11 @@ class Lives:
         try:
             server.add_insecure_port(f"unix:{socket}")
             await server.start()
-        except RuntimeError as error:
+        except BaseException as error:
             await server.stop(None)
-            raise LifeOverError(f"listening on {socket}: {error}") from error
+            if isinstance(error, RuntimeError):
+                raise LifeOverError(f"listening on {socket}: {error}") from error
+            raise
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
     async def _register_all(self, again: asyncio.Event) -> NoReturn:
@@ -297,7 +299,8 @@ class Lives:
             served.servicer.close()
         try:
             await asyncio.gather(*(served.server.stop(self.timings.stop) for served in ended))
-        finally:  # cancelled while we wait for calls in flight: whoever stops us leaves nothing behind either
+        finally:  # also where we are cancelled while we wait for calls in flight, which are then cut off
+            await asyncio.gather(*(served.server.stop(None) for served in ended))
             for served in ended:
                 # grpcio usually has removed it; what stands at the path now may be no longer ours.
                 if sockets.identity(served.socket) == served.identity:

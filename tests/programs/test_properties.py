@@ -2,272 +2,213 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from gpu_device_plugin.testing.pods import Kind, Pod, PodSpec
 from tests.programs.harness import COUNT, MEM, container, world
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from gpu_device_plugin.testing.pods import ContainerSpec
     from tests.programs.harness import World
 
-T = TypeVar("T")
-
-GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 4, 2))]
-"""4, 4 and 2 shares: so little that everybody gets in everybody's way."""
-
-DEMANDS: st.SearchStrategy[dict[str, int]] = st.one_of(
-    st.builds(lambda n: {"mem": n}, st.integers(1, 5)),
-    st.builds(lambda n: {"count": n}, st.integers(1, 2)),
-    st.just({}),
-)
-BEFORE = st.lists(st.tuples(st.sampled_from([Kind.INIT, Kind.SIDECAR]), DEMANDS), max_size=2)
-APPS = st.lists(DEMANDS, min_size=1, max_size=2)
+GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((5, 4, 2))]
+"""5, 4 and 2 shares: so little that everybody gets in everybody's way."""
 
 
-@st.composite
-def containers(draw: st.DrawFn) -> tuple[ContainerSpec, ...]:
-    """Draw what a pod consists of; no container asks for both resources."""
-    drawn = [*draw(BEFORE), *((Kind.APP, wanted) for wanted in draw(APPS))]
-    return tuple(container(f"c{n}", kind=kind, **wanted) for n, (kind, wanted) in enumerate(drawn))
+@dataclass
+class Node:
+    """A node over time. Every method is something that happens to it."""
 
-
-PODS = containers()
-WHICH = st.integers(0, 1000)
-GPU = st.integers(0, len(GPUS) - 1)
-
-
-class NodeMachine(RuleBasedStateMachine):
-    """A node over time. Runs in a thread of its own; everything it acts on lives in `loop`."""
-
-    loop: ClassVar[asyncio.AbstractEventLoop]
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
-
-    # --- The node -----------------------------------------------------------------------------------------------------
-
-    @initialize(version=st.sampled_from([(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)]), seed=st.integers(0, 2**16))
-    def begin(self, version: tuple[int, int], seed: int) -> None:
-        self.stack = AsyncExitStack()
-        self.failed: set[int] = set()
-        self.left: list[Pod] = []
-        """Deleted by force, with a process that runs, and seen by the agent that is there now."""
-        self.made = 0
-        self.do(self._begin(version, seed))
-
-    async def _begin(self, version: tuple[int, int], seed: int) -> None:
-        made = world(GPUS, version=version, seed=seed, process_wait="1h", policy=("binpack", "spread")[seed % 2])
-        self.node: World = await self.stack.enter_async_context(made)
-        self.kubelet = self.node.kubelet
-        await self.node.start_agent()
-
-    def teardown(self) -> None:
-        if hasattr(self, "stack"):
-            self.do(self.stack.aclose())
+    world: World
+    failed: set[int] = field(default_factory=set)
+    left: list[Pod] = field(default_factory=list)
+    """Deleted by force while a process ran that still runs, under the eyes of the agent that is there now."""
+    made: int = 0
 
     @property
     def alive(self) -> list[Pod]:
-        return [pod for pod in self.kubelet.pods if not pod.terminal]
+        return [pod for pod in self.world.kubelet.pods if not pod.terminal]
 
-    async def _describe_hardware(self) -> None:
+    async def bind(self, spec: tuple[ContainerSpec, ...]) -> None:
+        self.made += 1
+        await self.world.kubelet.admit(PodSpec(f"p{self.made}", spec))
+        await self.settle()
+
+    async def end(self, which: int, how: str) -> None:
+        if not self.alive:
+            return
+        pod = self.alive[which % len(self.alive)]
+        if how == "finish":
+            self.world.kubelet.finish(pod)
+        else:
+            gone = await self.world.kubelet.delete(pod, force=how == "force")
+            if gone.process_running:
+                self.left.append(gone)
+        await self.settle()
+
+    async def end_process(self, which: int) -> None:
+        if self.left:
+            self.world.kubelet.process_ended(self.left.pop(which % len(self.left)))
+            await self.settle()
+
+    async def restart_kubelet(self, late: bool, meanwhile: tuple[ContainerSpec, ...]) -> None:  # noqa: FBT001 (drawn)
+        """Its sources of pods are ready at once, or only when we have long been registered."""
+        await self.world.kubelet.restart()
+        if late:
+            await self.world.ready()
+            await self.bind(meanwhile)
+            await self.quiet()
+        await self.world.kubelet.sources_ready()
+        await self.settle()
+
+    async def reboot(self) -> None:
+        """The agent comes back last, as it does where it has no priority."""
+        await self.world.stop_agent()
+        self.left.clear()
+        await self.world.kubelet.reboot(ready=True)
+        await self.settle()
+        await self.world.start_agent()
+
+    async def restart_agent(self, damaged: bool, meanwhile: tuple[ContainerSpec, ...]) -> None:  # noqa: FBT001 (drawn)
+        """What was deleted by force before, the next agent knows nothing of: a limit. So it ends here."""
+        await self.world.stop_agent()
+        await self.bind(meanwhile)
+        while self.left:
+            await self.end_process(0)
+        if damaged:
+            self.world.kubelet.checkpoint.write_text("damaged")
+        await self.world.start_agent()
+        await self.settle()
+
+    async def flip(self, gpu: int) -> None:
+        """Let a GPU fail, or recover."""
+        self.failed ^= {gpu}
+        await self.settle()
+
+    async def drop_streams(self) -> None:
+        self.world.kubelet.drop_streams()
+
+    async def remove_sockets(self) -> None:
+        for name in self.world.sockets:
+            (self.world.kubelet.device_plugin_dir / name).unlink(missing_ok=True)
+
+    async def settle(self) -> None:
         """Show the processes of the pods that run now, and wait until the agent has looked."""
-        running = [gpus_in(pod) for pod in self.kubelet.running]
+        running = [gpus_in(pod) for pod in self.world.kubelet.running]
         described: list[dict[str, Any]] = [
             gpu
             | {"processes": sum(gpu["uuid"] in each for each in running)}
             | ({"error": "no answer"} if n in self.failed else {})
             for n, gpu in enumerate(GPUS)
         ]
-        self.node.hardware(*described)
-        if (agent := self.node.agent) is not None:
+        self.world.hardware(*described)
+        if (agent := self.world.agent) is not None:
             shown = {one["uuid"]: one["processes"] for one in described if "error" not in one}
-            view = agent.hardware.view
-            await self.node.until(lambda: shown.items() <= view.value.processes.items())
             broken = {GPUS[n]["uuid"] for n in self.failed}
-            await self.node.until(lambda: set(agent.book.node.unhealthy) == broken)
+            view = agent.hardware.view
+            await self.world.until(lambda: shown.items() <= view.value.processes.items())
+            await self.world.until(lambda: set(agent.book.node.unhealthy) == broken)
 
-    # --- What happens -------------------------------------------------------------------------------------------------
-
-    @rule(spec=PODS)
-    def bind_a_pod(self, spec: tuple[ContainerSpec, ...]) -> None:
-        self.made += 1
-        self.do(self._bind(PodSpec(f"p{self.made}", spec)))
-
-    async def _bind(self, spec: PodSpec) -> None:
-        await self.kubelet.admit(spec)
-        await self._describe_hardware()
-
-    # Who is alive depends on how quick the machine is today, so that no precondition may ask for it.
-
-    @rule(which=WHICH, how=st.sampled_from(["finish", "delete", "force"]))
-    def end_a_pod(self, which: int, how: str) -> None:
-        if self.alive:
-            self.do(self._end(self.alive[which % len(self.alive)], how))
-
-    async def _end(self, pod: Pod, how: str) -> None:
-        if how == "finish":
-            self.kubelet.finish(pod)
-        else:
-            gone = await self.kubelet.delete(pod, force=how == "force")
-            if gone.process_running:
-                self.left.append(gone)
-        await self._describe_hardware()
-
-    @rule(which=WHICH)
-    def end_a_process(self, which: int) -> None:
-        if self.left:
-            self.do(self._end_process(self.left.pop(which % len(self.left))))
-
-    async def _end_process(self, pod: Pod) -> None:
-        self.kubelet.process_ended(pod)
-        await self._describe_hardware()
-
-    @rule(late=st.booleans())
-    def restart_the_kubelet(self, late: bool) -> None:  # noqa: FBT001 (drawn by name)
-        self.do(self._restart_kubelet(late=late))
-
-    async def _restart_kubelet(self, *, late: bool) -> None:
-        await self.kubelet.restart()
-        if self.node.agent is not None and late:
-            await self.node.ready()
-        await self.kubelet.sources_ready()
-        await self._describe_hardware()
-
-    @rule()
-    def reboot(self) -> None:
-        self.do(self._reboot())
-
-    async def _reboot(self) -> None:
-        """The agent's pod comes back last, as it does where it has no priority."""
-        await self.node.stop_agent()
-        self.left.clear()
-        await self.kubelet.reboot(ready=True)
-        await self._describe_hardware()
-        await self.node.start_agent()
-
-    @precondition(lambda self: self.node.agent is not None)
-    @rule()
-    def stop_the_agent(self) -> None:
-        self.do(self.node.stop_agent())
-
-    @rule(damaged=st.booleans())
-    def start_the_agent(self, damaged: bool) -> None:  # noqa: FBT001 (drawn by name)
-        """Restarts it if it runs. What was deleted by force before, the next agent knows nothing of: a limit."""
-        self.do(self._start_agent(damaged=damaged))
-
-    async def _start_agent(self, *, damaged: bool) -> None:
-        await self.node.stop_agent()
-        for pod in self.left:
-            self.kubelet.process_ended(pod)
-        self.left.clear()
-        await self._describe_hardware()
-        if damaged:
-            self.kubelet.checkpoint.write_text("damaged")
-        await self.node.start_agent()
-        await self._describe_hardware()
-
-    @rule(gpu=GPU)
-    def a_gpu_fails_or_recovers(self, gpu: int) -> None:
-        self.failed ^= {gpu}
-        self.do(self._describe_hardware())
-
-    @rule()
-    def streams_break(self) -> None:
-        self.do(self._at_once(self.kubelet.drop_streams))
-
-    @rule()
-    def sockets_are_removed(self) -> None:
-        self.do(self._at_once(self._remove_sockets))
-
-    def _remove_sockets(self) -> None:
-        for name in self.node.sockets:
-            (self.kubelet.device_plugin_dir / name).unlink(missing_ok=True)
-
-    async def _at_once(self, act: Any) -> None:
-        act()
-
-    @precondition(lambda self: self.node.agent is not None)
-    @rule()
-    def it_becomes_quiet(self) -> None:
+    async def quiet(self) -> None:
         """Our books equal the kubelet's, but for what ended too soon after it was given, or is kept for a process."""
-        self.do(self._quiet())
-
-    async def _quiet(self) -> None:
-        await self.node.ready()
-        await self.node.until(lambda: self._confirmed() == set().union(*self.kubelet.allocated.values()), 5)
+        await self.world.ready()
+        kubelet = self.world.kubelet
+        await self.world.until(lambda: self._confirmed() == set().union(*kubelet.allocated.values()))
 
     def _confirmed(self) -> set[str]:
-        assert self.node.agent is not None
-        holds = self.node.agent.book.node.ledger.holds.items()
+        assert self.world.agent is not None
+        holds = self.world.agent.book.node.ledger.holds.items()
         return {name for name, hold in holds if hold.granted_at is None and hold.freed_at is None}
 
-    # --- What holds ---------------------------------------------------------------------------------------------------
-
-    @invariant()
-    def nothing_is_given_twice(self) -> None:
-        if hasattr(self, "node"):
-            self.do(self._check())
-
-    async def _check(self) -> None:
-        assert self.kubelet.panics == []
-        given = [name for pod in self.alive for name in pod.devices(MEM) | pod.devices(COUNT)]
-        assert len(given) == len(set(given)), "between pods"
+    def check(self) -> None:
+        assert self.world.kubelet.panics == []
+        given_out = [name for pod in self.alive for name in pod.devices(MEM) | pod.devices(COUNT)]
+        assert len(given_out) == len(set(given_out)), "an ID in two pods"
         for pod in self.alive:
-            kept = [
-                name
-                for each in pod.containers
-                if each.spec.kind is not Kind.INIT
-                for ids in each.devices.values()
-                for name in ids
-            ]
-            assert len(kept) == len(set(kept)), "between containers that run beside each other"
+            side_by_side = [each for each in pod.containers if each.spec.kind is not Kind.INIT]
+            kept = [name for each in side_by_side for ids in each.devices.values() for name in ids]
+            assert len(kept) == len(set(kept)), "an ID in two containers that run side by side"
             for each in pod.containers:
                 gpus = {name.partition("::")[0] for name in each.devices.get(MEM, ())}
-                assert len(gpus) <= 1, "no container across GPUs"
+                assert len(gpus) <= 1, "a container across GPUs"
         there = [*self.alive, *self.left]
         shared = {name.partition("::")[0] for pod in there for name in pod.devices(MEM)}
         whole = {name for pod in there for name in pod.devices(COUNT)}
-        assert not shared & whole, "no GPU both shared and whole"
+        assert not shared & whole, "a GPU both shared and whole"
 
 
 def gpus_in(pod: Pod) -> set[str]:
     """Return the UUIDs of the GPUs on which containers of a pod run."""
-    return {
-        name.partition("::")[0]
-        for each in pod.containers
-        if each.running
-        for ids in each.devices.values()
-        for name in ids
-    }
+    running = [each for each in pod.containers if each.running]
+    return {name.partition("::")[0] for each in running for ids in each.devices.values() for name in ids}
 
 
-async def test_whatever_happens_nothing_is_given_twice() -> None:
-    class Machine(NodeMachine):
-        loop = asyncio.get_running_loop()
+# --- What may happen --------------------------------------------------------------------------------------------------
 
-    chosen = settings(
-        max_examples=8,
-        stateful_step_count=25,
-        deadline=None,
-        database=None,
-        # To make a failure smaller takes minutes here, and a node with real sockets is not the same twice.
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    await asyncio.to_thread(run_state_machine_as_test, Machine, settings=chosen)
+DEMANDS = st.sampled_from([{"mem": n} for n in (1, 1, 1, 2, 2, 3, 5)] + [{"count": n} for n in (1, 1, 1, 2)] + [{}])
+
+
+@st.composite
+def containers(draw: st.DrawFn) -> tuple[ContainerSpec, ...]:
+    """Draw what a pod consists of; no container asks for both resources."""
+    before = draw(st.sampled_from([(), (), (Kind.INIT,), (Kind.SIDECAR,), (Kind.INIT, Kind.SIDECAR)]))
+    kinds = (*before, *draw(st.sampled_from([(Kind.APP,), (Kind.APP,), (Kind.APP, Kind.APP)])))
+    return tuple(container(f"c{n}", kind=kind, **draw(DEMANDS)) for n, kind in enumerate(kinds))
+
+
+PODS = containers()
+WHICH = st.integers(0, 100)
+HAPPENINGS: dict[str, tuple[int, tuple[st.SearchStrategy[Any], ...]]] = {
+    "bind": (12, (PODS,)),
+    "end": (6, (WHICH, st.sampled_from(["finish", "delete", "force"]))),
+    "end_process": (1, (WHICH,)),
+    "restart_kubelet": (2, (st.booleans(), PODS)),
+    "reboot": (1, ()),
+    "restart_agent": (2, (st.booleans(), PODS)),
+    "flip": (1, (st.integers(0, len(GPUS) - 1),)),
+    "drop_streams": (1, ()),
+    "remove_sockets": (1, ()),
+    "quiet": (2, ()),
+}
+"""How often, and with what."""
+LIVES = st.lists(
+    st.one_of(
+        *(
+            st.tuples(st.just(name), st.tuples(*arguments))
+            for name, (times, arguments) in HAPPENINGS.items()
+            for _ in range(times)
+        )
+    ),
+    min_size=15,
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=15,
+    deadline=None,
+    database=None,
+    # To make a failure smaller takes minutes here, and a node with real sockets is not the same twice.
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    life=LIVES,
+    version=st.sampled_from([(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)]),
+    policy=st.sampled_from(["binpack", "spread"]),
+    seed=st.integers(0, 1000),
+)
+async def test_whatever_happens_nothing_is_given_twice(
+    life: list[tuple[str, tuple[Any, ...]]], version: tuple[int, int], policy: str, seed: int
+) -> None:
+    async with world(GPUS, version=version, seed=seed, policy=policy, process_wait="1h") as made:
+        await made.start_agent()
+        node = Node(made)
+        for name, arguments in life:
+            await getattr(node, name)(*arguments)
+            node.check()
+        await node.quiet()
