@@ -43,6 +43,10 @@ class Book:
         ledger = self.node.ledger.seen(device_ids)
         self._keep(ledger if certain is None else ledger.sure(certain=certain))
 
+    def beside(self, foreign: Mapping[str, str]) -> None:
+        """Take note of GPUs that are held through resources that are not ours, see `Ledger.foreign`."""
+        self._keep(self.node.ledger.beside(foreign))
+
     def reconcile(
         self, evidence: Evidence, processes: Mapping[str, int | None], now: float, process_wait_s: float
     ) -> None:

@@ -274,8 +274,9 @@ class Client:
         headers = {"Content-Type": content_type} if content_type else {}
         try:
             token = self._token.value()
-        except OSError as error:
-            raise UnauthorizedError(call, f"the token file cannot be read: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it holds something that is no token"
+            raise UnauthorizedError(call, f"the token file cannot be read: {why}") from None
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def _certificates(self) -> ssl.SSLContext | bool:
@@ -316,7 +317,7 @@ class _Token:
         before, self._read_at = self._value, -math.inf
         try:
             return self.value() != before
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return False
 
 

@@ -33,6 +33,7 @@ class Why(StrEnum):
     SCATTERED = "scattered_by_the_kubelet"
     NO_DEVICE_NODE = "no_device_node"
     BOTH_RESOURCES = "both_resources"
+    OTHER_RESOURCE = "held_through_another_resource"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     name, use = f"GPU {shared.position}", node.use(shared)
     if shared.gpu.uuid in node.unhealthy:
         return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[shared.gpu.uuid]}")
+    if shared.gpu.uuid in node.ledger.foreign:
+        resource = node.ledger.foreign[shared.gpu.uuid]
+        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")
     if kind is Kind.MEMORY and use.whole:
         return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
     if kind is Kind.COUNT and use.shares:

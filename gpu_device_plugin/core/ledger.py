@@ -61,6 +61,9 @@ class Ledger:
     holds: Mapping[str, Hold] = field(default_factory=dict)
     certain: bool = True
     """False while the kubelet's checkpoint could not be read: then an ID that is not in here may be taken too."""
+    foreign: Mapping[str, str] = field(default_factory=dict)
+    """GPUs (by UUID) that containers hold through a resource that is not ours, or no longer, and its name. The kubelet
+    does not know that it is the same hardware."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:
@@ -80,6 +83,10 @@ class Ledger:
     def sure(self, *, certain: bool) -> Ledger:
         """Return this ledger with another answer to whether it is complete."""
         return self if certain == self.certain else replace(self, certain=certain)
+
+    def beside(self, foreign: Mapping[str, str]) -> Ledger:
+        """Return this ledger with other GPUs held through resources that are not ours."""
+        return self if foreign == self.foreign else replace(self, foreign=foreign)
 
     def reconciled(
         self, evidence: Evidence, processes: Mapping[str, int | None], now: float, process_wait_s: float
@@ -133,11 +140,11 @@ class Ledger:
             uses[uuid] = Use(
                 use.shares.union(number for number in numbers if number is not None), use.whole or None in numbers
             )
-        return Ledger({**self.holds, **new}, self.certain, uses)
+        return replace(self, holds={**self.holds, **new}, _uses=uses)
 
     def _without(self, gone: set[str]) -> Ledger:
         left = {name: hold for name, hold in self.holds.items() if name not in gone}
-        return Ledger(certain=self.certain)._with(left)
+        return replace(self, holds={}, _uses={})._with(left)
 
 
 def _proven_free(name: str, hold: Hold, evidence: Evidence) -> bool:

@@ -44,7 +44,7 @@ class Node:
             free=max(0, len(shared.shares) - len(use.shares)) if free is None else free,
             healthy=shared.gpu.uuid not in self.unhealthy,
             shared=bool(use.shares),
-            whole=use.whole,
+            whole=use.whole or shared.gpu.uuid in self.ledger.foreign,
         )
 
     def rooms(self) -> tuple[Room, ...]:

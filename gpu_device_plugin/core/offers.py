@@ -60,11 +60,12 @@ def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer,
 
 def _offer(node: Node, kind: Kind, shared: SharedGpu) -> Offer:
     use = node.use(shared)
+    doubtful = not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
     if kind is Kind.MEMORY:
-        fence = use.whole or not node.ledger.certain
+        fence = use.whole or doubtful
         free = frozenset(range(len(shared.shares))) - use.shares
     else:
-        fence = bool(use.shares) or not node.ledger.certain
+        fence = bool(use.shares) or doubtful
         free = frozenset() if use.whole else frozenset({0})
     return Offer(shared, free if fence else frozenset(), unhealthy=shared.gpu.uuid in node.unhealthy)
 

@@ -86,8 +86,11 @@ def main(source: str, origin_s: str, since_s: str) -> None:
     if source == "nvml":
         _die_with_parent()
     threading.excepthook = _die_of
+    # What a driver's library prints goes where a crash's trace goes, and not between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
     try:
-        serve(lambda: open_driver(source, float(origin_s), float(since_s)), sys.stdin.buffer, sys.stdout.buffer)
+        serve(lambda: open_driver(source, float(origin_s), float(since_s)), sys.stdin.buffer, answers)
     except BrokenPipeError:
         os._exit(0)  # nobody listens any more
     os._exit(0)  # the other thread may be in a call that does not return

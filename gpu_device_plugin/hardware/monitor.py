@@ -562,7 +562,12 @@ class _Child(asyncio.SubprocessProtocol):
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - only standard output is a pipe to us
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._heard(json.loads(line))
+            try:
+                message = json.loads(line)
+            except ValueError:
+                self._fail(HardwareError(driver.OTHER, "the process that speaks to the driver wrote what is no answer"))
+                return
+            self._heard(message)
 
     def process_exited(self) -> None:
         self._exit.set()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 NAME = "kubelet_internal_checkpoint"
@@ -46,6 +47,11 @@ class Checkpoint:
     def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
         """Return all device IDs that containers were given of these resources."""
         return frozenset().union(*(record.device_ids for record in self.records if record.resource in resources))
+
+    def foreign(self, resources: frozenset[str]) -> Mapping[str, str]:
+        """Return the device IDs that containers were given of any other resource, and its name."""
+        others = (record for record in self.records if record.resource not in resources)
+        return {name: record.resource for record in others for name in record.device_ids}
 
 
 def stamp_of(path: Path) -> Stamp | None:

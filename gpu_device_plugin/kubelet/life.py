@@ -183,7 +183,7 @@ class Lives:
         over = asyncio.get_running_loop().create_future()
         try:
             with sockets.watching(self._directory, changed):
-                await self._prepare()
+                await self._prepared()
                 for plugin in self._plugins:
                     self._served.append(await self._serve(plugin))
                 async with asyncio.TaskGroup() as tasks:
@@ -200,6 +200,14 @@ class Lives:
         finally:
             await self._tear_down()
         return reason
+
+    async def _prepared(self) -> None:
+        try:
+            await self._prepare()
+        except sockets.DirectoryError as error:
+            if sockets.links(self._directory) is not None:
+                raise
+            raise LifeOverError(f"the device-plugin directory was removed: {error}") from error
 
     async def _directory_there(self) -> None:
         told = False

@@ -47,7 +47,8 @@ class Advertiser:
 
     def limit(self, refusals: int) -> None:
         """Change after how many refusals less is shown."""
-        self.refusals = replace(self.refusals, limit=refusals)
+        self.refusals = replace(self.refusals, limit=refusals) if refusals else Refusals(refusals)
+        self.refresh()
 
     def refused(self, shares: int) -> bool:
         """Take note that no GPU had room for so many shares; return whether this just became a run of refusals."""

@@ -9,6 +9,7 @@ import signal
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
@@ -49,9 +50,13 @@ _log = logging.getLogger(__name__)
 
 _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
-_ADVICE = (
-    "pods keep being sent here although no single GPU has room for them: the scheduler sees only the sum. "
-    "Install the scheduler extender, or ask for less than the emptiest GPU has free"
+_ADVICE: Mapping[Why, str] = MappingProxyType(
+    {
+        Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
+        "scheduler extender, or ask for less than the emptiest GPU has free",
+        Why.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
+        "gpu-device-plugin/memory-mib",
+    }
 )
 
 
@@ -106,7 +111,8 @@ def _exit_code(outcome: BaseException | None) -> int:
             raise error
         case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
             # What a new container can mend, and nothing else can: the kubelet starts one.
-            _log.critical("ends, to be started anew", extra={"why": str(error)})
+            trace = error if isinstance(error, OSError) else None
+            _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=trace)
             return 1
         case _:
             raise error
@@ -309,11 +315,12 @@ class NodeAgent:
         self.reconciler.granted()
 
     def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        _log.warning("refused", extra={"kind": kind.value, "amount": amount, "why": refused.sentence})
-        if kind is Kind.MEMORY and refused.why is Why.NO_ROOM and self.advertiser.refused(amount):
-            asked = format_mib(amount * self._shares.share_mib)
-            _log.warning("pods of %s are refused again and again: %s", asked, _ADVICE)
-            self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {_ADVICE}.", "Refuse")
+        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
+        _log.warning("refused", extra=extra)
+        if kind is Kind.MEMORY and refused.why in _ADVICE and self.advertiser.refused(amount):
+            asked, advice = format_mib(amount * self._shares.share_mib), _ADVICE[refused.why]
+            _log.warning("pods of %s are refused again and again: %s", asked, advice)
+            self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
     def _health_changed(self, change: HealthChange) -> None:
         self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
@@ -398,7 +405,8 @@ class NodeAgent:
         view = self.hardware.view.value
         if not self._equipped.is_set():
             return (view.sentence,)
-        return self.lives.unmet()
+        unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
+        return (*(() if view.state is State.WATCHING else (view.sentence,)), *unread, *self.lives.unmet())
 
     def state(self) -> m.State:
         """Return the node as metrics show it."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.ledger import SETTLING_S
+from gpu_device_plugin.core.ledger import SETTLING_S, Hold
+from gpu_device_plugin.core.shares import parse_id
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.book import Book
     from gpu_device_plugin.kubelet.books import Books
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +70,18 @@ class Reconciler:
         self._changed = asyncio.Event()
         self._complaint = ""
         self._ever_read = False
+        self._at_grant: Stamp | None = None
+        self._slower = 1
+        self._in_vain: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._books!r}>"
 
     def granted(self) -> None:
-        """Look at the checkpoint soon: a container was just given devices."""
+        """Look at the checkpoint soon: a container was just given devices, which what is written now does not show."""
+        with contextlib.suppress(CheckpointUnreadableError):
+            self._at_grant = self._books.stamp()
+        self._slower = 1
         self._granted.set()
 
     def changed(self) -> None:
@@ -115,27 +123,32 @@ class Reconciler:
                 patience_s = math.inf
 
     async def _rounds(self) -> NoReturn:
-        slower = 1
         while True:
             try:
-                async with asyncio.timeout(self.interval_s * slower):
+                async with asyncio.timeout(self.interval_s * self._slower):
                     await self._changed.wait()
-                    slower = 1
             except TimeoutError:
                 pass
+            else:
+                self._slower = 1
             self._changed.clear()
-            slower = min(slower + 1, _SLOWEST) if await self._round() else 1
+            in_vain = await self._round()
+            # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
+            self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
+            self._in_vain = in_vain
 
-    async def _round(self) -> bool:
-        """Reconcile once; return whether a checkpoint was written for nothing."""
+    async def _round(self) -> frozenset[str]:
+        """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
+        if self._book.node.ledger.foreign:  # nothing else tells when they are free
+            self._resend()
         try:
             found = await self._books.evidence(lambda: self._book.node.ledger.holds, self._resend)
         except CheckpointUnreadableError as error:
             self._complain(error)
-            return False
+            return frozenset()
         if found is None:
-            return False
+            return frozenset()
         evidence, written = found
         unknown = (evidence.listed | evidence.recorded) - self._book.node.ledger.holds.keys()
         if unknown:
@@ -144,9 +157,11 @@ class Reconciler:
             self._book.see(unknown)
         if written is not None:
             self._take_over(written)
-        before = self._book.node.ledger.holds.keys()
         self._book.reconcile(evidence, self._processes(), time.monotonic(), self.process_wait_s)
-        return written is not None and before == self._book.node.ledger.holds.keys()
+        holds = self._book.node.ledger.holds
+        return frozenset(
+            name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
+        )
 
     def _read(self) -> None:
         try:
@@ -162,8 +177,25 @@ class Reconciler:
     def _take_over(self, found: Checkpoint) -> None:
         self._complaint = ""
         self._ever_read = True
-        self._book.see(found.device_ids(self._books.resources), certain=True)
+        ids = found.device_ids(self._books.resources)
+        if found.stamp is not None and found.stamp == self._at_grant:
+            # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
+            ids -= self._book.node.ledger.holds.keys()
+        self._book.see(ids, certain=True)
+        self._look_beside(found)
         self._learned(found.records)
+
+    def _look_beside(self, found: Checkpoint) -> None:
+        """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
+        others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._books.resources).items()}
+        foreign = {uuid: others[uuid] for uuid in others if self._book.node.shares.by_uuid(uuid) is not None}
+        if foreign != self._book.node.ledger.foreign:
+            for uuid in foreign.keys() - self._book.node.ledger.foreign.keys():
+                _log.error(
+                    "a GPU is in use through a resource that is not offered here, and is given to nobody else",
+                    extra={"uuid": uuid, "resource": foreign[uuid]},
+                )
+            self._book.beside(foreign)
 
     def _complain(self, error: CheckpointUnreadableError) -> None:
         if str(error) != self._complaint:

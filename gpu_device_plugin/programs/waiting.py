@@ -62,7 +62,7 @@ class WaitingPods:
         self._records: Mapping[Slot, frozenset[str]] = {}
         self._guesses: dict[Slot, _Guess] = {}
         self._swapped: dict[Slot, Promise] = {}
-        self._refused: set[str] = set()
+        self._refused: dict[str, float] = {}
         self._begun: str | None = None
         self._in_vain = False
         self._malformed: set[str] = set()
@@ -109,7 +109,7 @@ class WaitingPods:
 
         The next pod may ask at once, and must not be taken for this one.
         """
-        self._refused.add(match.pod.uid)
+        self._refused[match.pod.uid] = self._clock()
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what the kubelet's checkpoint says, and correct the guesses by it."""
@@ -148,7 +148,10 @@ class WaitingPods:
             for resource in self._resources
             if (amount := container.limits.get(resource.name, 0)) > 0
         ]
-        if uid in self._refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
+        refused_at = self._refused.get(uid)
+        # A refused pod turns Failed within a second or two; one that still waits later was not the one we meant.
+        refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
+        if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
         promised = self._promises(pod)
         return WaitingPod(
@@ -204,8 +207,8 @@ class WaitingPods:
     def _forget(self) -> None:
         there = {kubelet_uid(pod) for pod in self._mirror.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
-        self._malformed &= there
-        self._refused &= there
+        self._malformed &= self._mirror.pods.keys()
+        self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
 
 
 def kubelet_uid(pod: Pod) -> str:

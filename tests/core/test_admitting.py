@@ -217,3 +217,14 @@ def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) ->
     for shared in good:
         some = data.draw(st.lists(st.sampled_from(shared.shares), unique=True, min_size=1))
         assert admit(there, MEMORY, some) == Placement(Demand(MEMORY, len(some)), ((shared.position, len(some)),))
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> None:
+    there = node(8, 8)
+    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
+    assert refused == Refused(
+        Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
+    )
+    assert isinstance(admit(there, kind, there.shares.gpus[1].ids(kind)[:1]), Placement)

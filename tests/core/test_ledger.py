@@ -240,3 +240,13 @@ def test_use_always_agrees_with_the_ids_held(ledger: Ledger) -> None:
     for uuid in ("GPU-a", "GPU-b", "junk"):
         shares = {int(name.partition("::")[2]) for name in ledger.holds if name.startswith(f"{uuid}::")}
         assert ledger.use(uuid) == Use(frozenset(shares), whole=uuid in ledger.holds)
+
+
+def test_gpus_held_through_other_resources_stay_so_whatever_becomes_of_our_own_ids() -> None:
+    ledger = Ledger().beside({"GPU-0": "nvidia.com/gpu"})
+    assert ledger.beside({"GPU-0": "nvidia.com/gpu"}) is ledger
+    held = ledger.seen(["GPU-1::0"])
+    assert held.foreign == {"GPU-0": "nvidia.com/gpu"}
+    empty = held.reconciled(Evidence(frozenset(), 100.0, frozenset()), {}, 100.0, 60.0)
+    assert (dict(empty.holds), empty.foreign) == ({}, {"GPU-0": "nvidia.com/gpu"})
+    assert empty.beside({}).foreign == {}

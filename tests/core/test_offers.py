@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,3 +155,18 @@ def test_a_bound_takes_just_what_is_too_much(there: Node, most_free: int) -> Non
     free = len(plain - there.ledger.holds.keys())
     assert bounded <= plain
     assert len(bounded - there.ledger.holds.keys()) == min(free, most_free)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_is_free_of_a_gpu_held_through_another_resource_is_fenced(kind: Kind) -> None:
+    """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
+    there = node(3, 3, used={0: [1]})
+    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    shown = {name: healthy for offer in offers(there, kind) for name, healthy in offer.devices(kind)}
+    other = dict.fromkeys(there.shares.gpus[1].ids(kind), True)
+    ours = (
+        {ids(0, [0])[0]: False, ids(0, [1])[0]: True, ids(0, [2])[0]: False}
+        if kind is Kind.MEMORY
+        else {uuid(0): False}
+    )
+    assert shown == other | ours
