@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _WRITTEN_S = 0.05
 """After a grant the kubelet writes its checkpoint within milliseconds; on a slow disk it takes its time."""
+_BETWEEN_S = 0.2
+"""Between two readings while grants come back to back: each holds up the kubelet's next call by about a millisecond."""
 _SLOWEST = 6
 """An ordinary init container's IDs are never listed and stay in the checkpoint as long as its pod lives. Every round
 that asks for them has the kubelet write a file for nothing, so that such rounds grow up to so many times longer."""
@@ -118,6 +120,7 @@ class Reconciler:
             except TimeoutError:
                 patience_s *= 3
             self._read()
+            await asyncio.sleep(_BETWEEN_S)
             confirmed = all(hold.granted_at is None for hold in self._book.node.ledger.holds.values())
             if confirmed or patience_s > SETTLING_S:
                 patience_s = math.inf
