@@ -139,7 +139,7 @@ async def test_a_run_of_refusals_is_one_event_with_advice() -> None:
         await there.node.healthy_is(MEM, 18 + 7)
         (event,) = there.events("GPUMemoryFragmented")
         assert event["note"].startswith("Pods of 8 GiB are refused again and again: ")
-        assert "Install the scheduler extender" in event["note"]
+        assert "install a scheduler extender" in event["note"]
         assert "series" not in event
 
 
