@@ -149,9 +149,10 @@ class Node:
             for each in pod.containers:
                 gpus = {name.partition("::")[0] for name in each.devices.get(MEM, ())}
                 assert len(gpus) <= 1, "a container across GPUs"
-        there = [*self.alive, *self.left]
-        shared = {name.partition("::")[0] for pod in there for name in pod.devices(MEM)}
-        whole = {name for pod in there for name in pod.devices(COUNT)}
+        there = [each for pod in self.alive for each in pod.containers]
+        there += [each for pod in self.left for each in pod.containers if each.running]
+        shared = {name.partition("::")[0] for each in there for name in each.devices.get(MEM, ())}
+        whole = {name for each in there for name in each.devices.get(COUNT, ())}
         assert not shared & whole, "a GPU both shared and whole"
 
 
