@@ -168,6 +168,20 @@ async def test_a_smaller_share_size_after_a_restart_leaves_running_pods_their_gp
         assert node.held == made.devices(MEM)
 
 
+async def test_pods_that_run_under_a_former_name_of_a_resource_keep_their_gpus() -> None:
+    """The resource was renamed between two starts; GPU 0 stays closed to everybody until its pod has ended."""
+    async with world() as node:
+        await node.start_agent()
+        made = await node.kubelet.admit(pod("p", mem=3))
+        await node.stop_agent()
+        node.settings["domain"] = "example.com"
+        node.launch()
+        await node.until(lambda: node.healthy("example.com/gpu-mem") == 14)
+        await node.until(lambda: node.healthy("example.com/gpu-count") == 1)
+        await node.kubelet.delete(made)
+        await node.until(lambda: node.healthy("example.com/gpu-mem") == 28)
+
+
 # --- Hardware that comes late, goes, and comes back -------------------------------------------------------------------
 
 

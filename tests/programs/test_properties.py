@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import ContainerSpec
     from tests.programs.harness import World
 
-GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((5, 4, 2))]
-"""5, 4 and 2 shares: so little that everybody gets in everybody's way."""
+GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 3))]
+"""4 and 3 shares: so little that everybody gets in everybody's way."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ def gpus_in(pod: Pod) -> set[str]:
 
 # --- What may happen --------------------------------------------------------------------------------------------------
 
-DEMANDS = st.sampled_from([{"mem": n} for n in (1, 1, 1, 2, 2, 3, 5)] + [{"count": n} for n in (1, 1, 1, 2)] + [{}])
+DEMANDS = st.sampled_from([{"mem": n} for n in (1, 1, 1, 2, 2, 3, 4)] + [{"count": n} for n in (1, 1, 1, 2)] + [{}])
 
 
 @st.composite

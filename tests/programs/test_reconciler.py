@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from gpu_device_plugin.kubelet.checkpoint import Stamp
+
 MEM = "x.com/gpu-mem"
 DAMAGED = CheckpointUnreadableError("it is damaged")
 
@@ -34,6 +36,7 @@ class Scripted(Books):
         super().__init__(Path("/none"), Path("/none"), frozenset({MEM}))
         self.checkpoint: Checkpoint | CheckpointUnreadableError = Checkpoint()
         self.list: frozenset[str] | None = frozenset()
+        self.stamped: Stamp | None = None
         self.rounds = 0
         self.reads = 0
 
@@ -45,6 +48,9 @@ class Scripted(Books):
         if isinstance(self.checkpoint, CheckpointUnreadableError):
             raise self.checkpoint
         return self.checkpoint
+
+    def stamp(self) -> Stamp | None:
+        return self.stamped
 
     async def listed(self) -> frozenset[str] | None:
         return self.list
@@ -255,6 +261,43 @@ async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() ->
         resent = desk.resent
         await desk.rounds(2)
         assert desk.resent == resent, "what is listed needs no file"
+
+
+async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pods_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A resource of former settings, or another plugin's; only the checkpoint shows them, which has to be asked for."""
+    desk = Desk(Book(node(8, 8)))
+    desk.books.checkpoint = Checkpoint(
+        (
+            Record("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
+            Record("p", "c", "old.com/gpu-mem", frozenset("x")),
+        )
+    )
+    async with running(desk):
+        await desk.until(lambda: dict(desk.book.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
+        await desk.until(lambda: desk.resent > 2)
+        assert len(caplog.messages) == 1
+        assert "in use through a resource that is not offered here" in caplog.messages[0]
+        assert desk.held == set()
+        desk.books.checkpoint = Checkpoint()
+        await desk.until(lambda: not desk.book.node.ledger.foreign)
+
+
+async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_granted() -> None:
+    """It shows whoever had the IDs before."""
+    desk = Desk(Book(node(8)), interval_s=3600)
+    desk.books.write(*ids(0, [1, 2]))
+    desk.books.checkpoint = replace(desk.books.recorded(), stamp=(1, 1, 1))
+    desk.books.stamped = (1, 1, 1)
+    desk.book.claim(ids(0, [1]), time.monotonic())
+    desk.reconciler.granted()
+    await desk.reconciler.prepare()
+    holds = desk.book.node.ledger.holds
+    assert {name: hold.granted_at is None for name, hold in holds.items()} == {"GPU-0::1": False, "GPU-0::2": True}
+    desk.books.checkpoint = replace(desk.books.recorded(), stamp=(2, 2, 2))
+    await desk.reconciler.prepare()
+    assert all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values())
 
 
 # --- After grants -----------------------------------------------------------------------------------------------------
