@@ -45,6 +45,25 @@ NODE_GPUS_VERSION = 1
 NODE_LABELS = "gpu-device-plugin/"
 """Prefix of the labels that the agent writes on its node."""
 
+GPU_POLICY = "gpu-device-plugin/gpu-policy"
+"""On a pod: which GPU of a node it prefers, a name in `POLICIES`."""
+NODE_POLICY = "gpu-device-plugin/node-policy"
+"""On a pod: which node it prefers, a name in `POLICIES`."""
+USE_MODEL = "gpu-device-plugin/use-model"
+"""On a pod: only GPUs of these models, with commas between them."""
+AVOID_MODEL = "gpu-device-plugin/avoid-model"
+USE_UUID = "gpu-device-plugin/use-uuid"
+"""On a pod: only these GPUs, with commas between them."""
+AVOID_UUID = "gpu-device-plugin/avoid-uuid"
+
+WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
+"""What the owner of a pod may write on it."""
+
+SPLIT_LABEL = "aliyun.com/gpu-count"
+"""Pod label of Alibaba's ACK: over how many GPUs the gpu-mem of the pod is split, in equal parts."""
+PLACEMENT_LABEL = "ack.node.gpu.placement"
+"""Node label of ACK: the policy by which GPUs of this node are chosen."""
+
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Node label of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
 
