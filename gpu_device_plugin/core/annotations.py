@@ -7,14 +7,14 @@ what this plugin writes; `ALLOCATION` is the one that its successor ACK writes a
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.pods import ContainerKind
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.gpus import Inventory
     from gpu_device_plugin.core.pods import Container, Pod
@@ -32,12 +32,15 @@ ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
 ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
 """When the scheduler promised, in nanoseconds since the epoch."""
 ALLOCATION = "scheduler.framework.gpushare.allocation"
-"""JSON ``{"<container index>": {"<GPU position>": <shares>}}``, for several containers or GPUs."""
+"""JSON ``{"<container index>": {"<GPU position>": <shares>}}``: where each container's devices are. Tells more than
+`IDX` can, and is believed before it. A GPU given whole has all of its shares."""
+INIT_ALLOCATION = "gpu-device-plugin/init-allocation"
+"""The same for init containers and sidecars, by their index among ``initContainers``; `ALLOCATION` has none of them."""
 
 STATIC_POD = "kubernetes.io/config.mirror"
 """On the API's copy of a static pod: the UID by which the kubelet itself knows the pod. The kubelet writes it."""
 
-POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION})
+POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION})
 
 NODE_GPUS = "gpu-device-plugin/gpus"
 """On the node: every GPU with what a scheduler needs to know of it, as JSON."""
@@ -90,32 +93,42 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
     Raises:
         MalformedAnnotationError: an annotation of ours is there and makes no sense.
     """
-    if ALLOCATION not in pod.annotations and IDX not in pod.annotations:
+    if pod.annotations.keys().isdisjoint({ALLOCATION, INIT_ALLOCATION, IDX}):
         return {}
-    by_index = _allocation(pod.annotations[ALLOCATION]) if ALLOCATION in pod.annotations else {}
-    single = _number(IDX, pod.annotations[IDX], _LARGEST) if IDX in pod.annotations else None
+    said = _Said(
+        app=_allocation(ALLOCATION, pod.annotations),
+        init=_allocation(INIT_ALLOCATION, pod.annotations),
+        single=_number(IDX, pod.annotations[IDX], _LARGEST) if IDX in pod.annotations else None,
+    )
     found: dict[tuple[str, Kind], Promise] = {}
     for container in pod.containers:
         for resource in resources:
             amount = container.limits.get(resource.name, 0)
             if amount < 1:
                 continue
-            promised = _for_container(container, resource.kind, amount, by_index, single)
+            promised = _for_container(container, resource.kind, amount, said)
             if promised is not None:
                 found[container.name, resource.kind] = promised
     return found
 
 
-def _for_container(
-    container: Container, kind: Kind, amount: int, by_index: Mapping[int, Mapping[int, int]], single: int | None
-) -> Promise | None:
-    own = by_index.get(container.index) if container.kind is ContainerKind.APP else None
-    positions = {position for gpus in by_index.values() for position in gpus}
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the annotations of a pod say: shares by container index and GPU position, and the one position."""
+
+    app: Mapping[int, Mapping[int, int]]
+    init: Mapping[int, Mapping[int, int]]
+    single: int | None
+
+
+def _for_container(container: Container, kind: Kind, amount: int, said: _Said) -> Promise | None:
+    own = (said.app if container.kind is ContainerKind.APP else said.init).get(container.index)
+    positions = {position for gpus in said.app.values() for position in gpus}
     if own is None and positions and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
-        # The init containers of a pod run before the others and on the same GPU, whose shares they hand on.
+        # Who knows only `ALLOCATION` means: an init container runs before the others, and hands its shares on to them.
         own = {min(positions): amount}
-    elif own is None and single is not None and (kind is Kind.MEMORY or amount == 1):
-        own = {single: amount}
+    elif own is None and said.single is not None and (kind is Kind.MEMORY or amount == 1):
+        own = {said.single: amount}
     if own is None:
         return None
     own = {position: shares for position, shares in own.items() if shares}
@@ -128,17 +141,18 @@ def _for_container(
     return Promise(tuple(sorted(own.items())))
 
 
-def _allocation(text: str) -> Mapping[int, Mapping[int, int]]:
+def _allocation(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mapping[int, int]]:
+    if key not in annotations:
+        return {}
     try:
-        parsed: Any = json.loads(text)
+        parsed: Any = json.loads(annotations[key])
     except (ValueError, RecursionError) as error:
-        raise MalformedAnnotationError(f"{ALLOCATION} is not JSON") from error
+        raise MalformedAnnotationError(f"{key} is not JSON") from error
     if not isinstance(parsed, dict) or not all(isinstance(gpus, dict) for gpus in parsed.values()):
-        raise MalformedAnnotationError(f'{ALLOCATION} is not of the form {{"0": {{"1": 4}}}}')
+        raise MalformedAnnotationError(f'{key} is not of the form {{"0": {{"1": 4}}}}')
     return {
-        _number(ALLOCATION, index, _LARGEST): {
-            _number(ALLOCATION, position, _LARGEST): _number(ALLOCATION, shares, _LARGEST)
-            for position, shares in gpus.items()
+        _number(key, index, _LARGEST): {
+            _number(key, position, _LARGEST): _number(key, shares, _LARGEST) for position, shares in gpus.items()
         }
         for index, gpus in parsed.items()
     }
@@ -152,47 +166,98 @@ def _number(key: str, value: object, most: int) -> int:
 
 
 def assignment(
-    pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]], resources: Iterable[Resource]
+    pod: Pod,
+    actual: Mapping[tuple[str, Kind], Mapping[int, int]],
+    resources: Iterable[Resource],
+    sizes: Sequence[int],
+    now_ns: int,
 ) -> Mapping[str, str]:
     """Return the annotations to write once the kubelet has given a pod its devices; empty if they stand already.
 
-    `ASSIGNED` becomes true, and where the devices are on other GPUs than promised (the kubelet asks without naming the
-    pod, and equal pods can be swapped), the promise is corrected to what is. An `IDX` that stands alone is not changed
-    for that, but told better by `ALLOCATION`: gpushare's extender keeps memory booked where `IDX` was when it wrote it,
-    and frees, when the pod ends, where `IDX` is then. It never reads `ALLOCATION`; whoever does, reads it first.
+    On a pod that a scheduler promised nothing, all of them, so that schedulers and people know where it is.
+
+    On others `ASSIGNED` becomes true, and where the devices are on other GPUs than promised (the kubelet asks without
+    naming the pod, and equal pods can be swapped), the promise is corrected to what is. An `IDX` that stands alone is
+    not changed for that, but told better by `ALLOCATION`: gpushare's extender keeps memory booked where `IDX` was when
+    it wrote it, and frees, when the pod ends, where `IDX` is then. It never reads `ALLOCATION`; whoever does, reads it
+    first. `INIT_ALLOCATION` is written where an init container or a sidecar is elsewhere than the others let expect.
 
     Args:
         pod: the pod with its annotations.
-        actual: (position, shares) that each container really has, by container name and kind; all of them.
+        actual: (position, shares) that each container really has, by container name and kind; all of them. A whole GPU
+            counts with all of its shares.
         resources: the resources that we advertise.
+        sizes: the shares of each GPU, by position.
+        now_ns: nanoseconds since the epoch.
     """
-    if ASSIGNED not in pod.annotations:
-        return {}
-    new: dict[str, str] = {ASSIGNED: "true"}
     used = {kind: {position for (_, k), gpus in actual.items() if k is kind for position in gpus} for kind in Kind}
     # Gpushare knows gpu-mem only, so that of a pod with both resources its key tells of gpu-mem.
     positions = used[Kind.MEMORY] or used[Kind.COUNT]
-    try:
-        promised = promises(pod, resources)
-    except MalformedAnnotationError:
-        promised = {}
-    moved = any(not _kept(promised[key], key[1], gpus) for key, gpus in actual.items() if key in promised)
-    if moved or not promised:
-        alone = bool(promised) and ALLOCATION not in pod.annotations
+    if not positions:
+        return {}
+    new: dict[str, str] = {ASSIGNED: "true"}
+    places = _by_container(pod, actual)
+    if ASSIGNED not in pod.annotations or pod.annotations.keys().isdisjoint({IDX, *places}):
+        new[POD] = str(_held_at_once(pod, actual))
+        new[DEV] = str(max(sizes[position] for position in positions))
+        new[ASSUME_TIME] = pod.annotations.get(ASSUME_TIME, str(now_ns))
+        if len(positions) == 1:
+            new[IDX] = str(next(iter(positions)))
+        if ALLOCATION in places:
+            new[ALLOCATION] = places[ALLOCATION]
+    elif not _told(pod, actual, resources, pod.annotations):
+        alone = ALLOCATION not in pod.annotations and _readable(pod, resources)
         if IDX in pod.annotations and len(positions) == 1 and not alone:
             new[IDX] = str(next(iter(positions)))
         # Containers of one pod on different GPUs are more than one number can tell.
-        if alone or ALLOCATION in pod.annotations or len(positions) > 1:
-            names = {container.name: container for container in pod.containers}
-            new[ALLOCATION] = json.dumps(
-                {
-                    str(names[name].index): {str(position): shares for position, shares in sorted(gpus.items())}
-                    for (name, _), gpus in sorted(actual.items())
-                    if name in names and names[name].kind is ContainerKind.APP
-                },
-                separators=(",", ":"),
-            )
+        if ALLOCATION in places and (alone or ALLOCATION in pod.annotations or len(positions) > 1):
+            new[ALLOCATION] = places[ALLOCATION]
+    if INIT_ALLOCATION in places and not _told(pod, actual, resources, {**pod.annotations, **new}):
+        new[INIT_ALLOCATION] = places[INIT_ALLOCATION]
     return {key: value for key, value in new.items() if pod.annotations.get(key) != value}
+
+
+def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> int:
+    """Return the most shares that a pod's containers hold at any moment, as Kubernetes adds them up."""
+    most = kept = 0
+    for container in pod.containers:
+        now = kept + sum(sum(gpus.values()) for (name, _), gpus in actual.items() if name == container.name)
+        most = max(most, now)
+        if container.kind is not ContainerKind.INIT:
+            kept = now
+    return most
+
+
+def _by_container(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Mapping[str, str]:
+    """Return what `ALLOCATION` and `INIT_ALLOCATION` have to say, those of them that have something to say."""
+    lists: dict[str, dict[str, dict[str, int]]] = {}
+    for container in pod.containers:
+        key = ALLOCATION if container.kind is ContainerKind.APP else INIT_ALLOCATION
+        for gpus in (gpus for (name, _), gpus in sorted(actual.items()) if name == container.name):
+            lists.setdefault(key, {})[str(container.index)] = {str(at): shares for at, shares in sorted(gpus.items())}
+    return {key: json.dumps(places, separators=(",", ":")) for key, places in lists.items()}
+
+
+def _told(
+    pod: Pod,
+    actual: Mapping[tuple[str, Kind], Mapping[int, int]],
+    resources: Iterable[Resource],
+    annotations: Mapping[str, str],
+) -> bool:
+    """Return whether `annotations` would tell where all of a pod's containers are."""
+    try:
+        told = promises(replace(pod, annotations=annotations), resources)
+    except MalformedAnnotationError:
+        return False
+    names = {container.name for container in pod.containers}
+    return all(key in told and _kept(told[key], key[1], gpus) for key, gpus in actual.items() if key[0] in names)
+
+
+def _readable(pod: Pod, resources: Iterable[Resource]) -> bool:
+    try:
+        return bool(promises(pod, resources))
+    except MalformedAnnotationError:
+        return False
 
 
 def _kept(promise: Promise, kind: Kind, gpus: Mapping[int, int]) -> bool:
@@ -223,18 +288,20 @@ def node_gpus(shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str]
                     "index": shared.position,
                     "model": shared.gpu.product,
                     "memoryMiB": shared.gpu.total_mib,
+                    "reservedMiB": shared.gpu.reserved_mib,
                     "shares": len(shared.shares),
                     "healthy": shared.gpu.uuid not in unhealthy,
                     **({"reason": unhealthy[shared.gpu.uuid]} if shared.gpu.uuid in unhealthy else {}),
                     **({"numa": shared.gpu.numa_node} if shared.gpu.numa_node is not None else {}),
+                    **({"pci": shared.gpu.pci_bus_id} if shared.gpu.pci_bus_id is not None else {}),
                 }
                 for shared in shares.gpus
             ],
-            "links": [
-                [position[link.a], position[link.b], link.closeness.name.lower(), link.nvlinks]
+            "links": sorted(
+                (min(ends), max(ends), link.closeness.name.lower(), link.nvlinks)
                 for link in inventory.links
-                if link.a in position and link.b in position
-            ],
+                if min(ends := (position.get(link.a, -1), position.get(link.b, -1))) >= 0
+            ),
         },
         separators=(",", ":"),
     )

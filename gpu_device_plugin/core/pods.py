@@ -41,8 +41,12 @@ class Pod:
     name: str
     node_name: str = ""
     phase: str = "Pending"
+    running: bool = False
+    """A container was running when the kubelet last reported."""
     deleting: bool = False
     """A deletion timestamp is set; the containers may still run."""
+    priority: int = 0
+    """Pods of a higher one may evict pods of a lower one."""
     created: str = ""
     """RFC 3339, in UTC, so that texts sort like times."""
     resource_version: str = field(default="", compare=False)

@@ -1,0 +1,122 @@
+"""What a pod asks of a node's GPUs, as parts each of which lies on GPUs of its own choice.
+
+The kubelet hands the devices of an ordinary init container on to the containers after it and takes them before all
+others, so those containers end up on the same GPU. They form one part; its size is the most that is held at any moment,
+and stays: the kubelet frees the devices of an init container only with its pod. (Kubernetes 1.36,
+pkg/kubelet/cm/devicemanager/manager.go, Allocate and devicesToAllocate.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.annotations import SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.placing import Demand
+from gpu_device_plugin.core.pods import ContainerKind
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.wishes import NO_WISHES, Wishes, read_wishes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.core.pods import Container, Pod
+    from gpu_device_plugin.core.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Containers that are served from the same GPUs. Parts are equal if they ask the same, whoever asks it."""
+
+    demand: Demand
+    members: tuple[tuple[Container, int], ...] = field(default=(), compare=False)
+    """Each container with the amount that it asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All that a pod asks. Equal for pods that are equal to a scheduler."""
+
+    parts: tuple[Part, ...] = ()
+    wishes: Wishes = NO_WISHES
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """A pod that no node can ever serve; the sentence is for its owner."""
+
+    sentence: str
+
+
+def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
+    """Return what a pod asks of `resources`; no parts if it asks for nothing."""
+    resources = tuple(resources)
+    for container in pod.containers:
+        both = [resource.name for resource in resources if container.limits.get(resource.name, 0) > 0]
+        if len(both) > 1:
+            return Impossible(
+                f"container {container.name!r} asks for {' and '.join(both)}, which are the same hardware; "
+                "ask for one of them"
+            )
+    parts = parts_of(pod, resources)
+    try:
+        return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
+    except MalformedAnnotationError as error:
+        return Impossible(str(error))
+
+
+def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
+    """Return the parts of a pod by its containers alone, whatever else is written on it."""
+    return tuple(
+        part
+        for resource in resources
+        for part in _parts(resource.kind, [(c, c.limits.get(resource.name, 0)) for c in pod.containers])
+    )
+
+
+def _gpus_each(pod: Pod) -> int:
+    text = pod.labels.get(SPLIT_LABEL, "1")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is no number of GPUs; write 2, for example")
+    return int(text)
+
+
+def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
+    """Return the parts with the one that asks for memory spread evenly over so many GPUs."""
+    memory = [part for part in parts if part.demand.kind is Kind.MEMORY]
+    if gpus == 1 or not memory:
+        return parts
+    if len(memory) > 1 or len(memory[0].members) > 1:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} splits the GPU memory of one container, and several of this pod ask for "
+            "some; let only one ask, or remove the label"
+        )
+    amount = memory[0].demand.amount
+    if amount % gpus:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, over which a gpu-mem of {amount} cannot be split "
+            "evenly; ask for a multiple"
+        )
+    split = Part(Demand(Kind.MEMORY, amount, gpus), memory[0].members)
+    return tuple(split if part is memory[0] else part for part in parts)
+
+
+def _parts(kind: Kind, asked: Sequence[tuple[Container, int]]) -> Iterable[Part]:
+    """Yield the parts that containers, in the order in which the kubelet serves them, form for one resource."""
+    members: list[tuple[Container, int]] = []
+    kept = handed_on = most = 0
+    for container, amount in asked:
+        if not amount:
+            continue
+        members.append((container, amount))
+        if container.kind is ContainerKind.INIT:
+            handed_on = max(handed_on, amount)
+        else:
+            kept += amount
+            handed_on -= min(handed_on, amount)
+        most = max(most, kept + handed_on)
+        if not handed_on:
+            yield Part(Demand(kind, most), tuple(members))
+            members, kept, most = [], 0, 0
+    if members:
+        yield Part(Demand(kind, most), tuple(members))

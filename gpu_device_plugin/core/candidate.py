@@ -1,0 +1,107 @@
+"""A node as a pod meets it: which room its GPUs have beside the pods that are there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.nodegpus import NO_GPUS
+from gpu_device_plugin.core.placing import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.core.nodegpus import NodeGpus
+    from gpu_device_plugin.core.usage import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The rooms of a node in the few numbers that most questions need."""
+
+    frees: tuple[int, ...] = ()
+    """Shares free on each GPU that gives shares, the most first."""
+    sizes: tuple[int, ...] = ()
+    """Shares of each healthy GPU, the most first."""
+    best_shared: int = 0
+    """Most shares free on a GPU of which some are in use: a pod that fits there leaves the unused ones unused."""
+    idle: int = 0
+    """Healthy GPUs of which nothing is in use."""
+    used: int = 0
+    """Shares in use of the healthy GPUs; a GPU in whole use counts in full."""
+    total: int = 0
+    """Shares of the healthy GPUs."""
+
+    @property
+    def best(self) -> int:
+        """Most shares free on one GPU."""
+        return self.frees[0] if self.frees else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that a pod may be placed on."""
+
+    name: str
+    gpus: NodeGpus = NO_GPUS
+    rooms: tuple[Room, ...] = ()
+    summary: Summary = Summary()
+    policy: str | None = None
+    """Which GPU is preferred here, a name in `POLICIES`; None: as the scheduler's configuration says."""
+    problem: str = ""
+    """Why nothing is known of its GPUs though it claims to have some; empty: all is known."""
+
+
+def candidate(
+    name: str, gpus: NodeGpus, usages: Iterable[Usage], policy: str | None = None, problem: str = ""
+) -> Candidate:
+    """Return a node with what pods take of it."""
+    rooms = rooms_of(gpus, usages)
+    return Candidate(name, gpus, rooms, summary(rooms), policy, problem)
+
+
+def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
+    """Return every GPU as a demand meets it.
+
+    What is taken of an unknown GPU is taken of each that it may be, so that nothing is promised twice: unplaced shares
+    of every GPU, an unplaced whole GPU of every one that is not in shared use.
+    """
+    used: Counter[int] = Counter()
+    whole: set[int] = set()
+    loose = loose_gpus = 0
+    known = {gpu.position for gpu in gpus.gpus}
+    for usage in usages:
+        for position, shares in usage.shares:
+            used[position] += shares
+        whole.update(usage.whole)
+        loose += usage.unplaced_shares
+        loose_gpus += usage.unplaced_gpus
+    # A GPU that the node does not list (any more) may be any of those that it lists.
+    loose += sum(shares for position, shares in used.items() if position not in known)
+    loose_gpus += sum(position not in known for position in whole)
+    return tuple(
+        Room(
+            position=gpu.position,
+            total=gpu.shares,
+            free=max(0, gpu.shares - used[gpu.position] - loose),
+            healthy=not gpu.unhealthy,
+            shared=bool(used[gpu.position] or (loose and gpu.position not in whole)),
+            whole=bool(gpu.position in whole or (loose_gpus and not used[gpu.position])),
+        )
+        for gpu in gpus.gpus
+    )
+
+
+def summary(rooms: Sequence[Room]) -> Summary:
+    """Return some rooms in a few numbers."""
+    healthy = [room for room in rooms if room.healthy]
+    total = sum(room.total for room in healthy)
+    return Summary(
+        frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
+        sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
+        best_shared=max((room.free for room in healthy if room.shared and not room.whole), default=0),
+        idle=sum(not room.shared and not room.whole for room in healthy),
+        used=total - sum(room.free for room in healthy if not room.whole),
+        total=total,
+    )

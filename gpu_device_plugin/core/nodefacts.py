@@ -1,0 +1,47 @@
+"""What a node says of itself, reduced to what placing a pod needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.annotations import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.nodegpus import NO_GPUS, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.policy import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """The GPUs of a node, and how it wants them to be used."""
+
+    gpus: NodeGpus = NO_GPUS
+    policy: str | None = None
+    """Which GPU is preferred on it, a name in `POLICIES`; None: as the scheduler's configuration says."""
+    problem: str = ""
+    """Why its GPUs are not known though it claims to have some; empty: they are."""
+
+
+def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory: int, count: int) -> NodeFacts:
+    """Read a node.
+
+    Args:
+        annotations: of the node; that of its agent is believed before all else.
+        labels: of the node.
+        memory: shares in its capacity.
+        count: GPUs in its capacity.
+    """
+    label = labels.get(PLACEMENT_LABEL)
+    problem = ""
+    gpus = NO_GPUS
+    if NODE_GPUS in annotations:
+        try:
+            gpus = read_node_gpus(annotations[NODE_GPUS])
+        except MalformedAnnotationError as error:
+            problem = str(error)
+    else:
+        gpus = by_division(memory, count)
+    policy = label if label in POLICIES else gpus.policy
+    return NodeFacts(gpus, policy if policy in POLICIES else None, problem)

@@ -1,0 +1,146 @@
+"""The GPUs of a node as a scheduler knows them: from what the node's agent says, or by dividing what it offers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.annotations import NODE_GPUS, NODE_GPUS_VERSION, MalformedAnnotationError
+from gpu_device_plugin.core.gpus import Closeness
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MOST_GPUS = 1024
+_MOST_SHARES = 1 << 20
+_LEVELS = {level.name.lower(): level for level in Closeness}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """One GPU of some node."""
+
+    position: int
+    """Its place in the node's list, which ``ALIYUN_COM_GPU_MEM_IDX`` means."""
+    shares: int
+    uuid: str = ""
+    """Empty where the node does not say, as with gpushare's own device plugin."""
+    model: str = ""
+    memory_mib: int | None = None
+    unhealthy: str = ""
+    """Why it is out of service; empty: it is not."""
+    numa: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """All GPUs of a node that are shared, by position."""
+
+    gpus: tuple[ListedGpu, ...] = ()
+    share_mib: int | None = None
+    """None where the node does not say."""
+    policy: str | None = None
+    """Which GPU the node's own agent prefers."""
+    driver: str | None = None
+    divided: bool = False
+    """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
+    links: tuple[tuple[int, int, Closeness, int], ...] = ()
+    """How two GPUs are connected: both positions, the lower one first, how, and the number of NVLinks."""
+    _closeness: Mapping[tuple[int, int], int] = field(
+        default_factory=lambda: MappingProxyType({}), repr=False, compare=False
+    )
+
+    def connection(self, a: int, b: int) -> int:
+        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
+        return self._closeness.get((a, b) if a < b else (b, a), 0)
+
+
+NO_GPUS = NodeGpus()
+
+
+def by_division(memory: int, count: int) -> NodeGpus:
+    """Return the GPUs of a node that says only how many it has, and how much memory in all.
+
+    Gpushare's device plugin says no more, and takes all GPUs of a node for equal.
+    """
+    if memory < 1 or not 0 < count <= _MOST_GPUS:
+        return NO_GPUS
+    return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
+
+
+def read_node_gpus(text: str) -> NodeGpus:
+    """Read the annotation `NODE_GPUS` of a node. Fields that are not known are ignored, for agents newer than this.
+
+    Raises:
+        MalformedAnnotationError: it cannot be read; the message says where.
+    """
+    try:
+        said: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("is not JSON") from error
+    if not isinstance(said, dict):
+        raise _malformed("is no JSON object")
+    if said.get("version") != NODE_GPUS_VERSION:
+        raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
+    listed = said.get("gpus")
+    if not isinstance(listed, list) or len(listed) > _MOST_GPUS:
+        raise _malformed(f"has no list of at most {_MOST_GPUS} gpus")
+    gpus = tuple(sorted((_gpu(each) for each in listed), key=lambda gpu: gpu.position))
+    if len({gpu.position for gpu in gpus}) != len(gpus):
+        raise _malformed("has two gpus of one index")
+    links = _links(said.get("links", []))
+    return NodeGpus(
+        gpus,
+        share_mib=_whole(said, "shareMiB", 1),
+        policy=_text(said, "policy") or None,
+        driver=_text(said, "driver") or None,
+        links=links,
+        _closeness=MappingProxyType({(a, b): level * 100 + nvlinks for a, b, level, nvlinks in links}),
+    )
+
+
+def _gpu(said: Any) -> ListedGpu:
+    if not isinstance(said, dict):
+        raise _malformed("has a gpu that is no JSON object")
+    healthy = said.get("healthy", True) is True
+    return ListedGpu(
+        position=_whole(said, "index", 0, _MOST_GPUS),
+        shares=_whole(said, "shares", 0),
+        uuid=_text(said, "uuid"),
+        model=_text(said, "model"),
+        memory_mib=_whole(said, "memoryMiB", 0, 1 << 40) if "memoryMiB" in said else None,
+        unhealthy="" if healthy else _text(said, "reason") or "it is out of service",
+        numa=_whole(said, "numa", 0) if "numa" in said else None,
+    )
+
+
+def _links(said: Any) -> tuple[tuple[int, int, Closeness, int], ...]:
+    if not isinstance(said, list):
+        raise _malformed("has links that are no list")
+    found = []
+    for link in said:
+        match link:
+            case [int(a), int(b), str(level), int(nvlinks)] if a != b:
+                # A level of a newer agent says at least that there is some way.
+                found.append((min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)))
+            case _:
+                raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
+    return tuple(sorted(found))
+
+
+def _whole(said: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
+    value = said.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise _malformed(f"has a {key} that is not a whole number from {least} to {most}")
+    return value
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _malformed(why: str) -> MalformedAnnotationError:
+    return MalformedAnnotationError(f"the node's annotation {NODE_GPUS} {why}")

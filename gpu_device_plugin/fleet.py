@@ -1,0 +1,237 @@
+"""The one thing that changes in the scheduler extender: for every node of the cluster, who takes what of its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.candidate import candidate
+from gpu_device_plugin.core.usage import NOTHING, Usage, usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.candidate import Candidate
+    from gpu_device_plugin.core.nodefacts import NodeFacts
+    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.core.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One pod's line in the ledger of a node."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    usage: Usage
+    priority: int = 0
+    deleting: bool = False
+    claimed: bool = False
+    """Promised by us, and being bound."""
+    until: float | None = None
+    """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node's line of facts and its ledger; facts are None while no node of the name exists."""
+
+    facts: NodeFacts | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+
+class Fleet:
+    """All nodes and all pods that take something of their GPUs. Methods take effect before they return; none awaits.
+
+    Pods are known by their uid. A pod counts from our claim, or from when it is first seen bound, until it has ended;
+    one that vanishes without having been seen to end counts `drain_s` longer: after a force delete its processes go on
+    for a while. Pods on a node that does not exist (yet, or any more) are kept, for when it does.
+    """
+
+    def __init__(
+        self,
+        resources: Iterable[Resource],
+        *,
+        drain_s: float,
+        on_drift: Callable[[Entry, Entry], None] = lambda _before, _after: None,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            resources: what is managed.
+            drain_s: how long a pod that vanished counts, seconds.
+            on_drift: told when a pod turns out to be on other GPUs than its entry says: what was, and what is.
+        """
+        self._resources = tuple(resources)
+        self.drain_s = drain_s
+        self._on_drift = on_drift
+        self._nodes: dict[str, _Node] = {}
+        self._entries: dict[str, Entry] = {}
+        self._pending: dict[str, Pod] = {}
+        self._draining: set[str] = set()
+        self._candidates: dict[str, Candidate] = {}
+        self._stale: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Fleet: {len(self.candidates)} nodes, {len(self._entries)} pods, {len(self._pending)} pending>"
+
+    # --- What is ------------------------------------------------------------------------------------------------------
+
+    @property
+    def candidates(self) -> Mapping[str, Candidate]:
+        """Every node that exists, by name, as it is now. Values are replaced when they change, never changed."""
+        for name in self._stale:
+            node = self._nodes.get(name)
+            if node is None or node.facts is None:
+                self._candidates.pop(name, None)
+            else:
+                facts = node.facts
+                usages = [entry.usage for entry in node.entries.values()]
+                self._candidates[name] = candidate(name, facts.gpus, usages, facts.policy, facts.problem)
+        self._stale.clear()
+        return self._candidates
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Every pod that counts, by uid."""
+        return self._entries
+
+    def on_node(self, name: str) -> Sequence[Entry]:
+        """Return the pods that count on one node, by namespace and name."""
+        node = self._nodes.get(name)
+        return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
+
+    def pending(self, uid: str) -> Pod | None:
+        """Return a pod that asks for something and is not bound, None if there is none of this uid."""
+        return self._pending.get(uid)
+
+    # --- Nodes --------------------------------------------------------------------------------------------------------
+
+    def put_node(self, name: str, facts: NodeFacts) -> None:
+        """Take note of a node that is there, or of how it changed."""
+        node = self._nodes.setdefault(name, _Node())
+        if node.facts != facts:
+            node.facts = facts
+            self._stale.add(name)
+
+    def remove_node(self, name: str) -> None:
+        """Take note of a node that is gone."""
+        node = self._nodes.get(name)
+        if node is not None:
+            node.facts = None
+            self._stale.add(name)
+            self._forget_if_empty(name)
+
+    def replace_nodes(self, facts: Mapping[str, NodeFacts]) -> None:
+        """Take note of all nodes that there are; others are gone."""
+        for name in [name for name, node in self._nodes.items() if node.facts is not None and name not in facts]:
+            self.remove_node(name)
+        for name, each in facts.items():
+            self.put_node(name, each)
+
+    # --- Pods ---------------------------------------------------------------------------------------------------------
+
+    def put_pod(self, pod: Pod) -> None:
+        """Take note of a pod, or of how it changed."""
+        if not pod.node_name:
+            # A claim stands: it is newer than whatever shows the pod unbound.
+            if pod.containers and not pod.deleting:
+                self._pending[pod.uid] = pod
+            else:
+                self._pending.pop(pod.uid, None)
+            return
+        self._pending.pop(pod.uid, None)
+        usage = NOTHING if pod.ended else usage_of(pod, self._resources)
+        if usage == NOTHING:
+            self._drop(pod.uid)
+            return
+        entry = Entry(
+            pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, deleting=pod.deleting
+        )
+        before = self._entries.get(pod.uid)
+        if before is not None and before.usage != usage and not before.usage.unplaced:
+            self._on_drift(before, entry)
+        self._enter(entry)
+
+    def remove_pod(self, pod: Pod, now: float) -> None:
+        """Take note of a pod that is gone, at `now` (monotonic seconds), by its last state."""
+        self._pending.pop(pod.uid, None)
+        entry = self._entries.get(pod.uid)
+        if entry is None or (entry.claimed and not pod.node_name):
+            return  # whoever claimed will hear that it cannot be bound
+        if pod.ended or (pod.deleting and not pod.running):
+            self._drop(pod.uid)
+        else:
+            self._drain(entry, now)
+
+    def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
+        """Take note of all pods that there are, at `now` (monotonic seconds). How the others went, nobody saw."""
+        there = {pod.uid for pod in pods}
+        self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
+        for entry in [entry for uid, entry in self._entries.items() if uid not in there and not entry.claimed]:
+            self._drain(entry, now)
+        for pod in pods:
+            self.put_pod(pod)
+
+    def expire(self, now: float) -> None:
+        """Let go of the pods that vanished long enough before `now` (monotonic seconds)."""
+        for uid in [uid for uid in self._draining if (until := self._entries[uid].until) is not None and until <= now]:
+            self._drop(uid)
+
+    # --- Claims -------------------------------------------------------------------------------------------------------
+
+    def claim(self, pod: Pod) -> None:
+        """Count a pod, as we are about to bind it: with its node and with the promise among its annotations."""
+        usage = usage_of(pod, self._resources)
+        if usage != NOTHING:
+            self._enter(
+                Entry(pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, claimed=True)
+            )
+
+    def confirm(self, uid: str) -> None:
+        """Take note that a pod is bound as claimed, though the watch has not shown it yet."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.claimed:
+            self._enter(replace(entry, claimed=False))
+
+    def release(self, uid: str) -> None:
+        """Give a claim back; nothing happens to a pod that was seen bound meanwhile."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.claimed:
+            self._drop(uid)
+
+    # --- Entries ------------------------------------------------------------------------------------------------------
+
+    def _enter(self, entry: Entry) -> None:
+        before = self._entries.get(entry.uid)
+        if before == entry:
+            return
+        if before is not None and before.node != entry.node:
+            self._drop(entry.uid)
+        self._entries[entry.uid] = entry
+        self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
+        if entry.until is None:
+            self._draining.discard(entry.uid)
+        else:
+            self._draining.add(entry.uid)
+        if before is None or before.node != entry.node or before.usage != entry.usage:
+            self._stale.add(entry.node)
+
+    def _drain(self, entry: Entry, now: float) -> None:
+        if entry.until is None:
+            self._enter(replace(entry, claimed=False, until=now + self.drain_s))
+
+    def _drop(self, uid: str) -> None:
+        entry = self._entries.pop(uid, None)
+        if entry is not None:
+            self._draining.discard(uid)
+            del self._nodes[entry.node].entries[uid]
+            self._stale.add(entry.node)
+            self._forget_if_empty(entry.node)
+
+    def _forget_if_empty(self, name: str) -> None:
+        node = self._nodes[name]
+        if node.facts is None and not node.entries:
+            del self._nodes[name]
