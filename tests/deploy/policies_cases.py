@@ -1,0 +1,264 @@
+"""What the admission policies let through, and what each of them refuses with which words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core import annotations as wire
+from gpu_device_plugin.testing.builders import container, pod
+from tests.deploy.policies_world import (
+    AGENT_A,
+    AGENT_B,
+    AGENT_UNBOUND,
+    CONTROLLER,
+    EXTENDER,
+    KUBELET,
+    PERSON,
+    PLACED,
+    SCHEDULER,
+    STRATEGIC,
+    Request,
+    User,
+    annotate,
+    annotate_node,
+    bind,
+    create,
+    debug,
+    patch,
+    setting,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES = "gpushare-variables"
+ONE_RESOURCE = "gpushare-one-resource"
+NO_ZERO = "gpushare-no-zero"
+NODE_NAME = "gpushare-node-name"
+PLACEMENT = "gpushare-placement"
+OWN_NODE = "gpushare-own-node"
+
+MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+SHARING = container(mem=4)
+WHOLE = container(count=1)
+CUDA = container("cuda")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request, and what refuses it: each policy that would, with its words. The API server names one of them."""
+
+    name: str
+    user: User
+    request: Request
+    refusals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> bool:
+        return not self.refusals
+
+
+MANY = tuple(f"VARIABLE_{number}" for number in range(200))
+
+
+def env_from_a_field(name: str) -> dict[str, Any]:
+    source = {"fieldRef": {"fieldPath": "metadata.name"}}
+    return {**SHARING, "env": [{"name": name, "valueFrom": source}]}
+
+
+def owned(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a pod as a ReplicaSet makes it."""
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "rs", "uid": "1", "controller": True}
+    metadata = {key: value for key, value in body["metadata"].items() if key != "name"}
+    return {**body, "metadata": {**metadata, "generateName": "rs-", "ownerReferences": [owner]}}
+
+
+def mirror(**annotations: str) -> dict[str, Any]:
+    """Return a static pod as its kubelet shows it to the API."""
+    own = {wire.STATIC_POD: "0123456789abcdef", "kubernetes.io/config.source": "file"}
+    return pod("static", SHARING, node="node-a", annotations={**own, **annotations})
+
+
+def limits(body: dict[str, Any], **quantities: object) -> dict[str, Any]:
+    return {**body, "resources": {"limits": {f"aliyun.com/gpu-{name}": value for name, value in quantities.items()}}}
+
+
+VARIABLE_CASES = (
+    Case("a pod that shares a GPU", PERSON, create(pod("a", SHARING))),
+    Case("a pod with whole GPUs", PERSON, create(pod("a", WHOLE))),
+    Case("a pod without GPUs may set what it likes", PERSON,
+         create(pod("a", setting(CUDA, NVIDIA_VISIBLE_DEVICES="all")))),
+    Case("other variables, near misses", PERSON,
+         create(pod("a", setting(SHARING, NVIDIA_DRIVER_CAPABILITIES="all", nvidia_visible_devices="all")))),
+    Case("twenty containers with two hundred variables each", PERSON,
+         create(pod("a", *(setting(container(f"c{i}", mem=1), **dict.fromkeys(MANY, "x")) for i in range(20))))),
+    Case("all GPUs beside a share", PERSON, create(pod("a", setting(SHARING, NVIDIA_VISIBLE_DEVICES="all"))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES: its own value would win over the node's"}),
+    Case("all GPUs beside whole ones", PERSON, create(pod("a", setting(WHOLE, NVIDIA_VISIBLE_DEVICES="all"))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("a variable from elsewhere", PERSON, create(pod("a", env_from_a_field("NVIDIA_VISIBLE_DEVICES"))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("a greater limit", PERSON,
+         create(pod("a", setting(SHARING, NVIDIA_GPU_MEMORY_LIMIT="999", ALIYUN_COM_GPU_MEM_CONTAINER="9", MINE="1"))),
+         {VARIABLES: "container 'main' sets NVIDIA_GPU_MEMORY_LIMIT, ALIYUN_COM_GPU_MEM_CONTAINER: "}),
+    Case("isolation turned off", PERSON, create(pod("a", setting(SHARING, CGPU_DISABLE="true"))),
+         {VARIABLES: "container 'main' sets CGPU_DISABLE:"}),
+    Case("an init container that sees all GPUs", PERSON,
+         create(pod("a", SHARING, init=(setting(container("prepare"), NVIDIA_VISIBLE_DEVICES="all"),))),
+         {VARIABLES: "container 'prepare' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("an init container asks, another sets", PERSON,
+         create(pod("a", setting(CUDA, NVIDIA_VISIBLE_DEVICES="0"), init=(container("prepare", mem=2),))),
+         {VARIABLES: "container 'cuda' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("two containers", PERSON,
+         create(pod("a", setting(SHARING, CGPU_DISABLE="true"), setting(CUDA, NVIDIA_VISIBLE_DEVICES="0"))),
+         {VARIABLES: "container 'main' sets CGPU_DISABLE; container 'cuda' sets NVIDIA_VISIBLE_DEVICES: "}),
+    Case("a neighbour of the same pod that wants no GPU", PERSON,
+         create(pod("a", SHARING, setting(CUDA, NVIDIA_VISIBLE_DEVICES="void")))),
+    Case("a neighbour that wants the driver alone", PERSON,
+         create(pod("a", SHARING, setting(CUDA, NVIDIA_VISIBLE_DEVICES="none")))),
+    Case("no GPU for the one that asks", PERSON, create(pod("a", setting(SHARING, NVIDIA_VISIBLE_DEVICES="void"))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("debugging a pod that shares a GPU", PERSON, debug("placed", [])),
+    Case("debugging without GPUs", PERSON, debug("placed", [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}])),
+    Case("debugging with all GPUs", PERSON, debug("placed", [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+         {VARIABLES: "container 'debugger' sets NVIDIA_VISIBLE_DEVICES:"}),
+    Case("debugging a pod without GPUs", PERSON, debug("plain", [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}])),
+    Case("debugging a pod from before the policy", PERSON, debug("older", [])),
+    Case("a pod of a ReplicaSet", CONTROLLER, create(owned(pod("a", SHARING)))),
+    Case("a template that sets a variable", CONTROLLER,
+         create(owned(pod("a", setting(SHARING, NVIDIA_VISIBLE_DEVICES="all")))),
+         {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+)  # fmt: skip
+
+AMOUNT_CASES = (
+    Case("one resource in each container", PERSON, create(pod("a", SHARING, container("other", count=1)))),
+    Case("both in one container", PERSON, create(pod("a", container(mem=4, count=1))),
+         {ONE_RESOURCE: "container 'main': asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once"}),
+    Case("both in an init container", PERSON, create(pod("a", SHARING, init=(container("prepare", mem=4, count=1),))),
+         {ONE_RESOURCE: "container 'prepare': asking for"}),
+    Case("both in two containers", PERSON,
+         create(pod("a", container(mem=4, count=1), SHARING | {"name": "fine"}, container("z", mem=1, count=2))),
+         {ONE_RESOURCE: "container 'main', container 'z': asking for"}),
+    Case("a number that is no text", PERSON, create(pod("a", limits(CUDA, mem=4)))),
+    Case("0 of gpu-mem", PERSON, create(pod("a", container(mem=0))),
+         {NO_ZERO: "container 'main' asks for 0 of aliyun.com/gpu-mem, which fails"}),
+    Case("0 of gpu-count", PERSON, create(pod("a", container(count=0))),
+         {NO_ZERO: "container 'main' asks for 0 of aliyun.com/gpu-count, which fails"}),
+    Case("0 of one beside the other", PERSON, create(pod("a", container(mem=0, count=1))),
+         {NO_ZERO: "container 'main' asks for 0 of aliyun.com/gpu-mem, which fails"}),
+    Case("0 of both", PERSON, create(pod("a", container(mem=0, count=0))),
+         {NO_ZERO: "container 'main' asks for 0 of aliyun.com/gpu-mem and aliyun.com/gpu-count, which fails"}),
+    Case("0 as a number", PERSON, create(pod("a", limits(CUDA, mem=0))), {NO_ZERO: "container 'cuda' asks for 0 of"}),
+    Case("0 with a unit", PERSON, create(pod("a", limits(CUDA, mem="0Ki"))),
+         {NO_ZERO: "container 'cuda' asks for 0 of"}),
+    Case("0 with an exponent", PERSON, create(pod("a", limits(CUDA, count="0e3"))),
+         {NO_ZERO: "container 'cuda' asks for 0 of"}),
+    Case("0 with places", PERSON, create(pod("a", limits(CUDA, count="0.0"))),
+         {NO_ZERO: "container 'cuda' asks for 0 of"}),
+    Case("0 in an init container", PERSON, create(pod("a", SHARING, init=(container("prepare", mem=0),))),
+         {NO_ZERO: "container 'prepare' asks for 0 of"}),
+    Case("0 of what others offer", PERSON, create(pod("a", container(limits={"nvidia.com/gpu": "0"})))),
+    Case("a thousand, as the API server shortens it", PERSON, create(pod("a", container(mem=1000)))),
+)  # fmt: skip
+
+NODE_CASES = (
+    Case("a node chosen by label", PERSON,
+         create({**(body := pod("a", SHARING)),
+                 "spec": {**body["spec"], "nodeSelector": {"kubernetes.io/hostname": "node-a"}}})),
+    Case("a node named", PERSON, create(pod("a", SHARING, node="node-a")),
+         {NODE_NAME: "spec.nodeName puts the pod on node 'node-a' without a scheduler"}),
+    Case("a node named for whole GPUs", PERSON, create(pod("a", WHOLE, node="node-a")), {NODE_NAME: "spec.nodeName"}),
+    Case("a node named without GPUs", PERSON, create(pod("a", node="node-a"))),
+    Case("a static pod, shown by its kubelet", KUBELET, create(mirror())),
+    Case("a static pod, pretended", PERSON, create(mirror()), {NODE_NAME: "spec.nodeName"}),
+    Case("a pod that a node makes and that is no static one", KUBELET, create(pod("a", SHARING, node="node-a")),
+         {NODE_NAME: "spec.nodeName"}),
+)  # fmt: skip
+
+BY_OTHERS = "on which GPUs a pod is are written by the scheduler and by the agent of the pod's node alone, not by "
+NEW = "the annotations of a new pod say on which GPUs it is"
+AGENT = "system:serviceaccount:gpushare:gpushare-node"
+NO_SCHEDULER = " is no scheduler that may"
+
+PLACEMENT_CASES = (
+    *(
+        Case(f"a new pod with {key}", PERSON, create(pod("a", SHARING, annotations={key: "0"})),
+             {PLACEMENT: f"{key}: {NEW}"})
+        for key in sorted(wire.POD_ANNOTATIONS)
+    ),
+    *(
+        Case(f"{key} written by a person", PERSON, annotate("waiting", {key: "0"}),
+             {PLACEMENT: f"{key}: the annotations"})
+        for key in sorted(wire.POD_ANNOTATIONS)
+    ),
+    Case("a new pod with an empty annotation", PERSON, create(pod("a", SHARING, annotations={wire.IDX: ""})),
+         {PLACEMENT: NEW}),
+    Case("a new pod with wishes", PERSON,
+         create(pod("a", SHARING, annotations=dict.fromkeys(sorted(wire.WISHES), "x")))),
+    Case("a new pod of the extender's with a promise", EXTENDER, create(pod("a", SHARING, annotations=PLACED)),
+         {PLACEMENT: NEW}),
+    Case("a template with a promise", CONTROLLER, create(owned(pod("a", SHARING, annotations=PLACED))),
+         {PLACEMENT: "also from the template"}),
+    Case("a static pod with a promise", KUBELET, create(mirror(**PLACED)), {PLACEMENT: NEW}),
+    Case("a new pod without GPUs", PERSON, create(pod("a", annotations=PLACED))),
+    Case("an old pod without GPUs", PERSON, annotate("plain", PLACED)),
+    Case("a label edited", PERSON, patch("placed", {"metadata": {"labels": {"app": "y"}}})),
+    Case("another annotation edited", PERSON, annotate("placed", {"note": "mine", wire.GPU_POLICY: "spread"})),
+    Case("a placement written as it stands", PERSON, annotate("placed", PLACED)),
+    Case("a placement moved", PERSON, annotate("placed", {wire.IDX: "1"}),
+         {PLACEMENT: f"{wire.IDX}: the annotations that say {BY_OTHERS}'ada'"}),
+    Case("a placement taken away", PERSON, annotate("placed", dict.fromkeys(PLACED)), {PLACEMENT: BY_OTHERS}),
+    Case("a placement emptied", PERSON, annotate("placed", {wire.IDX: ""}), {PLACEMENT: BY_OTHERS}),
+    Case("a placement through the status", PERSON, annotate("placed", {wire.IDX: "1"}, "status"),
+         {PLACEMENT: BY_OTHERS}),
+    Case("a placement by a kubelet through the status", KUBELET, annotate("placed", {wire.IDX: "1"}, "status"),
+         {PLACEMENT: f"{BY_OTHERS}'system:node:node-a'"}),
+    Case("a kubelet reports", KUBELET, patch("placed", {"status": {"phase": "Running"}}, "status", STRATEGIC)),
+    Case("a scheduler reports that there is no room", SCHEDULER,
+         patch("waiting", {"status": {"nominatedNodeName": "node-a"}}, "status", STRATEGIC)),
+    Case("a controller lets go of a pod", CONTROLLER, patch("placed", {"metadata": {"ownerReferences": []}})),
+    Case("bound by the extender", EXTENDER, bind("waiting", PLACED)),
+    Case("bound by the extender on the old path", EXTENDER, bind("waiting", PLACED, old_path=True)),
+    Case("bound by the extender with a list", EXTENDER, bind("waiting", {wire.ALLOCATION: '{"0":{"1":4}}'})),
+    Case("bound by another scheduler without a promise", SCHEDULER, bind("waiting")),
+    Case("bound with a note", SCHEDULER, bind("waiting", {"note": "x"})),
+    Case("bound by a person with a promise", PERSON, bind("waiting", PLACED),
+         {PLACEMENT: f"on which GPUs the pod is, and 'ada'{NO_SCHEDULER}"}),
+    Case("bound by a person on the old path", PERSON, bind("waiting", PLACED, old_path=True),
+         {PLACEMENT: NO_SCHEDULER}),
+    Case("bound by another scheduler with a promise", SCHEDULER, bind("waiting", {wire.IDX: "0"}),
+         {PLACEMENT: f"'system:kube-scheduler'{NO_SCHEDULER}"}),
+    # What the pod asks for cannot be seen from its Binding.
+    Case("bound with a promise that means nothing", PERSON, bind("free", PLACED), {PLACEMENT: NO_SCHEDULER}),
+    Case("promised by the extender before the Binding", EXTENDER, annotate("waiting", PLACED)),
+    Case("promised anew by the extender before the Binding", EXTENDER, annotate("promised", {wire.IDX: "1"})),
+    Case("moved by the extender after the Binding", EXTENDER, annotate("placed", {wire.IDX: "1"}),
+         {PLACEMENT: BY_OTHERS}),
+    Case("promised through the status", EXTENDER, annotate("waiting", PLACED, "status"), {PLACEMENT: BY_OTHERS}),
+    Case("assigned by the node's agent", AGENT_A, annotate("placed", {wire.ASSIGNED: "true"})),
+    Case("corrected by the node's agent", AGENT_A,
+         annotate("placed", {wire.ASSIGNED: "true", wire.IDX: "1", wire.ALLOCATION: '{"0":{"1":4}}'})),
+    Case("a pod that no scheduler promised anything, told by the node's agent", AGENT_A, annotate("older", PLACED)),
+    Case("assigned by another node's agent", AGENT_B, annotate("placed", {wire.ASSIGNED: "true"}),
+         {PLACEMENT: f"{BY_OTHERS}'{AGENT}' on node 'node-b'; leave",
+          OWN_NODE: "this is of node 'node-a', the token of node 'node-b'"}),
+    Case("assigned by an agent in no pod", AGENT_UNBOUND, annotate("placed", {wire.ASSIGNED: "true"}),
+         {PLACEMENT: f"{BY_OTHERS}'{AGENT}'; leave", OWN_NODE: "this is of node 'node-a', the token of node ''"}),
+    Case("promised by an agent", AGENT_A, annotate("waiting", {wire.IDX: "0"}),
+         {PLACEMENT: BY_OTHERS, OWN_NODE: "this is of node '', the token of node 'node-a'"}),
+)  # fmt: skip
+
+AGENT_CASES = (
+    Case("an agent on its own node", AGENT_A, annotate_node("node-a")),
+    Case("an agent on another node", AGENT_A, annotate_node("node-b"),
+         {OWN_NODE: "this is of node 'node-b', the token of node 'node-a'"}),
+    Case("an agent in no pod", AGENT_UNBOUND, annotate_node("node-a"), {OWN_NODE: "the token of node ''"}),
+    Case("an agent on a pod of its node", AGENT_A, annotate("plain", {"note": "x"})),
+    Case("an agent on a pod of another node", AGENT_B, annotate("plain", {"note": "x"}),
+         {OWN_NODE: "a node agent writes on its own node and the pods there"}),
+    Case("a person on any node", PERSON, annotate_node("node-b")),
+    Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
+)  # fmt: skip
+
+CASES = (*VARIABLE_CASES, *AMOUNT_CASES, *NODE_CASES, *PLACEMENT_CASES, *AGENT_CASES)

@@ -1,0 +1,226 @@
+"""A real API server with our admission policies, a few pods and nodes, and accounts to try them with."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpu_device_plugin.testing.builders import container, node, pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import aiohttp
+
+    from gpu_device_plugin.cluster.config import ClusterConfig
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+VALIDATING = DEPLOY / "policies.yaml"
+MUTATING = DEPLOY / "optional" / "mutating-policy.yaml"
+
+PODS = "/api/v1/namespaces/default/pods"
+MERGE = "application/merge-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+API = "/apis/admissionregistration.k8s.io/v1"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+PLACED = {
+    "ALIYUN_COM_GPU_MEM_IDX": "0",
+    "ALIYUN_COM_GPU_MEM_POD": "4",
+    "ALIYUN_COM_GPU_MEM_DEV": "16",
+    "ALIYUN_COM_GPU_MEM_ASSIGNED": "false",
+    "ALIYUN_COM_GPU_MEM_ASSUME_TIME": "1795169580643598847",
+}
+"""What a scheduler writes on a pod."""
+
+
+@dataclass(frozen=True)
+class User:
+    """Who asks: an account that the administrator speaks for, or one with a token of its own."""
+
+    name: str
+    groups: tuple[str, ...] = ("system:masters",)
+    """By default with every right that RBAC knows: what is refused then is refused by a policy."""
+    token: str = ""
+    """Which of the world's tokens; empty to be impersonated."""
+
+
+PERSON = User("ada")
+EXTENDER = User("system:serviceaccount:gpushare:gpu-device-plugin-scheduler")
+SCHEDULER = User("system:kube-scheduler")
+CONTROLLER = User("system:serviceaccount:kube-system:replicaset-controller")
+KUBELET = User("system:node:node-a", ("system:nodes", "system:masters"))
+AGENT_A = User("agent of node-a", token="node-a")  # noqa: S106 - the name of a token
+AGENT_B = User("agent of node-b", token="node-b")  # noqa: S106
+AGENT_UNBOUND = User("agent without a pod", token="no pod")  # noqa: S106
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request; all of the tables' are dry runs, so that none depends on another."""
+
+    method: str
+    path: str
+    body: Json
+    content_type: str = "application/json"
+
+
+def create(body: Json) -> Request:
+    return Request("POST", f"/api/v1/namespaces/{body['metadata']['namespace']}/pods", body)
+
+
+def patch(name: str, body: Json, subresource: str = "", content_type: str = MERGE) -> Request:
+    return Request("PATCH", f"{PODS}/{name}{subresource and '/'}{subresource}", body, content_type)
+
+
+def annotate(name: str, annotations: Mapping[str, str | None], subresource: str = "") -> Request:
+    return patch(name, {"metadata": {"annotations": dict(annotations)}}, subresource)
+
+
+def bind(name: str, annotations: Mapping[str, str] | None = None, *, old_path: bool = False) -> Request:
+    """Bind a pod to node-a as schedulers do, or over the path that they used before there were subresources."""
+    path = "/api/v1/namespaces/default/bindings" if old_path else f"{PODS}/{name}/binding"
+    metadata = {"name": name, **({"annotations": dict(annotations)} if annotations else {})}
+    target = {"apiVersion": "v1", "kind": "Node", "name": "node-a"}
+    return Request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target})
+
+
+def debug(name: str, env: list[Json]) -> Request:
+    """Add a debugging container, as `kubectl debug` does."""
+    added = {"name": "debugger", "image": "example.com/tools:1", "env": env}
+    return patch(name, {"spec": {"ephemeralContainers": [added]}}, "ephemeralcontainers", STRATEGIC)
+
+
+def annotate_node(name: str) -> Request:
+    return Request(
+        "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"gpu-device-plugin/gpus": "{}"}}}, MERGE
+    )
+
+
+def setting(body: Json, **env: str) -> Json:
+    """Return a container like `body` that sets variables."""
+    return {**body, "env": [{"name": name, "value": value} for name, value in env.items()]}
+
+
+@dataclass
+class World:
+    """The API server, and how to ask it."""
+
+    config: ClusterConfig
+    http: aiohttp.ClientSession
+    tokens: dict[str, str] = field(default_factory=dict)
+    mutates: bool = True
+    """The API server knows MutatingAdmissionPolicy v1."""
+
+    async def ask(self, user: User | None, request: Request, *, dry_run: bool = True) -> tuple[int, Json]:
+        """Return status and body of the answer; None asks as the administrator."""
+        headers = [("Content-Type", request.content_type)]
+        if user is not None and user.token:
+            headers.append(("Authorization", f"Bearer {self.tokens[user.token]}"))
+        else:
+            headers.append(("Authorization", f"Bearer {self.config.token}"))
+            if user is not None:
+                headers.append(("Impersonate-User", user.name))
+                headers += [("Impersonate-Group", group) for group in user.groups]
+        url = self.config.url + request.path + ("?dryRun=All" if dry_run else "")
+        async with self.http.request(
+            request.method, url, json=request.body, headers=headers, ssl=self.config.tls()
+        ) as answer:
+            found: Json = await answer.json()
+            return answer.status, found
+
+    async def make(self, path: str, body: Json) -> Json:
+        """Create something as the administrator; it may be there already."""
+        status, answer = await self.ask(None, Request("POST", path, body), dry_run=False)
+        assert status in {201, 409}, answer
+        return answer
+
+    async def until(self, user: User, request: Request, condition: Callable[[Json], bool]) -> None:
+        """Ask again until the answer is as wanted: policies take effect a moment after they are made."""
+        for _ in range(300):
+            _, answer = await self.ask(user, request)
+            if condition(answer):
+                return
+            await asyncio.sleep(0.2)
+        raise AssertionError(f"the policies never took effect on {request}: {answer}")
+
+
+def documents(path: Path) -> list[Json]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def denial(answer: Json) -> tuple[str, str]:
+    """Return which policy refused, and what it said. Of several that would, the API server names one."""
+    form = r"ValidatingAdmissionPolicy '(.+?)' with binding '.+?' denied request: (.+)"
+    found = re.search(form, answer.get("message", ""))
+    return (found[1], found[2]) if found else ("", "")
+
+
+async def furnish(world: World) -> None:
+    """Make what was there before the policies: nodes, pods, and the agents with their account, rights and tokens."""
+    for name in ("node-a", "node-b"):
+        await world.make("/api/v1/nodes", node(name, mem=32))
+    apart = {"name": "apart", "labels": {"gpu-device-plugin/set-scheduler": "false"}}
+    await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": apart})
+    sharing = container(mem=4)
+    old = {**setting(sharing, NVIDIA_VISIBLE_DEVICES="all")}
+    for body in (
+        pod("waiting", sharing),
+        pod("placed", sharing, node="node-a", annotations=PLACED, labels={"app": "x"}),
+        pod("promised", sharing, annotations=PLACED),
+        pod("plain", node="node-a"),
+        pod("free"),
+        pod("older", old, node="node-a"),
+    ):
+        await world.make(PODS, body)
+    await _agents(world)
+    status, found = await world.ask(None, Request("GET", API, {}), dry_run=False)
+    assert status == 200, found
+    world.mutates = any(each["name"] == "mutatingadmissionpolicies" for each in found["resources"])
+
+
+async def _agents(world: World) -> None:
+    """Make the agents' account with the rights of deploy/daemonset.yaml, and a token for each as kubelets ask it."""
+    paths = {
+        "Namespace": "/api/v1/namespaces",
+        "ServiceAccount": "/api/v1/namespaces/gpushare/serviceaccounts",
+        "ClusterRole": f"{RBAC}/clusterroles",
+        "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
+    }
+    for each in documents(DEPLOY / "daemonset.yaml"):
+        if each["kind"] in paths:
+            await world.make(paths[each["kind"]], each)
+    for name in ("node-a", "node-b"):
+        agent = pod(f"agent-{name}", namespace="gpushare", node=name)
+        agent["spec"]["serviceAccountName"] = "gpushare-node"
+        made = await world.make("/api/v1/namespaces/gpushare/pods", agent)
+        uid = made["metadata"]["uid"]
+        world.tokens[name] = await _token(
+            world, {"boundObjectRef": {"kind": "Pod", "name": f"agent-{name}", "uid": uid}}
+        )
+    world.tokens["no pod"] = await _token(world, {})
+
+
+async def _token(world: World, spec: Json) -> str:
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    path = "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token"
+    token: str = (await world.make(path, body))["status"]["token"]
+    return token
+
+
+async def apply_policies(world: World) -> None:
+    kinds = {
+        "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+        "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+        "MutatingAdmissionPolicy": "mutatingadmissionpolicies",
+        "MutatingAdmissionPolicyBinding": "mutatingadmissionpolicybindings",
+    }
+    for each in [*documents(VALIDATING), *(documents(MUTATING) if world.mutates else ())]:
+        await world.make(f"{API}/{kinds[each['kind']]}", each)

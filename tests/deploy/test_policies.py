@@ -1,0 +1,324 @@
+"""deploy/policies.yaml refuses what would break sharing, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.core import annotations as wire
+from gpu_device_plugin.core.gpus import Gpu, Inventory
+from gpu_device_plugin.core.grants import WAYS, Delivery, grant
+from gpu_device_plugin.core.placing import Demand, Placement
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.shares import Shares
+from gpu_device_plugin.settings import NodeSettings
+from gpu_device_plugin.testing.builders import container, pod
+from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.policies_cases import CASES, Case
+from tests.deploy.policies_world import (
+    AGENT_A,
+    API,
+    DEPLOY,
+    EXTENDER,
+    KUBELET,
+    MERGE,
+    MUTATING,
+    PERSON,
+    PLACED,
+    PODS,
+    STRATEGIC,
+    VALIDATING,
+    Json,
+    Request,
+    World,
+    annotate,
+    apply_policies,
+    bind,
+    create,
+    debug,
+    denial,
+    documents,
+    furnish,
+    patch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.cluster.conftest import RealServer
+
+PAGE = DEPLOY.parent / "docs" / "policies.md"
+ALL = [*documents(VALIDATING), *documents(MUTATING)]
+POLICIES = {each["metadata"]["name"]: each for each in ALL if each["kind"].endswith("Policy")}
+VALIDATING_POLICIES = {name: each for name, each in POLICIES.items() if each["kind"].startswith("Validating")}
+
+
+def expressions(policy: Json) -> Iterator[str]:
+    """Yield every CEL text of a policy."""
+    spec = policy["spec"]
+    for each in (*spec["matchConditions"], *spec.get("variables", ()), *spec.get("validations", ())):
+        yield each["expression"]
+        if "messageExpression" in each:
+            yield each["messageExpression"]
+    for mutation in spec.get("mutations", ()):
+        yield mutation["applyConfiguration"]["expression"]
+
+
+def quoted(text: str) -> set[str]:
+    return set(re.findall(r"'([^']*)'", text))
+
+
+def variable(policy: str, name: str) -> str:
+    (found,) = (each["expression"] for each in POLICIES[policy]["spec"]["variables"] if each["name"] == name)
+    assert isinstance(found, str)
+    return found
+
+
+def condition(policy: str, name: str) -> str:
+    (found,) = (each["expression"] for each in POLICIES[policy]["spec"]["matchConditions"] if each["name"] == name)
+    assert isinstance(found, str)
+    return found
+
+
+# What the files say, without an API server
+
+
+def test_the_kinds_are_those_of_the_versions_that_the_files_name() -> None:
+    assert {each["apiVersion"] for each in ALL} == {"admissionregistration.k8s.io/v1"}
+    kinds = {path: {each["kind"] for each in documents(path)} for path in (VALIDATING, MUTATING)}
+    assert kinds == {
+        VALIDATING: {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
+        MUTATING: {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"},
+    }
+
+
+def test_every_policy_has_one_binding_of_its_name_that_denies() -> None:
+    bindings = {each["metadata"]["name"]: each for each in ALL if each["kind"].endswith("Binding")}
+    assert bindings.keys() == POLICIES.keys()
+    assert len(ALL) == 2 * len(POLICIES)
+    for name, binding in bindings.items():
+        assert binding["kind"] == POLICIES[name]["kind"] + "Binding"
+        assert binding["spec"] == {
+            "policyName": name,
+            **({"validationActions": ["Deny"]} if name in VALIDATING_POLICIES else {}),
+        }
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_pod_without_our_resources_and_no_stranger_is_judged(name: str) -> None:
+    """One condition of each policy is about what the pod asks for, or about who asks."""
+    names = {each["name"] for each in POLICIES[name]["spec"]["matchConditions"]}
+    assert names & {"asks-for-gpus", "is-an-agent"}
+
+
+def test_resources_are_those_that_the_agent_offers() -> None:
+    offered = {resource.name for resource in NodeSettings().offered}
+    asking = {condition(name, "asks-for-gpus") for name in POLICIES if name != "gpushare-own-node"}
+    assert len({text.removeprefix("request.kind.kind == 'Binding' || ") for text in asking}) == 1
+    for text in asking:
+        assert quoted(text) - {"Binding"} == offered
+    for policy in POLICIES.values():
+        used = {word for text in expressions(policy) for word in re.findall(r"[a-z.]+\.com/[\w-]+", text)}
+        assert used <= offered
+
+
+def test_variables_are_those_that_the_agent_sets() -> None:
+    """Whatever way the GPU takes into the container, and whichever resource is asked for."""
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),))
+    shares = Shares(1024).with_inventory(card)
+    placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
+    set_by_us = {
+        variable
+        for placement in placements
+        for way in WAYS
+        for variable in grant(placement, shares, Delivery(frozenset({way}), cgpu_disable=True)).envs
+    }
+    assert quoted(variable("gpushare-variables", "ours")) == set_by_us
+
+
+def test_annotations_are_those_of_the_wire_contract() -> None:
+    changes = condition("gpushare-placement", "changes-a-placement")
+    assert quoted(changes) == wire.POD_ANNOTATIONS
+    assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
+    known = wire.POD_ANNOTATIONS | {wire.STATIC_POD}
+    variables = quoted(variable("gpushare-variables", "ours"))
+    for policy in POLICIES.values():
+        for text in expressions(policy):
+            assert {word for word in quoted(text) if re.match("ALIYUN|scheduler\\.|kubernetes\\.io/config", word)} <= (
+                known | variables
+            )
+
+
+def test_accounts_are_those_of_the_manifests() -> None:
+    (agent,) = (each["metadata"] for each in documents(DEPLOY / "daemonset.yaml") if each["kind"] == "ServiceAccount")
+    account = f"system:serviceaccount:{agent['namespace']}:{agent['name']}"
+    assert quoted(variable("gpushare-placement", "agents")) == {account}
+    assert quoted(condition("gpushare-own-node", "is-an-agent")) == {account}
+    assert quoted(variable("gpushare-placement", "schedulers")) == {EXTENDER.name}
+
+
+@pytest.mark.parametrize("name", VALIDATING_POLICIES)
+def test_a_refusal_says_what_and_what_to_do(name: str) -> None:
+    """One line that fits into an Event, also where the message made for the case cannot be."""
+    for validation in VALIDATING_POLICIES[name]["spec"]["validations"]:
+        message = validation["message"]
+        assert re.fullmatch(r"[a-z].{40,250}[a-z]", message), message
+        assert re.search(r"[;,] (this|remove|ask|leave|add)\b", message), message
+        assert "messageExpression" in validation
+
+
+def test_every_policy_is_tried_both_ways() -> None:
+    refusing = Counter(policy for case in CASES for policy in case.refusals)
+    assert refusing.keys() == VALIDATING_POLICIES.keys()
+    assert sum(case.accepted for case in CASES) >= 30
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_the_page_tells_of_every_policy() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for name in POLICIES:
+        assert f"`{name}`" in page
+
+
+def test_lines_to_change_are_marked() -> None:
+    found = {
+        path: len(re.findall(r"^ *# CHANGE: ", Path(path).read_text(encoding="utf-8"), re.MULTILINE))
+        for path in (VALIDATING, MUTATING)
+    }
+    assert found == {VALIDATING: 3, MUTATING: 1}
+
+
+# What a real API server makes of them
+
+
+@pytest.fixture(scope="module")
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the policies on a real API server")
+    server: RealServer = request.getfixturevalue("real_server")
+    async with aiohttp.ClientSession() as http:
+        world = World(server.config, http)
+        await furnish(world)
+        await apply_policies(world)
+        for policy in VALIDATING_POLICIES:
+            probe = next(case for case in CASES if [*case.refusals] == [policy])
+            await world.until(probe.user, probe.request, partial(refused_by, policy))
+        if world.mutates:
+            await world.until(PERSON, create(pod("a", container(mem=4))), lambda answer: scheduler(answer) == OURS)
+        yield world
+
+
+OURS = "gpushare-scheduler"
+
+
+def refused_by(policy: str, answer: Json) -> bool:
+    return denial(answer)[0] == policy
+
+
+def scheduler(answer: Json) -> str:
+    name: str = answer["spec"]["schedulerName"]
+    return name
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_the_api_server_decides_as_the_table_says(world: World, case: Case) -> None:
+    status, answer = await world.ask(case.user, case.request)
+    if case.accepted:
+        assert status in {200, 201}, answer
+    else:
+        policy, said = denial(answer)
+        assert policy in case.refusals, answer
+        assert case.refusals[policy] in said
+
+
+async def test_a_refusal_names_no_value_of_a_variable(world: World) -> None:
+    secret = pod("a", {**container(mem=4), "env": [{"name": "CGPU_DISABLE", "value": "hunter2"}]})
+    _, answer = await world.ask(PERSON, create(secret))
+    assert refused_by("gpushare-variables", answer)
+    assert "hunter2" not in answer["message"]
+
+
+@pytest.mark.parametrize("subresource", ["ephemeralcontainers", "resize"])
+async def test_other_subresources_carry_no_annotations(world: World, subresource: str) -> None:
+    """Which is why no policy looks at annotations there."""
+    status, answer = await world.ask(PERSON, annotate("placed", {wire.IDX: "1"}, subresource))
+    assert status == 200, answer
+    assert answer["metadata"]["annotations"] == PLACED
+
+
+async def test_the_patches_that_the_page_gives_are_accepted(world: World) -> None:
+    """A warning in place of a refusal, and a namespace left out."""
+    text = PAGE.read_text(encoding="utf-8").replace("\\\n", "")
+    given = re.findall(
+        r"^kubectl patch validatingadmissionpolicybinding (\S+) --type=merge +-p '(.+)'$", text, re.MULTILINE
+    )
+    assert len(given) == 2
+    for name, body in given:
+        path = f"{API}/validatingadmissionpolicybindings/{name}"
+        status, answer = await world.ask(PERSON, Request("PATCH", path, json.loads(body), MERGE))
+        assert status == 200, answer
+        (field,) = json.loads(body)["spec"]
+        assert field in answer["spec"]
+
+
+SPEC: dict[str, Any] = pod("a", container(mem=4))["spec"]
+
+
+@pytest.mark.parametrize(
+    ("made", "namespace", "expected"),
+    [
+        ({}, "default", OURS),
+        ({"schedulerName": "default-scheduler"}, "default", OURS),
+        ({"containers": [container(count=1)]}, "default", OURS),
+        ({"containers": [container()], "initContainers": [container("prepare", mem=1)]}, "default", OURS),
+        ({"schedulerName": "volcano"}, "default", "volcano"),
+        ({"containers": [container()]}, "default", "default-scheduler"),
+        ({}, "apart", "default-scheduler"),
+    ],
+    ids=["shares", "names the default", "whole GPUs", "init container", "another scheduler", "no GPU", "opted out"],
+)
+async def test_pods_that_ask_for_gpus_go_to_the_scheduler_that_knows_them(
+    world: World, made: Json, namespace: str, expected: str
+) -> None:
+    if not world.mutates:
+        pytest.skip("this API server does not know MutatingAdmissionPolicy v1 (Kubernetes 1.36)")
+    body = pod("a", namespace=namespace)
+    status, answer = await world.ask(PERSON, create({**body, "spec": {**SPEC, **made}}))
+    assert status == 201, answer
+    assert scheduler(answer) == expected
+
+
+async def test_a_static_pod_keeps_what_its_node_says(world: World) -> None:
+    static = pod("static", container(mem=4), node="node-a", annotations={wire.STATIC_POD: "0123456789abcdef"})
+    status, answer = await world.ask(KUBELET, create(static))
+    assert status == 201, answer
+    assert scheduler(answer) == "default-scheduler"
+
+
+async def test_a_life_under_all_policies(world: World) -> None:
+    """Made, bound with a promise, assigned, reported, debugged and deleted; nothing of it is a dry run."""
+
+    async def done(user: Any, request: Request) -> Json:
+        status, answer = await world.ask(user, request, dry_run=False)
+        assert status in {200, 201}, answer
+        return answer
+
+    await done(PERSON, create(pod("life", container(mem=4))))
+    await done(EXTENDER, bind("life", PLACED))
+    bound = await done(PERSON, Request("GET", f"{PODS}/life", {}))
+    assert (bound["spec"]["nodeName"], bound["metadata"]["annotations"]) == ("node-a", PLACED)
+    await done(AGENT_A, annotate("life", {wire.ASSIGNED: "true"}))
+    await done(KUBELET, patch("life", {"status": {"phase": "Running"}}, "status", STRATEGIC))
+    await done(PERSON, debug("life", []))
+    status, _ = await world.ask(PERSON, annotate("life", {wire.ASSIGNED: "false"}), dry_run=False)
+    assert status == 403
+    ended = await done(PERSON, Request("DELETE", f"{PODS}/life", {"gracePeriodSeconds": 0}))
+    assert ended["metadata"]["annotations"] == {**PLACED, wire.ASSIGNED: "true"}
