@@ -5,31 +5,43 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin import __version__, logs
+from gpu_device_plugin.extender_settings import ExtenderSettings
+from gpu_device_plugin.knobs import PROGRAM, Knob, Settings, Sources, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs import frugal
-from gpu_device_plugin.settings import KNOBS, Sources, UsageError, nearest
+from gpu_device_plugin.settings import NodeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROGRAM = "gpu-device-plugin"
 OK, FAILED, MISUSED = 0, 1, 2
-INTERRUPTED = 130
-"""What a shell makes of a process that Ctrl-C ended."""
+INTERRUPTED, TERMINATED = 130, 143
+"""What a shell makes of a process that Ctrl-C, or SIGTERM, ended."""
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
     """Run what `argv` asks for (the process's own by default) and return the exit code."""
+    return _run(PROGRAM, sys.argv[1:] if argv is None else argv, programs or PROGRAMS)
+
+
+def inspect_plugin(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
+    """Be ``kubectl inspect gpushare``: what kubectl makes of the name ``kubectl-inspect-gpushare``."""
+    words = sys.argv[1:] if argv is None else argv
+    return _run("kubectl inspect gpushare", ["inspect", *words], programs or PROGRAMS)
+
+
+def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int:
     try:
         arguments = parse(argv)
-        return (programs or PROGRAMS)[arguments.command](arguments)
+        return programs[arguments.command](arguments)
     except UsageError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return MISUSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -42,6 +54,7 @@ def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | No
 
 
 def _node(arguments: argparse.Namespace) -> int:
+    _end_on_sigterm()
     sources = sources_of(arguments, os.environ)
     settings = sources.read()
     logs.quiet_grpc(os.environ)
@@ -53,6 +66,22 @@ def _node(arguments: argparse.Namespace) -> int:
     return node_agent.main(settings, reread=sources.read)
 
 
+def _extender(arguments: argparse.Namespace) -> int:
+    _end_on_sigterm()
+    sources = extender_sources_of(arguments, os.environ)
+    settings = sources.read()
+    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
+    from gpu_device_plugin.programs import extender  # noqa: PLC0415 - a quarter of a second that --help need not take
+
+    return extender.main(settings, reread=sources.read)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from gpu_device_plugin.programs import inspect  # noqa: PLC0415 - nothing that another program needs
+
+    return inspect.main(arguments.words)
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     from gpu_device_plugin.programs import demo  # noqa: PLC0415 - half a second that --help need not take
@@ -60,20 +89,46 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo.main(gpus=arguments.gpus, once=arguments.once)
 
 
+def _end_on_sigterm() -> None:
+    """End on SIGTERM while the program is still being loaded; later it ends in its own way.
+
+    The kernel keeps signals that nobody handles from PID 1, which we are in a container.
+    """
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: os._exit(TERMINATED))
+
+
 Program = Callable[[argparse.Namespace], int]
-PROGRAMS: Mapping[str, Program] = MappingProxyType({"node": _node, "demo": _demo})
+PROGRAMS: Mapping[str, Program] = MappingProxyType(
+    {"node": _node, "extender": _extender, "inspect": _inspect, "demo": _demo}
+)
+
+S = TypeVar("S", bound=Settings)
 
 
-def sources_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
+def sources_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[NodeSettings]:
     """Return where the settings of a `node` command line come from."""
-    flags = {name: text for name, text in vars(arguments).items() if name in _SETTINGS and text is not None}
-    return Sources(flags=flags, environ=environ)
+    return _sources(NodeSettings, arguments, environ)
+
+
+def extender_sources_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[ExtenderSettings]:
+    """Return where the settings of an `extender` command line come from."""
+    return _sources(ExtenderSettings, arguments, environ)
+
+
+def _sources(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
+    names = {"config", *(knob.name for knob in knobs_of(make))}
+    flags = {name: text for name, text in vars(arguments).items() if name in names and text is not None}
+    others = tuple(knob for other in _SETTINGS if other is not make for knob in knobs_of(other))
+    return Sources(make, flags, environ, others)
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
 
-_SETTINGS = {"config", *(knob.name for knob in KNOBS)}
-_DEMO_FLAGS = ("--once", "--gpus")
+_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
+_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"demo": ("--once", "--gpus")}
+    | {settings.COMMAND: tuple(knob.flag for knob in knobs_of(settings)) for settings in _SETTINGS}
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,17 +138,18 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read a command line.
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line. What follows `inspect` is left to that program, as ``words``.
 
     Raises:
         UsageError: there is no such command or flag.
     """
+    if list(argv[:1]) == ["inspect"]:
+        return argparse.Namespace(command="inspect", words=list(argv[1:]))
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        known = _DEMO_FLAGS if arguments.command == "demo" else [knob.flag for knob in KNOBS]
-        hint = nearest(flag, known, f"see {PROGRAM} {arguments.command} --help", prefix="--")
+        hint = nearest(flag, _FLAGS[arguments.command], f"see {PROGRAM} {arguments.command} --help", prefix="--")
         raise UsageError(f"{flag}: there is no such argument; {hint}")
     return arguments
 
@@ -101,7 +157,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _parser() -> _Parser:
     parser = _Parser(
         prog=PROGRAM,
-        description="Share the GPUs of a Kubernetes node between pods, by GPU memory.",
+        description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
@@ -112,24 +168,20 @@ def _parser() -> _Parser:
         usage="%(prog)s [--config FILE] [settings]",
         help="the agent that runs on every GPU node",
         description="Offer the GPUs of this node to the kubelet, and hand them to containers.",
-        epilog="A flag beats the environment variable, which beats the file. SIGHUP reads all of it again.",
+        epilog=_PRECEDENCE,
         allow_abbrev=False,
     )
-    node.add_argument(
-        "--config",
-        metavar="FILE",
-        help="YAML or JSON file with settings, named as in the variables: share_size: 1GiB [GPUSHARE_CONFIG]",
+    _add_settings(node, knobs_of(NodeSettings))
+    extender = commands.add_parser(
+        "extender",
+        usage="%(prog)s [--config FILE] [settings]",
+        help="what tells the scheduler which node has room on one GPU",
+        description="Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
+        epilog=_PRECEDENCE,
+        allow_abbrev=False,
     )
-    for knob in KNOBS:
-        switch = knob.form.shape == "true|false"  # turned on by its mere name, too
-        node.add_argument(
-            knob.flag,
-            dest=knob.name,
-            metavar=knob.form.shape,
-            nargs="?" if switch else None,
-            const="true" if switch else None,
-            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
-        )
+    _add_settings(extender, knobs_of(ExtenderSettings))
+    commands.add_parser("inspect", help="who uses which GPU of the cluster", add_help=False)  # see parse
 
     demo = commands.add_parser(
         "demo",
@@ -142,3 +194,24 @@ def _parser() -> _Parser:
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
     return parser
+
+
+_PRECEDENCE = "A flag beats the environment variable, which beats the file. SIGHUP reads all of it again."
+
+
+def _add_settings(parser: argparse.ArgumentParser, knobs: tuple[Knob, ...]) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML or JSON file with settings, named as in the variables: log_level: debug [GPUSHARE_CONFIG]",
+    )
+    for knob in knobs:
+        switch = knob.form.shape == "true|false"  # turned on by its mere name, too
+        parser.add_argument(
+            knob.flag,
+            dest=knob.name,
+            metavar=knob.form.shape,
+            nargs="?" if switch else None,
+            const="true" if switch else None,
+            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
+        )

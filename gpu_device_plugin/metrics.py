@@ -1,8 +1,8 @@
-"""What the node agent counts and measures, and how that is shown to Prometheus."""
+"""What the programs count and measure, and how that is shown to Prometheus."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,12 +10,16 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from prometheus_client.metrics_core import Metric
 
 
 # --- What is counted. Labels take few values each: names of resources, RPCs, causes; never pods, never sentences. ----
+
+_RPC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
+# A verb is computed in a millisecond or two, or takes a call to the API server; after 5 s the scheduler gives up.
+_VERB_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Duration:
     name: str
     help: str
     labels: tuple[str, ...] = ()
+    buckets_s: tuple[float, ...] = _RPC_BUCKETS_S
 
 
 ALLOCATIONS = Count("gpushare_allocations_total", "Containers that were given devices.", ("resource",))
@@ -66,10 +71,50 @@ COUNTS = (
 )
 DURATIONS = (RPCS,)
 
-_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
+VERBS = Duration(
+    "gpushare_extender_verb_duration_seconds",
+    "Time to answer the scheduler.",
+    ("verb", "outcome"),
+    _VERB_BUCKETS_S,
+)
+VERDICTS = Count(
+    "gpushare_extender_filter_verdicts_total", "Nodes that filter judged for a pod, by verdict.", ("verdict",)
+)
+BINDS = Count("gpushare_extender_binds_total", "Pods that the scheduler wanted bound, by outcome.", ("outcome",))
+DRIFT = Count(
+    "gpushare_extender_drift_total",
+    "Pods that turned out to hold something else than our books had, by kind.",
+    ("kind",),
+)
+
+EXTENDER_COUNTS = (VERDICTS, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
+EXTENDER_DURATIONS = (VERBS,)
 
 
 # --- What is shown as it stands. Asked for at every scrape, so it cannot be out of date. -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """Something that is read off."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...] = ()
+    grows: bool = False
+    """It only ever grows; Prometheus adds ``_total`` to its name."""
+
+
+Value = tuple[tuple[str, ...], float]
+"""Labels in the order of ``Gauge.labels``, and what is read off."""
+Gauges = Iterable[tuple[Gauge, Iterable[Value]]]
+
+
+class Shown(Protocol):
+    """A program at one moment."""
+
+    def gauges(self) -> Gauges:
+        """Return what there is to be read off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +141,138 @@ class StreamState:
     """Seconds, since the agent started, in which there was none."""
 
 
+_GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
+_PER_GPU: tuple[tuple[Gauge, Callable[[GpuState], float]], ...] = (
+    (Gauge("gpushare_gpu_healthy", "1 while the GPU is healthy.", ("gpu",)), lambda gpu: gpu.healthy),
+    (Gauge("gpushare_gpu_shares", "Shares that the GPU is cut into.", ("gpu",)), lambda gpu: gpu.shares),
+    (Gauge("gpushare_gpu_shares_allocated", "Shares in use.", ("gpu",)), lambda gpu: gpu.allocated),
+    (
+        Gauge("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", ("gpu",)),
+        lambda gpu: gpu.unhealthy,
+    ),
+    (
+        Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the GPU is in whole use.", ("gpu",)),
+        lambda gpu: gpu.fenced,
+    ),
+)
+_PER_STREAM: tuple[tuple[Gauge, Callable[[StreamState], float]], ...] = (
+    (Gauge("gpushare_stream_up", "1 while the kubelet listens to us.", ("resource",)), lambda stream: stream.up),
+    (
+        Gauge(
+            "gpushare_without_stream_seconds",
+            "Time in which the kubelet did not listen to us.",
+            ("resource",),
+            grows=True,
+        ),
+        lambda stream: stream.without_s,
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """The node at one moment."""
 
     gpus: tuple[GpuState, ...] = ()
     streams: tuple[StreamState, ...] = ()
+
+    def gauges(self) -> Gauges:
+        """Return what there is to be read off."""
+        healthy = sum(gpu.healthy for gpu in self.gpus)
+        yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
+        for gauge, of_gpu in _PER_GPU:
+            yield gauge, [((gpu.uuid,), of_gpu(gpu)) for gpu in self.gpus]
+        for gauge, of_stream in _PER_STREAM:
+            yield gauge, [((stream.resource,), of_stream(stream)) for stream in self.streams]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchState:
+    """How one kind of object is followed."""
+
+    kind: str
+    """For example ``pods``."""
+    live: bool
+    silent_s: float
+    """Seconds since the API server was last heard."""
+    lists: int
+    """How often all objects were listed."""
+    unreadable: int
+    """Objects that could not be understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtenderState:
+    """The cluster at one moment, as the extender sees it.
+
+    Sums over the cluster, not a series for each node: thousands of them would hold up the scheduler while they are
+    written, and every agent shows its own node GPU by GPU.
+    """
+
+    leader: bool = False
+    """Whether this extender may bind."""
+    nodes: int = 0
+    """Nodes that have GPUs."""
+    pods: int = 0
+    """Pods that count on one of them."""
+    pending: int = 0
+    """Pods that ask for GPUs and are not bound."""
+    claims: int = 0
+    """Pods that are being bound."""
+    in_doubt: int = 0
+    """Pods of which nobody knows whether they were bound; what they were promised is kept for them."""
+    memory_mib: int = 0
+    """GPU memory of all nodes."""
+    taken_mib: int = 0
+    """What is taken of it, with GPUs that are in whole use."""
+    watches: tuple[WatchState, ...] = ()
+
+    def gauges(self) -> Gauges:
+        """Return what there is to be read off."""
+        for gauge, of_state in _OF_EXTENDER:
+            yield gauge, [((), of_state(self))]
+        for gauge, of_watch in _PER_WATCH:
+            yield gauge, [((watch.kind,), of_watch(watch)) for watch in self.watches]
+
+
+_MIB = 1024 * 1024
+_OF_EXTENDER: tuple[tuple[Gauge, Callable[[ExtenderState], float]], ...] = (
+    (Gauge("gpushare_extender_leader", "1 while this extender may bind pods."), lambda state: state.leader),
+    (Gauge("gpushare_extender_nodes", "Nodes that have GPUs."), lambda state: state.nodes),
+    (Gauge("gpushare_extender_pods", "Pods that take something of a GPU."), lambda state: state.pods),
+    (Gauge("gpushare_extender_pods_pending", "Pods that wait for a GPU."), lambda state: state.pending),
+    (Gauge("gpushare_extender_claims", "Pods that are being bound."), lambda state: state.claims),
+    (
+        Gauge("gpushare_extender_claims_in_doubt", "Pods of which nobody knows yet whether they were bound."),
+        lambda state: state.in_doubt,
+    ),
+    (
+        Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
+        lambda state: state.memory_mib * _MIB,
+    ),
+    (
+        Gauge("gpushare_extender_memory_taken_bytes", "GPU memory that is taken, GPUs in whole use included."),
+        lambda state: state.taken_mib * _MIB,
+    ),
+)
+_PER_WATCH: tuple[tuple[Gauge, Callable[[WatchState], float]], ...] = (
+    (
+        Gauge("gpushare_extender_watch_live", "1 while the API server tells us of changes.", ("kind",)),
+        lambda watch: watch.live,
+    ),
+    (
+        Gauge("gpushare_extender_watch_silent_seconds", "Time since the API server was last heard.", ("kind",)),
+        lambda watch: watch.silent_s,
+    ),
+    (
+        Gauge("gpushare_extender_lists", "Times that all objects of a kind were listed.", ("kind",), grows=True),
+        lambda watch: watch.lists,
+    ),
+    (
+        Gauge("gpushare_extender_unreadable", "Objects that could not be understood.", ("kind",), grows=True),
+        lambda watch: watch.unreadable,
+    ),
+)
 
 
 # --- The port and its two sides --------------------------------------------------------------------------------------
@@ -128,18 +299,32 @@ class NoMetrics:
 
 
 class PrometheusMetrics:
-    """Keeps the counts in a registry of its own and shows them, with the state of the node, as a page."""
+    """Keeps the counts in a registry of its own and shows them, with the state of the program, as a page."""
 
-    def __init__(self, state: Callable[[], State]) -> None:
+    def __init__(
+        self,
+        state: Callable[[], Shown],
+        counts: Iterable[Count] = COUNTS,
+        durations: Iterable[Duration] = DURATIONS,
+    ) -> None:
+        """Begin at zero.
+
+        Args:
+            state: returns the program as it stands.
+            counts: what the program counts.
+            durations: what it measures.
+        """
         import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
 
         self._registry = prometheus.CollectorRegistry()
         self._counters = {
-            what: prometheus.Counter(what.name, what.help, what.labels, registry=self._registry) for what in COUNTS
+            what: prometheus.Counter(what.name, what.help, what.labels, registry=self._registry) for what in counts
         }
         self._histograms = {
-            what: prometheus.Histogram(what.name, what.help, what.labels, registry=self._registry, buckets=_BUCKETS_S)
-            for what in DURATIONS
+            what: prometheus.Histogram(
+                what.name, what.help, what.labels, registry=self._registry, buckets=what.buckets_s
+            )
+            for what in durations
         }
         # Memory, CPU time and open files of this process: the first thing to look at when an agent misbehaves.
         prometheus.ProcessCollector(registry=self._registry)
@@ -166,9 +351,9 @@ class PrometheusMetrics:
 
 
 class _StateCollector:
-    """Turns a `State` into metrics at the moment of a scrape."""
+    """Turns what can be read off into metrics at the moment of a scrape."""
 
-    def __init__(self, state: Callable[[], State]) -> None:
+    def __init__(self, state: Callable[[], Shown]) -> None:
         self._state = state
 
     def describe(self) -> Iterable[Metric]:
@@ -179,36 +364,16 @@ class _StateCollector:
         """Yield one family after the other."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - see PrometheusMetrics
 
-        state = self._state()
-        info = GaugeMetricFamily("gpushare_build_info", "The running version; always 1.", labels=("version",))
-        info.add_metric((__version__,), 1)
-        yield info
-        gpus = GaugeMetricFamily("gpushare_gpus", "GPUs of this node by health.", labels=("health",))
-        gpus.add_metric(("healthy",), sum(gpu.healthy for gpu in state.gpus))
-        gpus.add_metric(("unhealthy",), sum(not gpu.healthy for gpu in state.gpus))
-        yield gpus
-        for name, text, value in _PER_GPU:
-            family = GaugeMetricFamily(name, text, labels=("gpu",))
-            for gpu in state.gpus:
-                family.add_metric((gpu.uuid,), value(gpu))
+        for gauge, values in (*_BUILD, *self._state().gauges()):
+            kind = CounterMetricFamily if gauge.grows else GaugeMetricFamily
+            family = kind(gauge.name, gauge.help, labels=gauge.labels)
+            for labels, value in values:
+                family.add_metric(labels, value)
             yield family
-        up = GaugeMetricFamily("gpushare_stream_up", "1 while the kubelet listens to us.", labels=("resource",))
-        without = CounterMetricFamily(
-            "gpushare_without_stream_seconds", "Time in which the kubelet did not listen to us.", labels=("resource",)
-        )
-        for stream in state.streams:
-            up.add_metric((stream.resource,), stream.up)
-            without.add_metric((stream.resource,), stream.without_s)
-        yield up
-        yield without
 
 
-_PER_GPU: tuple[tuple[str, str, Callable[[GpuState], float]], ...] = (
-    ("gpushare_gpu_healthy", "1 while the GPU is healthy.", lambda gpu: gpu.healthy),
-    ("gpushare_gpu_shares", "Shares that the GPU is cut into.", lambda gpu: gpu.shares),
-    ("gpushare_gpu_shares_allocated", "Shares in use.", lambda gpu: gpu.allocated),
-    ("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", lambda gpu: gpu.unhealthy),
-    ("gpushare_gpu_shares_fenced", "Shares not offered because the GPU is in whole use.", lambda gpu: gpu.fenced),
+_BUILD: Gauges = (
+    (Gauge("gpushare_build_info", "The running version; always 1.", ("version",)), (((__version__,), 1),)),
 )
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.settings import KNOBS, UsageError
+from gpu_device_plugin import __version__, cli, extender_settings, settings
+from gpu_device_plugin.knobs import Knob, UsageError
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +29,10 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         (["node", "--xyzzy"], "--xyzzy: there is no such argument; see gpu-device-plugin node --help"),
         (["node", "extra"], "extra: there is no such argument; see gpu-device-plugin node --help"),
         (["demo", "--onec"], "--onec: there is no such argument; did you mean --once?"),
+        (["extender", "--policy=spread"], None),
+        (["extender", "--lisen=:1"], "--lisen: there is no such argument; did you mean --listen?"),
+        (["extender", "--listen=:1:1"], None),
+        (["extender", "--tls-cert=/tls.crt"], None),
         (["node", "--policy"], "argument --policy: expected one argument; see gpu-device-plugin node --help"),
         (["node", "--pol", "spread"], "--pol: there is no such argument; did you mean --policy?"),
         ([], "the following arguments are required: COMMAND; see gpu-device-plugin --help"),
@@ -49,8 +54,8 @@ def test_misuse_is_one_line_and_exit_code_2(arguments: list[str], said: str | No
 def test_an_unknown_command_names_the_known_ones() -> None:
     done = run("nod")
     assert done.returncode == 2
-    assert "node" in done.stderr
-    assert "demo" in done.stderr
+    for command in ("node", "extender", "inspect", "demo"):
+        assert command in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -60,15 +65,28 @@ def test_a_wrong_variable_is_misuse_too() -> None:
     assert done.stderr == "gpu-device-plugin: GPUSHARE_POLCY: there is no such setting; did you mean GPUSHARE_POLICY?\n"
 
 
+def test_variables_of_the_other_program_are_passed_over_and_those_of_neither_are_not() -> None:
+    """Both get as far as complaining about what comes after the environment."""
+    both = {"GPUSHARE_LISTEN": ":1", "GPUSHARE_SHARE_SIZE": "1GiB"}
+    assert run("node", "--device-plugin-dir=/does/not/exist", "--gpus=fake:1xT4", **both).stderr.count("exist") > 0
+    assert "--tls-cert" in run("extender", "--tls-cert=/tls.crt", **both).stderr
+    for command in ("node", "extender"):
+        done = run(command, GPUSHARE_LISTN=":1")
+        assert done.stderr == (
+            "gpu-device-plugin: GPUSHARE_LISTN: there is no such setting; did you mean GPUSHARE_LISTEN?\n"
+        )
+
+
 def test_the_version_is_the_packages() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"gpu-device-plugin {__version__}\n")
 
 
-def test_help_explains_every_setting_with_its_variable_and_default() -> None:
-    done = run("node", "--help", COLUMNS="500")
+@pytest.mark.parametrize(("command", "knobs"), [("node", settings.KNOBS), ("extender", extender_settings.KNOBS)])
+def test_help_explains_every_setting_with_its_variable_and_default(command: str, knobs: tuple[Knob, ...]) -> None:
+    done = run(command, "--help", COLUMNS="500")
     assert done.returncode == 0
-    for knob in KNOBS:
+    for knob in knobs:
         assert knob.flag in done.stdout
         assert f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]" in done.stdout
 
@@ -80,11 +98,12 @@ def test_help_is_there_for_everything(arguments: list[str]) -> None:
     assert done.stdout.startswith("usage: gpu-device-plugin")
 
 
-def test_help_loads_nothing_that_takes_long() -> None:
+@pytest.mark.parametrize("command", ["node", "extender"])
+def test_help_loads_nothing_that_takes_long(command: str) -> None:
     """What the programs need is loaded when they run."""
     code = (
         "import sys; from gpu_device_plugin import cli\n"
-        "try:\n    cli.main(['node', '--help'])\nexcept SystemExit:\n    pass\n"
+        f"try:\n    cli.main(['{command}', '--help'])\nexcept SystemExit:\n    pass\n"
         "slow = {'aiohttp', 'asyncio', 'google', 'grpc', 'msgspec', 'prometheus_client', 'pynvml', 'watchdog', 'yaml'}"
         "\n"
         "print(sorted(slow & set(sys.modules)), file=sys.stderr)"
@@ -96,9 +115,63 @@ def test_help_loads_nothing_that_takes_long() -> None:
 def test_flags_become_settings(tmp_path: Path) -> None:
     (tmp_path / "node.yaml").write_text("policy: spread\n", encoding="utf-8")
     arguments = cli.parse(["node", f"--config={tmp_path}/node.yaml", "--share-size", "256MiB", "--pre-start"])
-    settings = cli.sources_of(arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
-    assert (settings.policy, settings.share_size_mib, settings.reserve_mib) == ("spread", 256, 1024)
-    assert settings.pre_start
+    read = cli.sources_of(arguments, {"GPUSHARE_RESERVE": "1GiB", "HOME": "/root"}).read()
+    assert (read.policy, read.share_size_mib, read.reserve_mib) == ("spread", 256, 1024)
+    assert read.pre_start
+
+
+def test_flags_of_the_extender_become_settings() -> None:
+    arguments = cli.parse(["extender", "--node-policy", "spread", "--leader-election", "--drain=1m"])
+    read = cli.extender_sources_of(arguments, {"GPUSHARE_GPU_POLICY": "spread", "POD_NAME": "extender-0"}).read()
+    assert (read.node_policy, read.gpu_policy, read.drain_s) == ("spread", "spread", 60.0)
+    assert read.leader_election
+    assert read.identity == "extender-0"
+
+
+def test_what_follows_inspect_is_left_to_that_program() -> None:
+    """The same words, whether it is called by our name or as a plugin of kubectl."""
+    seen: list[list[str]] = []
+
+    def program(arguments: argparse.Namespace) -> int:
+        seen.append(arguments.words)
+        return 3
+
+    assert cli.main(["inspect", "-d", "--help", "--", "inspect"], {"inspect": program}) == 3
+    assert cli.inspect_plugin(["-d", "--help", "--", "inspect"], {"inspect": program}) == 3
+    assert seen == [["-d", "--help", "--", "inspect"]] * 2
+
+
+def test_kubectl_finds_the_plugin_by_its_name() -> None:
+    """It looks for kubectl-inspect-gpushare when it is asked for `kubectl inspect gpushare`."""
+    pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert pyproject["project"]["scripts"] == {
+        "gpu-device-plugin": f"{cli.main.__module__}:{cli.main.__qualname__}",
+        "kubectl-inspect-gpushare": f"{cli.inspect_plugin.__module__}:{cli.inspect_plugin.__qualname__}",
+    }
+
+
+def test_misuse_of_the_plugin_is_told_under_the_name_that_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    def program(_arguments: argparse.Namespace) -> int:
+        raise UsageError("there is no node called nod; did you mean node?")
+
+    assert cli.inspect_plugin(["nod"], {"inspect": program}) == 2
+    assert capsys.readouterr().err == "kubectl inspect gpushare: there is no node called nod; did you mean node?\n"
+
+
+@pytest.mark.parametrize(("command", "module"), [("node", "node_agent"), ("extender", "extender")])
+def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
+    """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""
+    code = (
+        "import os, signal, sys\n"
+        "from gpu_device_plugin import cli\n"
+        "class Terminate:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == 'gpu_device_plugin.programs.{module}':\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.meta_path.insert(0, Terminate())\n"
+        f"sys.exit(cli.main(['{command}']))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 143
 
 
 def test_a_switch_can_be_turned_off_against_the_environment() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -13,7 +15,7 @@ from gpu_device_plugin import __version__, metrics
 from gpu_device_plugin.aio.http import Page, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 GPU_A = metrics.GpuState("GPU-a", healthy=True, shares=15, allocated=8, unhealthy=0, fenced=0)
 GPU_B = metrics.GpuState("GPU-b", healthy=False, shares=7, allocated=2, unhealthy=7, fenced=0)
@@ -82,11 +84,96 @@ async def test_the_process_shows_its_memory_and_open_files() -> None:
     assert "process_open_fds" in body
 
 
-def test_every_name_is_ours_and_every_count_is_named_like_one() -> None:
-    names = [what.name for what in (*metrics.COUNTS, *metrics.DURATIONS)]
-    assert all(name.startswith("gpushare_") for name in names)
-    assert all(what.name.endswith("_total") for what in metrics.COUNTS)
-    assert len(set(names)) == len(names)
+# --- The extender's --------------------------------------------------------------------------------------------------
+
+
+def extender(state: Callable[[], metrics.ExtenderState]) -> metrics.PrometheusMetrics:
+    return metrics.PrometheusMetrics(state, metrics.EXTENDER_COUNTS, metrics.EXTENDER_DURATIONS)
+
+
+async def test_what_the_extender_does_is_counted() -> None:
+    """4 ms: within 5 ms, not within 2.5."""
+    seen = extender(metrics.ExtenderState)
+    seen.took(metrics.VERBS, 0.004, "bind", "ok")
+    seen.count(metrics.BINDS, "bound")
+    seen.count(metrics.VERDICTS, "fits", times=12)
+    seen.count(metrics.DRIFT, "moved")
+    seen.count(metrics.API_ERRORS, "create", "ConflictError")
+    assert lines(await seen.page()) >= {
+        'gpushare_extender_verb_duration_seconds_bucket{le="0.0025",outcome="ok",verb="bind"} 0.0',
+        'gpushare_extender_verb_duration_seconds_bucket{le="0.005",outcome="ok",verb="bind"} 1.0',
+        'gpushare_extender_verb_duration_seconds_bucket{le="5.0",outcome="ok",verb="bind"} 1.0',
+        'gpushare_extender_binds_total{outcome="bound"} 1.0',
+        'gpushare_extender_filter_verdicts_total{verdict="fits"} 12.0',
+        'gpushare_extender_drift_total{kind="moved"} 1.0',
+        'gpushare_api_errors_total{error="ConflictError",verb="create"} 1.0',
+    }
+
+
+async def test_the_cluster_is_shown_as_it_stands() -> None:
+    """3 GiB are 3221225472 bytes."""
+    pods = metrics.WatchState("pods", live=True, silent_s=0.5, lists=2, unreadable=1)
+    state = metrics.ExtenderState(
+        leader=True,
+        nodes=3,
+        pods=7,
+        pending=2,
+        claims=1,
+        in_doubt=1,
+        memory_mib=3072,
+        taken_mib=1,
+        watches=(pods,),
+    )
+    assert lines(await extender(lambda: state).page()) >= {
+        f'gpushare_build_info{{version="{__version__}"}} 1.0',
+        "gpushare_extender_leader 1.0",
+        "gpushare_extender_nodes 3.0",
+        "gpushare_extender_pods 7.0",
+        "gpushare_extender_pods_pending 2.0",
+        "gpushare_extender_claims 1.0",
+        "gpushare_extender_claims_in_doubt 1.0",
+        "gpushare_extender_memory_bytes 3.221225472e+09",
+        "gpushare_extender_memory_taken_bytes 1.048576e+06",
+        'gpushare_extender_watch_live{kind="pods"} 1.0',
+        'gpushare_extender_watch_silent_seconds{kind="pods"} 0.5',
+        'gpushare_extender_lists_total{kind="pods"} 2.0',
+        'gpushare_extender_unreadable_total{kind="pods"} 1.0',
+    }
+
+
+# --- Every name ------------------------------------------------------------------------------------------------------
+
+
+async def explained(seen: metrics.PrometheusMetrics) -> dict[str, str]:
+    """Return the help of every metric of ours that a page shows, by name."""
+    found = re.findall(r"^# HELP (gpushare_\S+) (.*)$", (await seen.page()).body, re.MULTILINE)
+    return {name: text for name, text in found if not name.endswith("_created")}
+
+
+async def test_every_metric_explains_itself_and_stands_in_the_documentation() -> None:
+    agent = await explained(metrics.PrometheusMetrics(metrics.State))
+    other = await explained(extender(metrics.ExtenderState))
+    assert [name for name, text in (agent | other).items() if not text[0].isalnum() or not text.endswith(".")] == []
+    page = Path(__file__).parents[1] / "docs" / "operations.md"
+    documented = set(re.findall(r"`(gpushare_[a-z_]+)`", page.read_text(encoding="utf-8")))
+    assert documented == agent.keys() | other.keys()
+
+
+async def test_each_program_shows_its_own_and_no_others() -> None:
+    agent = await explained(metrics.PrometheusMetrics(metrics.State))
+    other = await explained(extender(metrics.ExtenderState))
+    assert agent.keys() & other.keys() == {
+        *("gpushare_build_info", "gpushare_api_errors_total", "gpushare_malformed_annotations_total")
+    }
+    assert [name for name in agent if name.startswith("gpushare_extender_")] == []
+    assert [name for name in other.keys() - agent.keys() if not name.startswith("gpushare_extender_")] == []
+
+
+def test_every_count_is_named_like_one() -> None:
+    counts = {*metrics.COUNTS, *metrics.EXTENDER_COUNTS}
+    assert all(what.name.endswith("_total") for what in counts)
+    assert all(what.name.endswith("_seconds") for what in (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS))
+    assert len({what.name for what in counts}) == len(counts)
 
 
 def test_counting_nothing_costs_no_import() -> None:

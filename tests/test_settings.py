@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.knobs import table
 from gpu_device_plugin.settings import (
     KNOBS,
     Address,
@@ -17,7 +18,6 @@ from gpu_device_plugin.settings import (
     Sources,
     UsageError,
     reload,
-    table,
 )
 
 
@@ -118,6 +118,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("process_wait", "0s", "process_wait_s", 0.0),
         ("reconcile_interval", "1.5h", "reconcile_interval_s", 5400.0),
         ("http", "", "http", None),
+        ("http", "off", "http", None),
         ("http", "0.0.0.0:9445", "http", Address("0.0.0.0", 9445)),  # noqa: S104 - an address to read, not to bind
         ("http", ":9445", "http", Address("", 9445)),
         ("http", "[::]:0", "http", Address("::", 0)),
@@ -355,7 +356,7 @@ def test_every_setting_explains_itself_in_a_sentence() -> None:
 
 
 def test_the_table_for_the_documentation_has_a_row_for_each_setting() -> None:
-    rows = table().splitlines()
+    rows = table(KNOBS).splitlines()
     assert len(rows) == 2 + len(KNOBS)
     assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
-    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table()
+    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(KNOBS)

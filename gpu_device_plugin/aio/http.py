@@ -1,38 +1,109 @@
-"""Serve a handful of pages over HTTP, each made anew for every request."""
+"""Answer HTTP requests at a handful of paths, each answer made anew."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import Response
+
+    LoggerAdapter = logging.LoggerAdapter[logging.Logger]
+else:
+    LoggerAdapter = logging.LoggerAdapter
+
+_log = logging.getLogger(__name__)
+
+_MIB = 1024 * 1024
+LARGEST_BODY = 64 * _MIB
+"""Bytes. Above what kube-scheduler sends of 5,000 nodes where it sends them whole (42 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a request is answered with."""
+    """What a request is answered with: text."""
 
     body: str
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class Json:
+    """What a request is answered with: JSON, as bytes."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked."""
+
+    path: str
+    rest: str = ""
+    """What follows the path of a route that ends in a slash."""
+    body: bytes = field(default=b"", repr=False)
+    """Whatever its Content-Type says; nothing of it gets into a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What is answered, and where."""
+
+    method: str
+    """``GET`` answers HEAD, too."""
+    path: str
+    """One that ends in a slash stands for everything below it, and the longest that fits is taken."""
+    answer: Callable[[Request], Awaitable[Page | Json]]
+
+
 @contextlib.asynccontextmanager
 async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> AsyncIterator[int]:
-    """Answer GET and HEAD at the paths of `pages` for as long as the block runs.
+    """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does."""
 
-    Other paths are answered with 404, other methods with 405. A page that raises is a 500 and a logged traceback.
+    def asking_nothing(page: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
+        return lambda _request: page()
+
+    routes = [Route("GET", path, asking_nothing(page)) for path, page in pages.items()]
+    async with serving_routes(host, port, routes) as chosen:
+        yield chosen
+
+
+@contextlib.asynccontextmanager
+async def serving_routes(
+    host: str,
+    port: int,
+    routes: Iterable[Route],
+    *,
+    tls: ssl.SSLContext | None = None,
+    largest_body: int = LARGEST_BODY,
+    body_within_s: float = 30.0,
+    finish_within_s: float = 0.5,
+) -> AsyncIterator[int]:
+    """Answer requests for as long as the block runs.
+
+    Other paths are answered with 404, other methods with 405, too large a body with 413, one that stops with 408. A
+    route that raises is a 500 and a logged traceback without the error's own words, which may quote the request. After
+    the block no connection is accepted, and requests that are already there are answered.
 
     Args:
         host: an IP address, or empty for all of this machine.
         port: 0 takes any free one.
-        pages: by path; what makes the page is awaited for every request.
+        routes: what is answered where.
+        tls: see `aio.tls.server_tls`; None: plain HTTP.
+        largest_body: bytes.
+        body_within_s: how long a body may take to come in; after that its sender has stopped in the middle.
+        finish_within_s: how long requests that are there at the end may take.
 
     Yields:
         The port that is listened on.
@@ -41,34 +112,128 @@ async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitab
         OSError: the address cannot be listened on; the message names it.
     """
     # 9 MB that an agent without probes and API access does not pay, and 1 MB less than aiohttp.web as a whole.
-    from aiohttp.web_response import Response  # noqa: PLC0415
     from aiohttp.web_server import Server  # noqa: PLC0415
-
-    async def answer(request: BaseRequest) -> Response:
-        make = pages.get(request.path)
-        if make is None:
-            return Response(status=404)
-        if request.method not in {"GET", "HEAD"}:
-            return Response(status=405, headers={"Allow": "GET,HEAD"})
-        page = await make()
-        return Response(
-            body=page.body.encode(),
-            status=page.status,
-            headers={"Content-Type": page.content_type, "Cache-Control": "no-store"},
-        )
 
     try:
         listener = _listener(host, port)
     except OSError as error:
         where = f"{f'[{host}]' if ':' in host else host}:{port}"
         raise OSError(error.errno, f"cannot listen on {where} for HTTP: {error.strerror}") from error
-    handlers = Server(answer, access_log=None)
-    server = await asyncio.get_running_loop().create_server(handlers, sock=listener)
+    desk = _Desk(routes, largest_body, body_within_s)
+    peers = Server(desk.answer, access_log=None, logger=_Terse(_log, {}))
+    server = await asyncio.get_running_loop().create_server(peers, sock=listener, ssl=tls)
     try:
         yield listener.getsockname()[1]
     finally:
         server.close()
-        await handlers.shutdown(0.5)
+        # aiohttp would stop reading at once, and a body that is still coming in would never be answered.
+        await desk.close(finish_within_s)
+        peers.pre_shutdown()  # idle connections; shutdown alone would wait for them
+        await peers.shutdown(0.5)
+
+
+class _Desk:
+    """Answers requests by a table of routes, and knows how many it is busy with."""
+
+    def __init__(self, routes: Iterable[Route], largest_body: int, body_within_s: float) -> None:
+        self._routes: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
+            self._routes.setdefault(route.path, {}).update(dict.fromkeys(methods, route))
+        self._below = sorted((path for path in self._routes if path.endswith("/")), key=len, reverse=True)
+        self._largest_body = largest_body
+        self._body_within_s = body_within_s
+        self._busy = 0
+        self._closing: asyncio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<_Desk: {len(self._routes)} paths, {self._busy} requests>"
+
+    async def answer(self, request: BaseRequest) -> Response:
+        self._busy += 1
+        try:
+            response = await self._response(request)
+        finally:
+            self._busy -= 1
+            if self._closing is not None and not self._busy:
+                self._closing.set()
+        if self._closing is not None:
+            response.force_close()
+        return response
+
+    async def close(self, within_s: float) -> None:
+        """Wait for the requests that are there; their connections end with the answer."""
+        self._closing = asyncio.Event()
+        if self._busy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._closing.wait()
+
+    async def _response(self, request: BaseRequest) -> Response:
+        from aiohttp.web_response import Response  # noqa: PLC0415 - see serving_routes
+
+        path = request.path
+        found = path if path in self._routes else next(filter(path.startswith, self._below), None)
+        if found is None:
+            return Response(status=404)
+        methods = self._routes[found]
+        if request.method not in methods:
+            return Response(status=405, headers={"Allow": ",".join(methods)})
+        body = await self._body(request)
+        if isinstance(body, Page):
+            page: Page | Json = body
+        else:
+            page = await _made(methods[request.method], Request(path, path.removeprefix(found), body))
+        return Response(
+            body=page.body.encode() if isinstance(page.body, str) else page.body,
+            status=page.status,
+            headers={"Content-Type": page.content_type, "Cache-Control": "no-store"},
+        )
+
+    async def _body(self, request: BaseRequest) -> bytes | Page:
+        """Return the body, or the page that says why there is none."""
+        from aiohttp.web_protocol import RequestPayloadError  # noqa: PLC0415 - see serving_routes
+
+        if not request.can_read_body:
+            return b""
+        much = Page(f"a body of more than {self._largest_body // _MIB} MiB is not read\n", status=413)
+        if (request.content_length or 0) > self._largest_body:
+            return much
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._body_within_s):
+                while part := await request.content.readany():
+                    parts.append(part)
+                    size += len(part)
+                    if size > self._largest_body:
+                        return much
+        except (ConnectionError, RequestPayloadError):  # ended in the middle, or in wrong pieces
+            return Page("the body is not whole\n", status=400)
+        except TimeoutError:
+            return Page(f"the body did not come to its end within {self._body_within_s:g} s\n", status=408)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _made(route: Route, request: Request) -> Page | Json:
+    try:
+        return await route.answer(request)
+    except Exception as error:  # noqa: BLE001 - the last place where it can become an answer
+        nameless = RuntimeError(f"{type(error).__name__}; its words are left out, they may quote the request")
+        _log.error(
+            "an error in the program itself",
+            extra={"method": route.method, "path": route.path},
+            exc_info=nameless.with_traceback(error.__traceback__),
+        )
+        return Page("an error in the program itself; see its log\n", status=500)
+
+
+class _Terse(LoggerAdapter):
+    """One line for a peer that does not speak HTTP, in place of a traceback that quotes what it sent."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Keep the kind of error alone."""
+        return msg, {"extra": {"error": type(kwargs.get("exc_info")).__name__, "once_per_s": 60}}
 
 
 def _listener(host: str, port: int) -> socket.socket:

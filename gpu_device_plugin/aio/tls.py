@@ -1,0 +1,60 @@
+"""Serve TLS with certificates that are renewed while we run."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+
+def server_tls(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
+    """Read what is needed to serve TLS. Files that change are read again when the next client comes.
+
+    Args:
+        cert: PEM file with the certificate and those between it and its root.
+        key: PEM file with the certificate's key.
+        client_ca: PEM file; only clients whose certificate it has signed are served. None: every client.
+
+    Raises:
+        OSError: a file cannot be read or used; the message names them.
+    """
+    files = tuple(file for file in (cert, key, client_ca) if file is not None)
+    read, newest = _read(files)
+    first = newest
+
+    def renew(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal read, newest
+        try:
+            if _stamps(files) != read:
+                read, newest = _read(files)
+        except OSError as error:
+            _log.error("goes on with the certificates read before", extra={"why": str(error), "once_per_s": 60})
+        connection.context = newest
+
+    first.sni_callback = renew  # called in every handshake, whether the client names the server or not
+    return first
+
+
+_Stamps = tuple[tuple[int, int], ...]
+
+
+def _read(files: tuple[Path, ...]) -> tuple[_Stamps, ssl.SSLContext]:
+    cert, key, *client_ca = files
+    try:
+        stamps = _stamps(files)  # before the files themselves, so that no change is missed
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca[0] if client_ca else None)
+        context.load_cert_chain(cert, key)
+    except OSError as error:  # ssl.SSLError is one
+        raise OSError(f"cannot serve TLS with {', '.join(map(str, files))}: {error}") from error
+    if client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        # Python 3.13 turned on a strictness that certificates of many clusters fail (no Authority Key Identifier).
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    return stamps, context
+
+
+def _stamps(files: tuple[Path, ...]) -> _Stamps:
+    """Return what changes when a file is written or another one takes its place."""
+    return tuple((stat.st_ino, stat.st_mtime_ns) for stat in map(Path.stat, files))

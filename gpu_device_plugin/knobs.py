@@ -1,0 +1,275 @@
+"""Settings as people meet them: declared once, written as flags, variables or lines of a file, and read with care."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from dataclasses import Field
+
+T = TypeVar("T")
+
+ENVIRONMENT_PREFIX = "GPUSHARE_"
+PROGRAM = "gpu-device-plugin"
+
+
+class UsageError(Exception):
+    """Something a person wrote cannot be used. The message is one line that says what, where and what to do."""
+
+
+class SettingsError(UsageError):
+    """A setting cannot be used, alone or beside another one."""
+
+    def __init__(self, sentence: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence)
+        self.names = names
+        """The settings that contradict each other, where the message does not say yet where they were written."""
+
+
+def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
+    """Ask whether the known word most like `word` was meant; return `otherwise` where none is like it.
+
+    A `prefix` that all of them have is no likeness.
+    """
+    found = difflib.get_close_matches(word.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
+    return f"did you mean {prefix}{found[0]}?" if found else otherwise
+
+
+# --- Declaring them --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[T]):
+    """How values of one type are written."""
+
+    shape: str
+    """What stands for a value in a usage text, for example ``SIZE``."""
+    read: Callable[[str], T]
+    """From what was written to the value. Its ValueError continues the sentence "where it was written: "."""
+    many: bool = False
+    """Several values: with commas between them, in a file also as a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One setting as people meet it."""
+
+    field: str
+    """Its attribute among the settings, unit included."""
+    default: str
+    """As one would write it."""
+    form: Form[Any]
+    help: str
+    live: bool
+    """A change takes effect when the configuration is read again, without a restart of the program."""
+    also: str
+    """Another variable that is read, which Kubernetes' own manifests use; empty: none."""
+
+    @property
+    def name(self) -> str:
+        """Its name in a file. People write the unit with the value, so the name has none."""
+        return self.field.removesuffix("_mib").removesuffix("_s")
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+def knob(default: str, form: Form[T], description: str, *, live: bool = False, also: str = "") -> T:
+    """Declare a setting as a field of a dataclass; `Knob` says what the arguments are."""
+    metadata = {"default": default, "form": form, "help": description, "live": live, "also": also}
+    made: T = field(default=form.read(default), metadata=metadata)
+    return made
+
+
+class Settings(Protocol):
+    """The settings of one program: a frozen dataclass, each field of which a `knob` has made."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    COMMAND: ClassVar[str]
+    """What starts the program."""
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
+    """Return every setting, in the order in which they are explained."""
+    return tuple(Knob(field=each.name, **each.metadata) for each in fields(settings))
+
+
+# --- Where they are read ---------------------------------------------------------------------------------------------
+
+# For every Service of its namespace a pod gets variables named after it, and the original extender's Service is called
+# gpushare-schd-extender. They are not ours.
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+
+_Written = tuple[str, str]
+"""Where something was written, and the text itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources(Generic[S]):
+    """Where settings come from; read again on demand. A flag beats the environment, which beats the file."""
+
+    make: type[S]
+    """The settings to read."""
+    flags: Mapping[str, str]
+    """Text by the setting's name; ``config`` is the file."""
+    environ: Mapping[str, str]
+    others: tuple[Knob, ...] = ()
+    """Settings of other programs: passed over in the environment and the file, so that one of each can serve all."""
+
+    def read(self) -> S:
+        """Read every source now.
+
+        Raises:
+            SettingsError: something in them cannot be used.
+        """
+        written = {**dict(self._file()), **dict(self._environment()), **dict(self._flags())}
+        values: dict[str, Any] = {}
+        for each in knobs_of(self.make):
+            if each.name in written:
+                where, text = written[each.name]
+                try:
+                    values[each.field] = each.form.read(text)
+                except ValueError as error:
+                    raise SettingsError(f"{where}: {error}") from error
+        try:
+            return self.make(**values)
+        except SettingsError as error:
+            places = (written[name][0] if name in written else f"{name} (by default)" for name in error.names)
+            raise SettingsError(f"{' and '.join(places)}: {error}") from error
+
+    @property
+    def _known(self) -> dict[str, Knob]:
+        """Every setting that may be written here, by name; ours come before those of others."""
+        return {each.name: each for each in (*self.others, *knobs_of(self.make))}
+
+    @property
+    def _help(self) -> str:
+        return f"see {PROGRAM} {self.make.COMMAND} --help"
+
+    def _flags(self) -> Iterator[tuple[str, _Written]]:
+        known = self._known
+        for name, text in self.flags.items():
+            if name != "config":
+                yield name, (known[name].flag, text)
+
+    def _environment(self) -> Iterator[tuple[str, _Written]]:
+        for each in knobs_of(self.make):
+            if each.also in self.environ:
+                yield each.name, (each.also, self.environ[each.also])
+        known = {each.variable: each.name for each in self._known.values()}
+        for variable, text in self.environ.items():
+            if variable in known:
+                yield known[variable], (variable, text)
+            elif (
+                variable.startswith(ENVIRONMENT_PREFIX)
+                and variable != _CONFIG_VARIABLE
+                and not _SERVICE_LINK.fullmatch(variable)
+            ):
+                hint = nearest(variable, known, f"unset it, or {self._help}", prefix=ENVIRONMENT_PREFIX)
+                raise SettingsError(f"{variable}: there is no such setting; {hint}")
+
+    def _file(self) -> Iterator[tuple[str, _Written]]:
+        where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
+        path = self.flags.get("config", self.environ.get(_CONFIG_VARIABLE, ""))
+        if not path:
+            return
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise SettingsError(f"{where}: cannot read {path}: {why}; name a YAML or JSON file") from error
+        yield from self._entries(path, text)
+
+    def _entries(self, path: str, text: str) -> Iterator[tuple[str, _Written]]:
+        """Yield what a file says of each setting. Values stay text: to YAML ``off`` would be false."""
+        import yaml  # noqa: PLC0415 - 3 MB that only those pay who have a file
+
+        if path.endswith(".json"):
+            text = text.replace("\t", " ")  # the one thing in which JSON is not YAML; inside a string it is forbidden
+        try:
+            root = yaml.compose(text, Loader=yaml.BaseLoader)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f", line {mark.line + 1}" if mark else ""
+            why = getattr(error, "problem", None) or "the text cannot be parsed"
+            raise SettingsError(f"{path}{line}: this is not YAML: {why}; correct it there") from error
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise SettingsError(f"{path}: a file of settings has lines like policy: spread, and this one has not")
+        known = self._known
+        seen: set[str] = set()
+        for key, value in root.value:
+            name = str(key.value)
+            where = f"{path}, line {key.start_mark.line + 1}, {name}"
+            if name not in known:
+                hint = nearest(name, known, f"remove it, or {self._help}")
+                raise SettingsError(f"{where}: there is no such setting; {hint}")
+            if name in seen:
+                raise SettingsError(f"{where}: it is set twice in this file; remove one of the lines")
+            seen.add(name)
+            form = known[name].form
+            if isinstance(value, yaml.ScalarNode):
+                yield name, (where, value.value)
+            elif form.many and _is_list_of_words(value.value):
+                yield name, (where, ",".join(item.value for item in value.value))
+            else:
+                many = "words or a list of words" if form.many else "a single value"
+                raise SettingsError(f"{where}: {many} is needed here, written like {form.shape}")
+
+
+def _is_list_of_words(nodes: Iterable[Any]) -> bool:
+    return all(isinstance(getattr(node, "value", None), str) for node in nodes)
+
+
+# --- Reading them again ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reload(Generic[S]):
+    """What became of a changed configuration while the program was running."""
+
+    settings: S
+    """What runs from now on: the old settings with every change that needs no restart."""
+    applied: tuple[str, ...]
+    """Names of the settings that changed."""
+    waiting: tuple[str, ...]
+    """Names of those whose change needs a restart."""
+
+
+def reload(running: S, wanted: S) -> Reload[S]:
+    """Say which of the wanted changes can be applied now."""
+    changed = [each for each in knobs_of(running) if getattr(running, each.field) != getattr(wanted, each.field)]
+    now = {each.field: getattr(wanted, each.field) for each in changed if each.live}
+    return Reload(
+        settings=replace(running, **now),
+        applied=tuple(each.name for each in changed if each.live),
+        waiting=tuple(each.name for each in changed if not each.live),
+    )
+
+
+def table(knobs: Iterable[Knob]) -> str:
+    """Return settings as rows of a Markdown table, for the documentation."""
+    rows = ["| Flag | Environment | Default | Changes on SIGHUP | Meaning |", "|---|---|---|---|---|"]
+    rows += [
+        f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
+        f"| {'yes' if each.live else 'after a restart'} | {each.help} |"
+        for each in knobs
+    ]
+    return "\n".join(rows) + "\n"
