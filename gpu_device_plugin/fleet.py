@@ -107,6 +107,11 @@ class Fleet:
         """Return a pod that asks for something and is not bound, None if there is none of this uid."""
         return self._pending.get(uid)
 
+    @property
+    def waiting(self) -> int:
+        """How many pods ask for something and are not bound."""
+        return len(self._pending)
+
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def put_node(self, name: str, facts: NodeFacts) -> None:
@@ -135,14 +140,13 @@ class Fleet:
 
     def put_pod(self, pod: Pod) -> None:
         """Take note of a pod, or of how it changed."""
-        if not pod.node_name:
-            # A claim stands: it is newer than whatever shows the pod unbound.
-            if pod.containers and not pod.deleting:
-                self._pending[pod.uid] = pod
-            else:
-                self._pending.pop(pod.uid, None)
-            return
+        before = self._entries.get(pod.uid)
         self._pending.pop(pod.uid, None)
+        if not pod.node_name:
+            # What we claimed, or know to be bound, stands: it is newer than whatever shows the pod unbound.
+            if pod.containers and not pod.deleting and (before is None or before.claimed):
+                self._pending[pod.uid] = pod
+            return
         usage = NOTHING if pod.ended else usage_of(pod, self._resources)
         if usage == NOTHING:
             self._drop(pod.uid)
@@ -150,7 +154,6 @@ class Fleet:
         entry = Entry(
             pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, deleting=pod.deleting
         )
-        before = self._entries.get(pod.uid)
         if before is not None and before.usage != usage and not before.usage.unplaced:
             self._on_drift(before, entry)
         self._enter(entry)
@@ -164,28 +167,34 @@ class Fleet:
         if pod.ended or (pod.deleting and not pod.running):
             self._drop(pod.uid)
         else:
-            self._drain(entry, now)
+            self._drain(replace(entry, claimed=False), now)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
         """Take note of all pods that there are, at `now` (monotonic seconds). How the others went, nobody saw."""
         there = {pod.uid for pod in pods}
         self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
-        for entry in [entry for uid, entry in self._entries.items() if uid not in there and not entry.claimed]:
+        for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
             self._drain(entry, now)
         for pod in pods:
             self.put_pod(pod)
 
     def expire(self, now: float) -> None:
         """Let go of the pods that vanished long enough before `now` (monotonic seconds)."""
-        for uid in [uid for uid in self._draining if (until := self._entries[uid].until) is not None and until <= now]:
-            self._drop(uid)
+        for entry in [self._entries[uid] for uid in self._draining]:
+            # A claim never ends by time alone: whoever claimed will hear what became of it.
+            if entry.until is not None and entry.until <= now and not entry.claimed:
+                self._drop(entry.uid)
 
     # --- Claims -------------------------------------------------------------------------------------------------------
 
     def claim(self, pod: Pod) -> None:
-        """Count a pod, as we are about to bind it: with its node and with the promise among its annotations."""
+        """Count a pod, as we are about to bind it: with its node and with the promise among its annotations.
+
+        Nothing happens to a pod that is known to be bound.
+        """
+        before = self._entries.get(pod.uid)
         usage = usage_of(pod, self._resources)
-        if usage != NOTHING:
+        if usage != NOTHING and (before is None or before.claimed):
             self._enter(
                 Entry(pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, claimed=True)
             )
@@ -194,6 +203,7 @@ class Fleet:
         """Take note that a pod is bound as claimed, though the watch has not shown it yet."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
+            self._pending.pop(uid, None)
             self._enter(replace(entry, claimed=False))
 
     def release(self, uid: str) -> None:
@@ -220,8 +230,7 @@ class Fleet:
             self._stale.add(entry.node)
 
     def _drain(self, entry: Entry, now: float) -> None:
-        if entry.until is None:
-            self._enter(replace(entry, claimed=False, until=now + self.drain_s))
+        self._enter(replace(entry, until=now + self.drain_s if entry.until is None else entry.until))
 
     def _drop(self, uid: str) -> None:
         entry = self._entries.pop(uid, None)

@@ -1,0 +1,391 @@
+"""The scheduler extender: follows the cluster's nodes and pods, and answers kube-scheduler about them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import time
+import uuid
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import Json, Page, Request, Route, serving_routes
+from gpu_device_plugin.aio.tls import server_tls
+from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.binder import Binder, PodRef
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import (
+    SERVICE_ACCOUNT,
+    ClusterConfig,
+    ClusterConfigError,
+    from_kubeconfig,
+    in_cluster,
+)
+from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
+from gpu_device_plugin.cluster.lease import Lease
+from gpu_device_plugin.cluster.reflector import Reflector
+from gpu_device_plugin.core.annotations import (
+    NODE_GPUS,
+    PLACEMENT_LABEL,
+    POD_ANNOTATIONS,
+    SPLIT_LABEL,
+    WISHES,
+)
+from gpu_device_plugin.fleet import Entry, Fleet
+from gpu_device_plugin.knobs import SettingsError, UsageError, reload
+from gpu_device_plugin.programs.binding import Binding
+from gpu_device_plugin.programs.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.freshness import Freshness
+from gpu_device_plugin.programs.lifetime import until_told
+from gpu_device_plugin.programs.verbs import Verbs
+from gpu_device_plugin.scheduler import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import msgspec
+
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.extender_settings import ExtenderSettings
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/gpushare-scheduler"
+"""Where gpushare's extender answered, too."""
+_TICK_S = 1.0
+_CATCH_UP_S = 3.0
+"""A scheduler gives up on a binding after 5 s."""
+
+
+def main(settings: ExtenderSettings, reread: Callable[[], ExtenderSettings]) -> int:
+    """Run the extender until it is told to stop; return its exit code.
+
+    Args:
+        settings: what to run with.
+        reread: reads the configuration anew, for SIGHUP.
+
+    Raises:
+        UsageError: the API server's address, or a certificate, cannot be used.
+    """
+    try:
+        config = _config(settings.api)
+    except ClusterConfigError as error:
+        raise UsageError(f"api: {error}") from error
+    extender = Extender(settings, config)
+
+    def read_again() -> None:
+        try:
+            extender.reload(reread())
+        except SettingsError as error:
+            _log.error("the configuration stays as it was", extra={"why": str(error)})
+
+    try:
+        asyncio.run(until_told(extender.run(), "extender", read_again))
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def _config(api: str) -> ClusterConfig:
+    if api in {"auto", "in-cluster"}:
+        return in_cluster(os.environ)
+    if api.startswith(("http://", "https://")):
+        return ClusterConfig(url=api)
+    return from_kubeconfig(Path(api))
+
+
+class _Pods:
+    """The API server's pods, as binding needs them."""
+
+    def __init__(self, client: Client, reader: PodReader) -> None:
+        self._client = client
+        self._reader = reader
+        self._binder = Binder(client)
+
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        await self._binder.bind(pod, node, annotations)
+
+    async def read(self, namespace: str, name: str) -> Pod:
+        raw = await self._client.get(PODS, name, namespace=namespace)
+        try:
+            return self._reader.read(raw)[0]
+        except UnreadableObjectError as error:
+            raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
+
+
+class Extender:
+    """Everything an extender is, wired together. Makes no decision itself."""
+
+    def __init__(self, settings: ExtenderSettings, config: ClusterConfig) -> None:
+        """Prepare; nothing is sent before `run`."""
+        self.settings = settings
+        resources = settings.offered
+        names = tuple(resource.name for resource in resources)
+        self._metrics: m.Metrics = (
+            m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
+            if settings.http is not None
+            else m.NoMetrics()
+        )
+        self._client = Client(config, on_error=self._count_error)
+        self._pod_reader = PodReader(names, (POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}).__contains__)
+        # A pod that names none of our resources anywhere is none of ours, and need not be understood.
+        self._ours = tuple(f'"{name}"'.encode() for name in names)
+        node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
+        self.fleet = Fleet(resources, drain_s=settings.drain_s, on_drift=self._drifted)
+        self._nodes: Reflector[NodeRecord] = Reflector(
+            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources)
+        )
+        self._pods: Reflector[Pod] = Reflector(self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic))
+        self._lease = (
+            Lease(
+                self._client,
+                settings.namespace(SERVICE_ACCOUNT),
+                settings.lease_name,
+                # Never the same after a restart: the lease of our former life is not ours.
+                f"{settings.holder()}_{uuid.uuid4()}",
+            )
+            if settings.leader_election
+            else None
+        )
+        self._fresh = Freshness(self._catch_up, time.monotonic)
+        self.binding = Binding(
+            self.fleet,
+            _Pods(self._client, self._pod_reader),
+            resources,
+            current=self._fresh,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            timeout_s=lambda: self.settings.bind_timeout_s,
+            clock=time.monotonic,
+            wall_ns=time.time_ns,
+        )
+        self.verbs = Verbs(
+            self.fleet,
+            self._pod_reader,
+            resources,
+            node_policy=lambda: self.settings.node_policy,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            ready=lambda: next(iter(self._unready()), ""),
+            metrics=self._metrics,
+        )
+        self.ports: dict[str, int] = {}
+        """Where we listen, once we do."""
+
+    def __repr__(self) -> str:
+        return f"<Extender: {self.fleet!r}, {self.binding!r}>"
+
+    def reload(self, wanted: ExtenderSettings) -> None:
+        """Take over what can be changed while we run."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        self.fleet.drain_s = outcome.settings.drain_s
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("the configuration was read again", extra={"applied": outcome.applied, "waiting": outcome.waiting})
+
+    async def run(self) -> NoReturn:
+        """Do all of it until cancelled. Owns the listening sockets and the connections.
+
+        Raises:
+            OSError: an address cannot be listened on, or a certificate not be read.
+        """
+        settings = self.settings
+        _log.info("the scheduler extender begins", extra={"version": __version__, "listen": str(settings.listen)})
+        if settings.exposed:
+            _log.warning(
+                "whoever reaches this address can have pods bound; let only the scheduler reach it, "
+                "or give tls_cert, tls_key and client_ca",
+                extra={"listen": str(settings.listen)},
+            )
+        tls = (
+            server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
+            if settings.tls_cert is not None and settings.tls_key is not None
+            else None
+        )
+        async with AsyncExitStack() as stack:
+            if settings.http is not None:
+                pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
+                self.ports["http"] = await stack.enter_async_context(
+                    serving_routes(settings.http.host, settings.http.port, pages)
+                )
+            self.ports["listen"] = await stack.enter_async_context(
+                serving_routes(
+                    settings.listen.host,
+                    settings.listen.port,
+                    self._routes(),
+                    tls=tls,
+                    finish_within_s=settings.bind_timeout_s,
+                )
+            )
+            await stack.enter_async_context(self._client)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._nodes.run(), name="follow nodes")
+                tasks.create_task(self._pods.run(), name="follow pods")
+                tasks.create_task(self.binding.settle(), name="settle doubts")
+                tasks.create_task(self._tick(), name="let go of pods that vanished")
+                tasks.create_task(self._say_when_ready(), name="say when ready")
+                if self._lease is not None:
+                    tasks.create_task(self._lease.run(), name="elect a leader")
+                    tasks.create_task(self._follow_the_lead(self._lease), name="follow the lead")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    # --- The cluster ----------------------------------------------------------------------------------------------
+
+    def _read_pod(self, raw: msgspec.Raw) -> Pod | None:
+        whole = bytes(raw)
+        if not any(name in whole for name in self._ours):
+            return None
+        pod, ignored = self._pod_reader.read(raw)
+        if ignored:
+            _log.warning(
+                "a pod asks for something odd", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
+            )
+        return pod if pod.containers else None
+
+    async def _catch_up(self) -> None:
+        await self._pods.caught_up(_CATCH_UP_S)
+
+    async def _tick(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self.fleet.expire(time.monotonic())
+
+    async def _say_when_ready(self) -> None:
+        began = time.monotonic()
+        await self._nodes.wait_synced()
+        await self._pods.wait_synced()
+        took_s = time.monotonic() - began
+        # What was read stays; the collector need not look at it again and again while the scheduler waits.
+        gc.collect()
+        gc.freeze()
+        _log.info(
+            "the cluster is known",
+            extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},
+        )
+
+    async def _follow_the_lead(self, lease: Lease) -> NoReturn:
+        async for leads in lease.leader.values():
+            if leads:
+                self._fresh.lost()
+            _log.info("we are the leader" if leads else "somebody else is to lead", extra={"holder": lease.holder})
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def _drifted(self, before: Entry, now: Entry) -> None:
+        self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
+        _log.warning(
+            "a pod has other GPUs than our books had",
+            extra={
+                "pod": f"{now.namespace}/{now.name}",
+                "node": now.node,
+                "had": str(before.usage),
+                "has": str(now.usage),
+            },
+        )
+
+    def _count_error(self, error: ApiError) -> None:
+        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
+
+    # --- What is answered -----------------------------------------------------------------------------------------
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("POST", f"{PREFIX}/filter", self._verb("filter", self.verbs.filter)),
+            Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self.verbs.prioritize)),
+            Route("POST", f"{PREFIX}/preempt", self._verb("preempt", self.verbs.preempt)),
+            Route("POST", f"{PREFIX}/bind", self._bind),
+            Route("GET", f"{PREFIX}/inspect", self._inspect),
+            Route("GET", f"{PREFIX}/inspect/", self._inspect),
+            Route("GET", "/version", _version),
+            *(Route("GET", path, _page(page)) for path, page in self._pages().items() if path != "/metrics"),
+        ]
+
+    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Json]]:
+        async def answered(request: Request) -> Json:
+            began = time.perf_counter()
+            body = answer(request.body)
+            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            return Json(body)
+
+        return answered
+
+    async def _bind(self, request: Request) -> Json:
+        """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
+        began = time.perf_counter()
+        try:
+            args = wire.read_binding(request.body)
+            why = next(iter(self._unready()), "")
+            why = why or await self.binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
+        except wire.UnreadableRequestError as error:
+            why = str(error)
+        outcome = "refused" if why else "bound"
+        self._metrics.count(m.BINDS, outcome)
+        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        return Json(wire.binding_result(why))
+
+    async def _inspect(self, request: Request) -> Json:
+        return self.verbs.inspect(request.rest.strip("/"))
+
+    # --- Probes and metrics ---------------------------------------------------------------------------------------
+
+    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        pages = {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
+        return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
+
+    async def _ready(self) -> tuple[str, ...]:
+        return self._unready()
+
+    def _unready(self) -> tuple[str, ...]:
+        """Return why we had better not answer the scheduler; nothing if we can."""
+        unread = [
+            f"the cluster's {what} have not all been read yet" + (f": {problem}" if problem is not None else "")
+            for what, synced, problem in (
+                ("nodes", self._nodes.synced, self._nodes.problem),
+                ("pods", self._pods.synced, self._pods.problem),
+            )
+            if not synced
+        ]
+        led = self._lease is not None and not self._lease.leading
+        others = (
+            [f"another extender leads: {self._lease.holder or 'none yet'}"] if led and self._lease is not None else []
+        )
+        return (*unread, *others)
+
+    def state(self) -> m.ExtenderState:
+        """Return the cluster as metrics show it."""
+        nodes = self.fleet.candidates.values()
+        return m.ExtenderState(
+            leader=self._lease is None or self._lease.leading,
+            nodes=sum(bool(node.rooms) for node in nodes),
+            pods=len(self.fleet.entries),
+            pending=self.fleet.waiting,
+            claims=sum(entry.claimed for entry in self.fleet.entries.values()),
+            in_doubt=self.binding.doubts,
+            memory_mib=sum(node.summary.total * (node.gpus.share_mib or 0) for node in nodes),
+            taken_mib=sum(node.summary.used * (node.gpus.share_mib or 0) for node in nodes),
+            watches=tuple(
+                m.WatchState(
+                    kind=kind,
+                    live=reflector.live,
+                    silent_s=reflector.silent_s,
+                    lists=reflector.lists,
+                    unreadable=reflector.unreadable,
+                )
+                for kind, reflector in (("nodes", self._nodes), ("pods", self._pods))
+            ),
+        )
+
+
+async def _alive() -> tuple[str, ...]:
+    return ()
+
+
+async def _version(_request: Request) -> Page:
+    return Page(f"{__version__}\n")
+
+
+def _page(make: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
+    return lambda _request: make()

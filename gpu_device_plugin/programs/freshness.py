@@ -1,0 +1,52 @@
+"""Know what others did, before acting after a pause in which others may have acted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+PAUSE_S = 10.0
+"""A scheduler that was the leader this long ago still is: its lease lasts 15 s (kube-scheduler's default). After a
+longer pause another one may have bound pods of which our watch has not told us yet."""
+
+
+class Freshness:
+    """Catches up before the first of a series of actions; the others go on at once."""
+
+    def __init__(self, catch_up: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+        """Catch up with `catch_up`, which raises if it cannot; `clock` is in monotonic seconds."""
+        self._catch_up = catch_up
+        self._clock = clock
+        self._fresh_at: float | None = None
+        self._one_at_a_time = asyncio.Lock()
+        self.catches = 0
+        """How often there was catching up to do."""
+
+    def __repr__(self) -> str:
+        return f"<Freshness: caught up {self.catches} times>"
+
+    def lost(self) -> None:
+        """Take note that others act from now on."""
+        self._fresh_at = None
+
+    async def __call__(self) -> None:
+        """Return when what others did is known; to be called before every action.
+
+        Raises:
+            Whatever catching up raises; the next call then tries again.
+        """
+        if not self._is_fresh():
+            # The lock is held over an await on purpose: all that wait for it wait for the same answer.
+            async with self._one_at_a_time:
+                if not self._is_fresh():
+                    began = self._clock()
+                    await self._catch_up()
+                    self.catches += 1
+                    self._fresh_at = began
+        self._fresh_at = max(self._fresh_at or 0.0, self._clock())
+
+    def _is_fresh(self) -> bool:
+        return self._fresh_at is not None and self._clock() - self._fresh_at < PAUSE_S
