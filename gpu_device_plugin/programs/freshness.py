@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-PAUSE_S = 10.0
-"""A scheduler that was the leader this long ago still is: its lease lasts 15 s (kube-scheduler's default). After a
-longer pause another one may have bound pods of which our watch has not told us yet."""
+PAUSE_S = 2.0
+"""Whoever bound a pod this short a time ago has been the leader since: candidates try to take a lease every 2 s
+(kube-scheduler's default), and another one would have had to take it, bind a pod and give it back in between."""
 
 
 class Freshness:

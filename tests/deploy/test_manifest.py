@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from gpu_device_plugin import __version__, cli, cluster
-from gpu_device_plugin.cluster import api
+from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.settings import Address, NodeSettings
+from tests.deploy.calls import rights_granted, rights_needed
 
 ROOT = Path(__file__).parents[2]
-# What the client's methods are to RBAC.
-VERBS = {"get": "get", "pages": "list", "watch": "watch", "create": "create", "patch": "patch"}
 
 
 @pytest.fixture(scope="module")
@@ -141,26 +138,8 @@ def test_the_quota_covers_the_priority_class(objects: dict[str, dict[str, Any]],
 
 def test_f12_rbac_grants_what_the_client_calls_and_nothing_else(objects: dict[str, dict[str, Any]]) -> None:
     """Calls are read from the source: the client's methods with one of the kinds that the agent knows."""
-    granted = {
-        (group, resource, verb)
-        for rule in objects["ClusterRole"]["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    kinds = {name: kind for name, kind in vars(api).items() if isinstance(kind, api.Kind)}
-    used = {
-        (kinds[call.args[0].id].group, kinds[call.args[0].id].plural, VERBS[call.func.attr])
-        for path in Path(cluster.__path__[0]).glob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Attribute)
-        and call.func.attr in VERBS
-        and call.args
-        and isinstance(call.args[0], ast.Name)
-        and call.args[0].id in kinds
-    }
-    assert granted == used
+    granted = rights_granted(objects["ClusterRole"]["rules"])
+    assert granted == rights_needed("gpu_device_plugin.programs.node_agent")
 
 
 def test_the_image_has_the_programs_version(container: dict[str, Any]) -> None:

@@ -1,0 +1,431 @@
+"""What the manifests of the scheduler ask for is what kube-scheduler and the extender accept, need and use."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.extender_settings import ExtenderSettings
+from gpu_device_plugin.programs import extender as program
+from tests.deploy.calls import Right, rights_granted, rights_needed
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SECOND = DEPLOY / "scheduler.yaml"
+LOOPBACK = DEPLOY / "optional" / "extender-loopback.yaml"
+ALONE = DEPLOY / "optional" / "extender-alone.yaml"
+MANIFESTS = (SECOND, LOOPBACK, ALONE)
+CONFIG = DEPLOY / "optional" / "kube-scheduler-config.yaml"
+PAGE = DEPLOY.parent / "docs" / "scheduler.md"
+
+ACCOUNT = {"kind": "ServiceAccount", "name": "gpu-device-plugin-scheduler", "namespace": "gpushare"}
+every_manifest = pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.name)
+
+
+def objects(manifest: Path, *kinds: str) -> list[Json]:
+    return [each for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8")) if each["kind"] in kinds]
+
+
+def workload(manifest: Path) -> Json:
+    (found,) = objects(manifest, "Deployment", "DaemonSet")
+    return found
+
+
+def pod_of(manifest: Path) -> Json:
+    found: Json = workload(manifest)["spec"]["template"]["spec"]
+    return found
+
+
+def container(manifest: Path, name: str = "extender") -> Json:
+    (found,) = (each for each in pod_of(manifest)["containers"] if each["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def settings(manifest: Path) -> ExtenderSettings:
+    """The settings that the extender makes of a manifest, the pod's name filled in as the kubelet does."""
+    asked = container(manifest)
+    environ = {each["name"]: each.get("value", "pod-a") for each in asked["env"]}
+    return cli.extender_sources_of(cli.parse(asked["args"]), environ).read()
+
+
+def configuration() -> Json:
+    """What the kube-scheduler of deploy/scheduler.yaml is told."""
+    (config,) = objects(SECOND, "ConfigMap")
+    found: Json = yaml.safe_load(config["data"]["config.yaml"])
+    return found
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+# --- The extender ----------------------------------------------------------------------------------------------------
+
+
+@every_manifest
+def test_e16_nobody_but_the_scheduler_can_have_pods_bound(manifest: Path) -> None:
+    """On loopback, or with a certificate that the scheduler alone has; and every argument is one that is accepted."""
+    found = settings(manifest)
+    assert not found.exposed
+    assert (found.client_ca is None) == (found.listen.host == "127.0.0.1") == (manifest != ALONE)
+
+
+@every_manifest
+def test_one_is_active_by_the_schedulers_election_or_by_an_own_one(manifest: Path) -> None:
+    """Loopback ties an extender to one scheduler, and of those one leads. Behind a Service they have to agree."""
+    found = settings(manifest)
+    assert found.leader_election == (manifest == ALONE)
+    if found.leader_election:
+        assert found.holder() == "pod-a"
+        assert found.namespace(Path("/var/run/secrets/none")) == "kube-system", "in a pod it is that of the pod"
+
+
+@every_manifest
+def test_probes_ask_where_the_extender_answers(manifest: Path) -> None:
+    asked, found = container(manifest), settings(manifest).http
+    assert found is not None
+    port = {each["name"]: each["containerPort"] for each in asked["ports"]}["http"]
+    assert found.port == port
+    # A kubelet asks the pod's address, which is the node's where the pod has none of its own.
+    host = {"host": "127.0.0.1"} if manifest == LOOPBACK else {}
+    assert found.host == host.get("host", "")
+    assert {kind: asked[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")} == {
+        "startupProbe": {"path": "/healthz", "port": "http", **host},
+        "livenessProbe": {"path": "/healthz", "port": "http", **host},
+        "readinessProbe": {"path": "/readyz", "port": "http", **host},
+    }
+
+
+@every_manifest
+def test_the_extender_depends_on_no_gpu_and_on_no_service_of_its_namespace(manifest: Path) -> None:
+    """A pod that asks for what it places could never be placed; and the image by itself asks for all GPUs of a node."""
+    pod = pod_of(manifest)
+    assert not any("aliyun.com" in str(each["resources"]) for each in pod["containers"])
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"} in container(manifest)["env"]
+    assert pod["enableServiceLinks"] is False
+
+
+@every_manifest
+def test_the_pod_has_no_rights_that_it_does_not_use(manifest: Path) -> None:
+    pod = pod_of(manifest)
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    for each in pod["containers"]:
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    assert pod.get("hostNetwork", False) == (manifest == LOOPBACK)
+
+
+@every_manifest
+def test_memory_is_reserved_and_bounded_and_cpu_is_not_throttled(manifest: Path) -> None:
+    resources = container(manifest)["resources"]
+    assert resources["requests"].keys() == {"cpu", "memory"}
+    assert resources["limits"].keys() == {"memory"}
+
+
+@every_manifest
+def test_bindings_under_way_have_the_time_to_end(manifest: Path) -> None:
+    assert pod_of(manifest)["terminationGracePeriodSeconds"] > settings(manifest).bind_timeout_s
+
+
+@every_manifest
+def test_the_image_has_the_programs_version(manifest: Path) -> None:
+    assert container(manifest)["image"].rpartition(":")[2] == __version__
+
+
+# --- What kube-scheduler is told -------------------------------------------------------------------------------------
+
+
+def test_the_second_scheduler_has_a_name_and_a_lease_of_its_own() -> None:
+    """By default both are those of the cluster's scheduler."""
+    config = configuration()
+    assert config["leaderElection"] == {
+        "leaderElect": True,
+        "resourceName": "gpushare-scheduler",
+        "resourceNamespace": "gpushare",
+    }
+    assert config["profiles"] == [{"schedulerName": "gpushare-scheduler"}]
+    mutation = (DEPLOY / "optional" / "mutating-policy.yaml").read_text(encoding="utf-8")
+    assert "schedulerName: 'gpushare-scheduler'" in mutation
+    assert "schedulerName: gpushare-scheduler" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("manifest", [SECOND, LOOPBACK], ids=lambda path: path.name)
+def test_the_scheduler_calls_the_extender_where_it_listens(manifest: Path) -> None:
+    config = configuration() if manifest == SECOND else yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    (extender,) = config["extenders"]
+    url, listen = urlsplit(extender["urlPrefix"]), settings(manifest).listen
+    assert (url.scheme, url.hostname, url.port) == ("http", listen.host, listen.port)
+    assert url.path == program.PREFIX
+    assert extender["enableHTTPS"] is False
+
+
+def test_nothing_is_placed_without_the_extender_and_only_what_concerns_it_is_asked() -> None:
+    config = configuration()
+    (extender,) = config["extenders"]
+    assert extender["ignorable"] is False
+    assert extender["nodeCacheCapable"] is True
+    assert extender["managedResources"] == [
+        {"name": resource.name, "ignoredByScheduler": False} for resource in ExtenderSettings().offered
+    ]
+    assert {each: extender[f"{each}Verb"] for each in ("filter", "prioritize", "preempt", "bind")} == {
+        "filter": "filter",
+        "prioritize": "prioritize",
+        "preempt": "preempt",
+        "bind": "bind",
+    }
+    assert config["percentageOfNodesToScore"] == 100
+
+
+@every_manifest
+def test_the_extender_gives_up_before_the_scheduler_does(manifest: Path) -> None:
+    """So that people read why a pod was not bound, and not that somebody did not answer."""
+    (extender,) = configuration()["extenders"]
+    assert settings(manifest).bind_timeout_s < float(extender["httpTimeout"].removesuffix("s"))
+
+
+def test_the_clusters_own_scheduler_is_told_the_same() -> None:
+    second, own = configuration(), yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    assert own.pop("clientConnection") == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
+    assert own == {key: value for key, value in second.items() if key not in {"leaderElection", "profiles"}}
+
+
+def test_kube_scheduler_reads_the_configuration_that_is_mounted() -> None:
+    asked = container(SECOND, "kube-scheduler")
+    (mount,), (volume,) = asked["volumeMounts"], pod_of(SECOND)["volumes"]
+    (config,) = objects(SECOND, "ConfigMap")
+    assert asked["command"] == ["kube-scheduler", f"--config={mount['mountPath']}/{next(iter(config['data']))}"]
+    assert volume == {"name": mount["name"], "configMap": {"name": config["metadata"]["name"]}}
+    assert re.fullmatch(r"registry\.k8s\.io/kube-scheduler:v1\.\d+\.\d+", asked["image"])
+
+
+def test_d1_a_scheduler_does_not_go_on_leading_beside_a_dead_extender() -> None:
+    """Its liveness is the extender's; its own is seen to by the lease. It is killed before a hung extender is."""
+    scheduler, extender = container(SECOND, "kube-scheduler"), container(SECOND)
+    http = settings(SECOND).http
+    assert http is not None
+    for probe in ("startupProbe", "livenessProbe"):
+        assert scheduler[probe]["httpGet"] == {"path": "/healthz", "port": http.port}
+
+    def patience_s(probe: Json) -> int:
+        found: int = probe["periodSeconds"] * probe["failureThreshold"]
+        return found
+
+    assert patience_s(scheduler["livenessProbe"]) <= patience_s(extender["livenessProbe"])
+    assert scheduler["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "https", "scheme": "HTTPS"}
+    assert {"name": "https", "containerPort": 10259} in scheduler["ports"]
+
+
+# --- What the page tells of it ---------------------------------------------------------------------------------------
+
+
+def test_the_page_names_every_file_and_the_file_every_kubeconfig() -> None:
+    page, config = PAGE.read_text(encoding="utf-8"), CONFIG.read_text(encoding="utf-8")
+    for path in (DEPLOY / "daemonset.yaml", *MANIFESTS, CONFIG):
+        assert f"deploy/{path.relative_to(DEPLOY)}" in page
+    kubeconfigs = re.findall(r"^ *\| [\w]+ \| `(/\S+)` \|$", page, re.MULTILINE)
+    assert len(kubeconfigs) == 4
+    for path in kubeconfigs:
+        assert path in config
+
+
+def test_every_distribution_reads_the_file_where_the_page_has_put_it() -> None:
+    file = f"/etc/gpushare/{CONFIG.name}"
+    told = [yaml.safe_load(block) for block in blocks("yaml")]
+    rke, rke2, k3s, kubeadm = (each for each in told if file in str(each))
+    assert f"`{file}`" in PAGE.read_text(encoding="utf-8")
+    assert rke["services"]["scheduler"] == {
+        "extra_args": {"config": file},
+        "extra_binds": ["/etc/gpushare:/etc/gpushare:ro"],
+    }
+    assert rke2 == {
+        "kube-scheduler-arg+": [f"config={file}"],
+        "kube-scheduler-extra-mount+": ["/etc/gpushare:/etc/gpushare:ro"],
+    }
+    assert k3s == {"kube-scheduler-arg+": [f"config={file}"]}
+    (volume,) = kubeadm["scheduler"]["extraVolumes"]
+    assert kubeadm["scheduler"]["extraArgs"] == [{"name": "config", "value": file}]
+    assert volume["hostPath"] == volume["mountPath"] == str(Path(file).parent)
+
+
+def test_the_pages_pod_goes_to_the_second_scheduler() -> None:
+    (shown,) = (pod for pod in map(yaml.safe_load, blocks("yaml")) if pod.get("kind") == "Pod")
+    assert shown["spec"]["schedulerName"] == configuration()["profiles"][0]["schedulerName"]
+    (asked,) = shown["spec"]["containers"]
+    assert asked["resources"]["limits"] == {ExtenderSettings().offered[0].name: 8}
+
+
+# --- RBAC ------------------------------------------------------------------------------------------------------------
+
+ROLE = "gpushare-extender"
+
+
+def roles(manifest: Path, kind: str, *names: str) -> set[Right]:
+    rules = [rule for each in objects(manifest, kind) if each["metadata"]["name"] in names for rule in each["rules"]]
+    return rights_granted(rules)
+
+
+@every_manifest
+def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path) -> None:
+    """But for the patch that only API servers need which do not copy annotations from a Binding."""
+    granted = roles(manifest, "ClusterRole", ROLE) | roles(manifest, "Role", ROLE)
+    needed = rights_needed("gpu_device_plugin.programs.extender") - {("", "pods", "patch")}
+    leases = {right for right in needed if right[1] == "leases"}
+    assert leases
+    assert granted == (needed if settings(manifest).leader_election else needed - leases)
+
+
+def test_the_agent_and_the_extender_are_told_apart() -> None:
+    agent, extender = (rights_needed(f"gpu_device_plugin.programs.{name}") for name in ("node_agent", "extender"))
+    assert ("", "pods/binding", "create") in extender - agent
+    assert ("", "nodes", "patch") in agent - extender
+
+
+@pytest.mark.parametrize("manifest", [SECOND, ALONE], ids=lambda path: path.name)
+def test_a_lease_may_be_made_and_only_the_own_one_be_changed(manifest: Path) -> None:
+    (role,) = objects(manifest, "Role")
+    named = configuration()["leaderElection"]["resourceName"] if manifest == SECOND else settings(manifest).lease_name
+    assert role["metadata"]["namespace"] == ACCOUNT["namespace"]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [named],
+            "verbs": ["get", "update"],
+        },
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+    ]
+
+
+@every_manifest
+def test_every_role_is_bound_to_the_account_of_the_pod(manifest: Path) -> None:
+    assert pod_of(manifest)["serviceAccountName"] == ACCOUNT["name"]
+    (account,) = objects(manifest, "ServiceAccount")
+    assert account["metadata"] == {"name": ACCOUNT["name"], "namespace": ACCOUNT["namespace"]}
+    bindings = objects(manifest, "ClusterRoleBinding", "RoleBinding")
+    assert all(each["subjects"] == [ACCOUNT] for each in bindings)
+    bound = {(each["metadata"].get("namespace", ""), each["roleRef"]["name"]) for each in bindings}
+    made = {
+        (each["metadata"].get("namespace", ""), each["metadata"]["name"])
+        for each in objects(manifest, "ClusterRole", "Role")
+    }
+    # What Kubernetes' documentation gives a second kube-scheduler.
+    kubernetes = {
+        ("", "system:kube-scheduler"),
+        ("", "system:volume-scheduler"),
+        ("kube-system", "extension-apiserver-authentication-reader"),
+    }
+    assert bound == made | (kubernetes if manifest == SECOND else set())
+
+
+# --- What fits together ----------------------------------------------------------------------------------------------
+
+
+@every_manifest
+def test_all_of_it_is_in_the_agents_namespace(manifest: Path) -> None:
+    """The manifest of the agent makes it."""
+    (namespace,) = objects(DEPLOY / "daemonset.yaml", "Namespace")
+    assert namespace["metadata"]["name"] == ACCOUNT["namespace"]
+    elsewhere = [
+        (each["kind"], each["metadata"]["namespace"])
+        for each in yaml.safe_load_all(manifest.read_text(encoding="utf-8"))
+        if each["metadata"].get("namespace", "gpushare") != "gpushare"
+    ]
+    assert elsewhere == ([("RoleBinding", "kube-system")] if manifest == SECOND else [])
+
+
+@every_manifest
+def test_selectors_find_the_pods_and_no_others(manifest: Path) -> None:
+    labels = workload(manifest)["spec"]["template"]["metadata"]["labels"]
+    (agent,) = objects(DEPLOY / "daemonset.yaml", "DaemonSet")
+    assert labels != agent["spec"]["template"]["metadata"]["labels"]
+    assert workload(manifest)["metadata"]["labels"] == labels
+    assert workload(manifest)["spec"]["selector"] == {"matchLabels": labels}
+    for each in objects(manifest, "PodDisruptionBudget"):
+        assert each["spec"]["selector"] == {"matchLabels": labels}
+    for each in objects(manifest, "Service"):
+        assert each["spec"]["selector"] == labels
+    affinity = pod_of(manifest)["affinity"].get("podAntiAffinity")
+    if affinity is not None:
+        (apart,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+        assert apart["podAffinityTerm"] == {
+            "topologyKey": "kubernetes.io/hostname",
+            "labelSelector": {"matchLabels": labels},
+        }
+
+
+@every_manifest
+def test_the_quota_covers_the_priority_class(manifest: Path) -> None:
+    (quota,) = objects(manifest, "ResourceQuota")
+    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    assert expression["values"] == [pod_of(manifest)["priorityClassName"]] == ["system-cluster-critical"]
+
+
+def test_two_schedulers_stand_by_and_one_may_be_drained() -> None:
+    assert workload(SECOND)["spec"]["replicas"] == 2
+    (budget,) = objects(SECOND, "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_where_only_the_leader_is_ready_neither_updates_nor_drains_wait_for_the_other() -> None:
+    """A rolling update and a PodDisruptionBudget would, for ever."""
+    assert workload(ALONE)["spec"]["replicas"] == 2
+    assert workload(ALONE)["spec"]["strategy"] == {"type": "Recreate"}
+    assert objects(ALONE, "PodDisruptionBudget") == []
+
+
+def test_the_service_leads_to_the_verbs_over_tls() -> None:
+    (service,) = objects(ALONE, "Service")
+    (port,) = service["spec"]["ports"]
+    found = settings(ALONE)
+    named = {each["name"]: each["containerPort"] for each in container(ALONE)["ports"]}
+    assert named[port["targetPort"]] == found.listen.port == port["port"] == port["nodePort"]
+    (mount,), (volume,) = container(ALONE)["volumeMounts"], pod_of(ALONE)["volumes"]
+    assert volume == {"name": mount["name"], "secret": {"secretName": "gpushare-extender-tls"}}
+    # The names that Kubernetes gives the parts of a Secret for TLS.
+    files = [Path(mount["mountPath"], name) for name in ("tls.crt", "tls.key", "ca.crt")]
+    assert [found.tls_cert, found.tls_key, found.client_ca] == files
+
+
+def test_an_extender_stands_beside_every_scheduler_of_the_cluster() -> None:
+    """On control-plane nodes, by the label of today or by RKE's, whatever they are tainted with."""
+    required = pod_of(LOOPBACK)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    wanted = [
+        (each["key"], each["operator"]) for term in required["nodeSelectorTerms"] for each in term["matchExpressions"]
+    ]
+    assert wanted == [
+        ("node-role.kubernetes.io/control-plane", "Exists"),
+        ("node-role.kubernetes.io/controlplane", "Exists"),
+    ]
+    assert pod_of(LOOPBACK)["tolerations"] == [{"operator": "Exists"}]
+
+
+@pytest.mark.parametrize("kind", ["ResourceQuota", "ServiceAccount", "ClusterRole"])
+def test_what_the_manifests_share_is_the_same_in_each(kind: str) -> None:
+    """Each can be applied by itself, and going from one to another changes nothing of it."""
+    first, *others = (next(iter(objects(manifest, kind))) for manifest in MANIFESTS)
+    assert others == [first, first]
+
+
+def test_lines_to_change_are_marked() -> None:
+    """Images, settings, and what differs from cluster to cluster."""
+    found = {
+        path.name: len(re.findall(r"^ *# CHANGE: ", path.read_text(encoding="utf-8"), re.MULTILINE))
+        for path in (*MANIFESTS, CONFIG)
+    }
+    assert found == {SECOND.name: 3, LOOPBACK.name: 3, ALONE.name: 3, CONFIG.name: 2}
