@@ -297,12 +297,12 @@ def flips(root: Path) -> Iterator[Row]:
 # --- What is shown ----------------------------------------------------------------------------------------------------
 
 
-def machine() -> str:
-    """Return what was measured, where and when."""
+def machine(what: str = MODEL) -> str:
+    """Return on what it was measured, where and when."""
     cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("grpcio", "protobuf", "aiohttp", "msgspec"))
     return (
-        f"gpu-device-plugin {gpu_device_plugin.__version__} on {MODEL}, {dt.datetime.now(dt.UTC):%Y-%m-%d}; "
+        f"gpu-device-plugin {gpu_device_plugin.__version__} on {what}, {dt.datetime.now(dt.UTC):%Y-%m-%d}; "
         f"{os.cpu_count()} cores ({cpu[1] if cpu else platform.machine()}) with a load of {os.getloadavg()[0]:.1f}, "
         f"Linux {platform.release()}, Python {platform.python_version()}, {versions}"
     )

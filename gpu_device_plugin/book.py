@@ -10,7 +10,7 @@ from gpu_device_plugin.aio.latest import Latest
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from gpu_device_plugin.core.ledger import Evidence, Ledger
+    from gpu_device_plugin.core.ledger import Evidence, Ledger, Reading
     from gpu_device_plugin.core.node import Node
     from gpu_device_plugin.core.shares import Shares
 
@@ -47,11 +47,13 @@ class Book:
         """Take note of GPUs that are held through resources that are not ours, see `Ledger.foreign`."""
         self._keep(self.node.ledger.beside(foreign))
 
-    def reconcile(
-        self, evidence: Evidence, processes: Mapping[str, int | None], now: float, process_wait_s: float
-    ) -> None:
+    def reconcile(self, evidence: Evidence, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> None:
         """Let go of what is proven free, see `Ledger.reconciled`."""
-        self._keep(self.node.ledger.reconciled(evidence, processes, now, process_wait_s))
+        self._keep(self.node.ledger.reconciled(evidence, readings, now, process_wait_s))
+
+    def let_go(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> None:
+        """Let go of what only waits for the processes of its GPU, see `Ledger.let_go`."""
+        self._keep(self.node.ledger.let_go(readings, now, process_wait_s))
 
     def equip(self, shares: Shares, unhealthy: Mapping[str, str], closeness: Mapping[tuple[int, int], int]) -> None:
         """Take over what the hardware shows now."""

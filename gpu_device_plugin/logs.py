@@ -20,6 +20,7 @@ PACKAGE = "gpu_device_plugin"
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _ORDER = "once_per_s"
 _SUPPRESSED = "suppressed"
+_LIBRARIES_PER_S = 60.0
 _REMEMBERED = 1000
 """Lines remembered before those whose time is over are forgotten."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -46,6 +47,9 @@ def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) ->
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger(PACKAGE).setLevel(level.upper())
+    logging.getLogger("asyncio").addFilter(_seldom)
+    # It calls it an error that a watch ends while an event comes in; whoever waits looks by himself now and then.
+    logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 
 def quiet_grpc(environ: MutableMapping[str, str]) -> None:
@@ -127,6 +131,12 @@ class OncePer(logging.Filter):
         if suppressed:
             setattr(record, _SUPPRESSED, suppressed)
         return True
+
+
+def _seldom(record: logging.LogRecord) -> bool:
+    """Order of a library's line that it is not repeated: a loop without a free file descriptor writes 100 a second."""
+    setattr(record, _ORDER, getattr(record, _ORDER, _LIBRARIES_PER_S))
+    return True
 
 
 def _utc(seconds: float) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.book import Book
-from gpu_device_plugin.core.ledger import Evidence, Hold, Ledger
+from gpu_device_plugin.core.ledger import Evidence, Hold, Ledger, Reading
 from gpu_device_plugin.testing.nodes import ids, node
 
 if TYPE_CHECKING:
@@ -61,10 +61,18 @@ def test_books_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> N
 
 def test_what_is_proven_free_is_let_go() -> None:
     book = Book(node(4, used={0: [0]}))
-    book.reconcile(NOTHING, {"GPU-0": 1}, 1000.0, 60.0)
+    book.reconcile(NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
     assert book.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    book.reconcile(NOTHING, {"GPU-0": 0}, 1001.0, 60.0)
+    book.let_go({"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
+    assert book.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
+    book.let_go({"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
     assert book.node.ledger.holds == {}
+
+
+def test_gpus_that_others_hold_are_noted() -> None:
+    book = Book(node(4))
+    book.beside({"GPU-0": "nvidia.com/gpu"})
+    assert book.node.ledger.foreign == {"GPU-0": "nvidia.com/gpu"}
 
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:

@@ -29,11 +29,14 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger(logs.PACKAGE)
-    handlers, levels = list(root.handlers), (root.level, ours.level)
+    watchdog, loop = logging.getLogger("watchdog"), logging.getLogger("asyncio")
+    handlers, filters = list(root.handlers), list(loop.filters)
+    levels = [(logger, logger.level) for logger in (root, ours, watchdog)]
     yield
     root.handlers[:] = handlers
-    root.setLevel(levels[0])
-    ours.setLevel(levels[1])
+    loop.filters[:] = filters
+    for logger, level in levels:
+        logger.setLevel(level)
 
 
 def human(level: str = "info") -> io.StringIO:
@@ -153,6 +156,24 @@ def test_a_line_that_asks_for_it_is_written_once_in_a_while() -> None:
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [(line["pod"], line.get("suppressed")) for line in lines] == [("a", None), ("b", None), ("a", 2)]
     assert all("once_per_s" not in line for line in lines)
+
+
+def test_what_asyncio_says_again_and_again_is_written_once() -> None:
+    """A loop without a free file descriptor says so a hundred times a second, with a traceback."""
+    stream = machine()
+    for _ in range(100):
+        logging.getLogger("asyncio").error("socket.accept() out of system resource")
+    logging.getLogger("asyncio").error("something else")
+    assert [json.loads(line)["msg"] for line in stream.getvalue().splitlines()] == [
+        "socket.accept() out of system resource",
+        "something else",
+    ]
+
+
+def test_what_watchdog_calls_an_error_of_its_own_is_not_written() -> None:
+    stream = human()
+    logging.getLogger("watchdog.observers.inotify").error("called when the thread is inactive")
+    assert stream.getvalue() == ""
 
 
 def test_lines_whose_time_is_over_are_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.api import NODES, UnreadableObjectError, read_node
 from gpu_device_plugin.cluster.backoff import Backoff
@@ -27,6 +27,17 @@ class NodeNotes:
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+    def missing(self, node: NodeRecord) -> Mapping[str, Mapping[str, str | None]]:
+        """Return what has to be patched into the metadata of `node`; empty if it carries all of this."""
+        return {
+            what: missing
+            for what, wanted, present in (
+                ("labels", self.labels, node.labels),
+                ("annotations", self.annotations, node.annotations),
+            )
+            if (missing := {key: value for key, value in wanted.items() if present.get(key) != value})
+        }
 
 
 class NodeSelf:
@@ -61,14 +72,7 @@ class NodeSelf:
             ApiError: it does not carry them, or it is unknown whether it does.
         """
         node = await self.read()
-        changes: dict[str, Any] = {
-            what: missing
-            for what, wanted, present in (
-                ("labels", notes.labels, node.labels),
-                ("annotations", notes.annotations, node.annotations),
-            )
-            if (missing := {key: value for key, value in wanted.items() if present.get(key) != value})
-        }
+        changes = notes.missing(node)
         if changes:
             # The uid, lest a node that was replaced under our name gets what we know of the old one.
             await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError, UnavailableError
+from gpu_device_plugin.cluster.errors import (
+    ApiError,
+    Call,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,9 +95,12 @@ class PodWriter:
         """Patch the pod; return False if there is no such pod any more."""
         body = {"metadata": {"uid": wanted.uid, "annotations": wanted.annotations}}
         try:
-            await self._client.patch(PODS, wanted.name, body, namespace=wanted.namespace)
+            read_metadata(await self._client.patch(PODS, wanted.name, body, namespace=wanted.namespace))
         except NotFoundError:
             return False
+        except UnreadableObjectError as error:  # a proxy on the way answers so
+            call = Call("patch", PODS.plural, namespace=wanted.namespace, name=wanted.name)
+            raise UnavailableError(call, str(error)) from error
         except (ConflictError, InvalidError) as refusal:
             # Both are said of a namesake, and of other things. Only a fresh look tells.
             try:

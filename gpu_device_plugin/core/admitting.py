@@ -44,7 +44,14 @@ class Refused:
     sentence: str
 
 
-def admit(node: Node, kind: Kind, device_ids: Sequence[str], promise: Promise | None = None) -> Placement | Refused:
+def admit(
+    node: Node,
+    kind: Kind,
+    device_ids: Sequence[str],
+    promise: Promise | None = None,
+    *,
+    after_init: bool | None = None,
+) -> Placement | Refused:
     """Decide on one container.
 
     Within one resource the kubelet is trusted to give every ID once, and to give again only what an init container of
@@ -55,6 +62,7 @@ def admit(node: Node, kind: Kind, device_ids: Sequence[str], promise: Promise | 
         kind: which resource is allocated.
         device_ids: what the kubelet chose; not empty.
         promise: what a scheduler promised this container, if it is known whose call this is.
+        after_init: whether an init container of the same pod was served before; None: nobody knows.
     """
     whole = kind is Kind.COUNT
     places = {name: node.shares.place_of(name) for name in device_ids}
@@ -79,7 +87,7 @@ def admit(node: Node, kind: Kind, device_ids: Sequence[str], promise: Promise | 
     if whole:
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
     if len(gpus) > 1 and (promise is None or promise.shares != tuple(sorted(wanted.items()))):
-        return _scattered(node, Demand(kind, len(device_ids)), device_ids)
+        return _scattered(node, Demand(kind, len(device_ids)), device_ids, after_init=after_init)
     return Placement(Demand(kind, len(device_ids), len(gpus)), tuple(sorted(wanted.items())))
 
 
@@ -98,7 +106,7 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     return None
 
 
-def _scattered(node: Node, demand: Demand, device_ids: Collection[str]) -> Refused:
+def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
     answer = place(demand, node.rooms(), POLICIES["binpack"])
     if isinstance(answer, Refusal):
         largest = max(len(shared.shares) for shared in node.shares.gpus)
@@ -106,12 +114,15 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str]) -> Refus
         return Refused(why, answer.sentence(node.shares.share_mib))
     asked = format_mib(len(device_ids) * node.shares.share_mib)
     reused = [name for name in device_ids if name in node.ledger.holds]
-    if reused:
+    # What we hold may also be of a pod that has just ended, which the kubelet knows before us.
+    if reused and after_init is not False:
         where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
+        took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
         return Refused(
             Why.SCATTERED,
-            f"GPU memory: {asked} asked, but an init container of this pod took {where}, which has less; "
-            "let the init container ask as much as the largest container",
+            f"GPU memory: {asked} asked, but {took} {where}, which has less; "
+            "let the init container ask as much as the largest container"
+            + ("" if after_init else ", or delete the pod to try again"),
         )
     return Refused(
         Why.SCATTERED,

@@ -71,6 +71,7 @@ CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Node label of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
+_PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
 
 
 class MalformedAnnotationError(ValueError):
@@ -93,12 +94,13 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
     Raises:
         MalformedAnnotationError: an annotation of ours is there and makes no sense.
     """
-    if pod.annotations.keys().isdisjoint({ALLOCATION, INIT_ALLOCATION, IDX}):
+    annotations = pod.annotations
+    if annotations.keys().isdisjoint(_PLACES):
         return {}
     said = _Said(
-        app=_allocation(ALLOCATION, pod.annotations),
-        init=_allocation(INIT_ALLOCATION, pod.annotations),
-        single=_number(IDX, pod.annotations[IDX], _LARGEST) if IDX in pod.annotations else None,
+        app=_allocation(ALLOCATION, annotations),
+        init=_allocation(INIT_ALLOCATION, annotations),
+        single=_number(IDX, annotations[IDX], _LARGEST) if IDX in annotations else None,
     )
     found: dict[tuple[str, Kind], Promise] = {}
     for container in pod.containers:
@@ -122,26 +124,27 @@ class _Said:
 
 
 def _for_container(container: Container, kind: Kind, amount: int, said: _Said) -> Promise | None:
-    own = (said.app if container.kind is ContainerKind.APP else said.init).get(container.index)
-    positions = {position for gpus in said.app.values() for position in gpus}
-    if own is None and positions and container.kind is not ContainerKind.APP and kind is Kind.MEMORY:
-        # Who knows only `ALLOCATION` means: an init container runs before the others, and hands its shares on to them.
-        own = {min(positions): amount}
-    elif own is None and said.single is not None and (kind is Kind.MEMORY or amount == 1):
-        own = {said.single: amount}
+    app = container.kind is ContainerKind.APP
+    key, own = (ALLOCATION, said.app.get(container.index)) if app else (INIT_ALLOCATION, said.init.get(container.index))
     if own is None:
-        return None
-    own = {position: shares for position, shares in own.items() if shares}
+        where = said.single
+        if not app and kind is Kind.MEMORY:
+            # Who knows only `ALLOCATION` means: an init container hands its shares on to the first that asks for some.
+            where = next((min(said.app[index]) for index in sorted(said.app) if said.app[index]), where)
+        if where is None or (kind is Kind.COUNT and amount > 1):
+            return None
+        return Promise(((where, amount),))
     size = sum(own.values()) if kind is Kind.MEMORY else len(own)
     if size != amount:
         raise MalformedAnnotationError(
-            f"{ALLOCATION} promises {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
+            f"{key} promises {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
             f"{container.name!r}, which asks {amount}"
         )
     return Promise(tuple(sorted(own.items())))
 
 
 def _allocation(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mapping[int, int]]:
+    """Return shares by container index and GPU position; a GPU with none of them is not among them."""
     if key not in annotations:
         return {}
     try:
@@ -152,7 +155,9 @@ def _allocation(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mappin
         raise MalformedAnnotationError(f'{key} is not of the form {{"0": {{"1": 4}}}}')
     return {
         _number(key, index, _LARGEST): {
-            _number(key, position, _LARGEST): _number(key, shares, _LARGEST) for position, shares in gpus.items()
+            _number(key, position, _LARGEST): number
+            for position, shares in gpus.items()
+            if (number := _number(key, shares, _LARGEST))
         }
         for index, gpus in parsed.items()
     }

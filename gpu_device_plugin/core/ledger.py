@@ -23,7 +23,7 @@ class Hold:
     granted_at: float | None = None
     """When we granted it, in monotonic seconds; None once the kubelet's books have shown it."""
     freed_at: float | None = None
-    """When it was first proven free while processes were still seen on its GPU."""
+    """When it was first proven free, while nothing showed yet that no process is left on its GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,16 @@ class Evidence:
     """When that call was made, in monotonic seconds."""
     recorded: frozenset[str]
     """Device IDs in a checkpoint that was written after that answer came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the driver showed of a GPU at one moment."""
+
+    processes: int | None
+    """Compute processes on it; None where the driver does not say."""
+    began: float
+    """When the driver was asked, in monotonic seconds."""
 
 
 FREE = Use()
@@ -89,17 +99,18 @@ class Ledger:
         return self if foreign == self.foreign else replace(self, foreign=foreign)
 
     def reconciled(
-        self, evidence: Evidence, processes: Mapping[str, int | None], now: float, process_wait_s: float
+        self, evidence: Evidence, readings: Mapping[str, Reading], now: float, process_wait_s: float
     ) -> Ledger:
         """Return the ledger without the IDs that are proven free.
 
-        An ID is free when both books omit it. When that would leave a GPU empty while NVML still shows processes on
-        it, its IDs stay for up to `process_wait_s`: the kubelet frees the IDs of a force-deleted pod at once, its
-        processes end later. A claim never ends by time alone.
+        An ID is free when both books omit it. When that would leave a GPU empty, its IDs stay until the driver, asked
+        after that was known, shows no process on it, for up to `process_wait_s`: the kubelet frees the IDs of a
+        force-deleted pod at once, its processes end later. A claim never ends by time alone.
 
         Args:
-            evidence: the two books, read in the right order.
-            processes: compute processes by GPU UUID; None where NVML does not say.
+            evidence: the two books, read in the right order, both before `now`.
+            readings: the newest reading by GPU UUID. A GPU without one, or of which the driver does not tell the
+                processes, waits for none.
             now: monotonic seconds.
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's books call free.
         """
@@ -110,24 +121,26 @@ class Ledger:
             if (name in evidence.listed or name in evidence.recorded)
             and (hold.granted_at is None or evidence.list_began >= hold.granted_at)
         )
-        free = {name for name, hold in ledger.holds.items() if _proven_free(name, hold, evidence)}
-        by_gpu = defaultdict(list)
-        for name in free:
-            by_gpu[parse_id(name)[0]].append(name)
+        proven = {
+            name: replace(hold, freed_at=now)
+            for name, hold in ledger.holds.items()
+            if hold.freed_at is None and _proven_free(name, hold, evidence)
+        }
+        return (ledger._with(proven) if proven else ledger).let_go(readings, now, process_wait_s)
+
+    def let_go(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> Ledger:
+        """Return the ledger without the IDs that were proven free and need wait no longer, see `reconciled`."""
+        by_gpu: dict[str, dict[str, float]] = defaultdict(dict)
+        for name, hold in self.holds.items():
+            if hold.freed_at is not None:
+                by_gpu[parse_id(name)[0]][name] = hold.freed_at
         drop: set[str] = set()
-        wait: dict[str, Hold] = {}
-        for uuid, names in by_gpu.items():
-            use = ledger.use(uuid)
-            emptied = len(names) == len(use.shares) + use.whole
-            if emptied and processes.get(uuid):
-                since = min((at for name in names if (at := ledger.holds[name].freed_at) is not None), default=now)
-                if now - since < process_wait_s:
-                    wait.update((name, replace(ledger.holds[name], freed_at=since)) for name in names)
-                    continue
-            drop.update(names)
-        if any(ledger.holds[name] != hold for name, hold in wait.items()):
-            ledger = ledger._with(wait)
-        return ledger._without(drop) if drop else ledger
+        for uuid, freed in by_gpu.items():
+            use, since = self.use(uuid), max(freed.values())
+            emptied = len(freed) == len(use.shares) + use.whole
+            if not emptied or now - since >= process_wait_s or _quiet(readings.get(uuid), since):
+                drop.update(freed)
+        return self._without(drop) if drop else self
 
     def _with(self, new: Mapping[str, Hold]) -> Ledger:
         uses = dict(self._uses)
@@ -145,6 +158,14 @@ class Ledger:
     def _without(self, gone: set[str]) -> Ledger:
         left = {name: hold for name, hold in self.holds.items() if name not in gone}
         return replace(self, holds={}, _uses={})._with(left)
+
+
+def _quiet(reading: Reading | None, since: float) -> bool:
+    """Whether nothing can be running on a GPU, as far as the driver tells, of what was freed by `since`."""
+    if reading is None or reading.processes is None:
+        return True
+    # A process that was started after the reading is not in it.
+    return reading.began >= since and not reading.processes
 
 
 def _proven_free(name: str, hold: Hold, evidence: Evidence) -> bool:

@@ -3,7 +3,8 @@
 No call names a pod. What is known: the kubelet admits pods one after the other, in the order in which they were bound
 to the node, and asks for the containers of one pod consecutively, init containers first. A pod once begun is therefore
 finished first, and among the others the one bound first is meant. Two containers that ask the same amount are told
-apart by nothing else, and if both were promised equal things, need not be.
+apart by nothing else, and if both were promised equal things, need not be; unless one of them would get a GPU that its
+owner does not want.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.annotations import Promise
 
@@ -31,6 +32,8 @@ class Wanted:
     """An ordinary init container: what it gets is used again by the containers after it."""
     promise: Promise | None = None
     served: bool = False
+    allowed: frozenset[int] | None = None
+    """Positions of the GPUs that the pod's owner wants for it; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,8 @@ class WaitingPod:
     """In the order in which the kubelet asks."""
     total_shares: int = 0
     """gpu-mem of all its containers, as the kubelet's scheduler counts it."""
+    policy: str | None = None
+    """Which GPU its owner prefers, a key of `POLICIES`; None: as the node does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,9 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     """
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
     candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
-    fitting = [c for c in candidates if c.wanted.promise is None or _fits(call, c.wanted.promise)]
+    # The first one asks, if the order is right. Whoever is taken for it goes on with what the first one was promised.
+    equal = [c for c in candidates if c is candidates[0] or _may_swap(c.wanted, candidates[0].wanted)]
+    fitting = [c for c in equal if c.wanted.promise is None or _fits(call, c.wanted.promise)]
     kept = [c for c in fitting if _others_keep(call, c, waiting)]
     chosen = next(iter(kept or fitting or candidates), None)
     reserved, whole = _outstanding(waiting, chosen)
@@ -117,6 +124,16 @@ def _next(pod: WaitingPod, call: Call) -> Wanted | None:
         ),
         None,
     )
+
+
+def _may_swap(one: Wanted, other: Wanted) -> bool:
+    """Whether each of the two may have the GPUs that the other was promised."""
+    return within(one.promise, other.allowed) and within(other.promise, one.allowed)
+
+
+def within(promise: Promise | None, allowed: Collection[int] | None) -> bool:
+    """Return whether a promise names only GPUs that are `allowed`; None allows all."""
+    return promise is None or allowed is None or all(position in allowed for position, _ in promise.shares)
 
 
 def _fits(call: Call, promise: Promise) -> bool:

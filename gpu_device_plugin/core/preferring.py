@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.matching import Call, Matched
+from gpu_device_plugin.core.matching import Call, Matched, within
 from gpu_device_plugin.core.placing import Demand, Placement, place
 from gpu_device_plugin.core.resources import Kind
 
@@ -50,17 +50,21 @@ class Question:
 
     def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
         """Return how many IDs to take from which GPU; only those that must be taken where no good answer exists."""
-        promise = matched.match.wanted.promise if matched.match is not None else None
-        if promise is not None and self._has(promise.shares):
-            return dict(promise.shares)
-        # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet: their
-        # container may have been deleted by force and still be running, and a kubelet that cleans up its books while an
-        # Allocate is on its way can lose an ID that it has just given out.
-        for ours, others in ((True, matched), (False, matched), (False, None)):
-            rooms = self._rooms(node, others, only_free_by_our_books=ours)
-            found = place(Demand(self.kind, self.amount), rooms, rank, node.connection, tuple(self._must))
-            if isinstance(found, Placement):
-                return dict(found.shares)
+        wanted = matched.match.wanted if matched.match is not None else None
+        promise, allowed = (None, None) if wanted is None else (wanted.promise, wanted.allowed)
+        # A GPU that the pod's owner does not want comes after all others. A promise can name one after a swap.
+        for among in dict.fromkeys((allowed, None)):
+            if promise is not None and within(promise, among) and self._has(promise.shares):
+                return dict(promise.shares)
+            # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet:
+            # their container may have been deleted by force and still be running, and a kubelet that cleans up its
+            # books while an Allocate is on its way can lose an ID that it has just given out.
+            for ours, others in ((True, matched), (False, matched), (False, None)):
+                rooms = self._rooms(node, others, only_free_by_our_books=ours)
+                usable = [room for room in rooms if among is None or room.position in among]
+                found = place(Demand(self.kind, self.amount), usable, rank, node.connection, tuple(self._must))
+                if isinstance(found, Placement):
+                    return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}
 
     def _rooms(self, node: Node, others: Matched | None, *, only_free_by_our_books: bool) -> tuple[Room, ...]:

@@ -31,11 +31,12 @@ from gpu_device_plugin.core.health import (
     judge,
     step,
 )
+from gpu_device_plugin.core.positions import in_order
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class State(StrEnum):
@@ -86,16 +87,25 @@ class HardwareView:
     sentence: str = "the GPUs have not been listed yet"
     """What `state` means just now, for people."""
     inventory: Inventory = field(default_factory=Inventory)
-    """Every GPU seen since the program started, in an order that never changes; new ones come last."""
+    """Every GPU seen since the program started, or remembered from before, in an order that never changes but by
+    `Hardware.remember`; new ones come last."""
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     """By UUID, for every GPU of the inventory."""
+    child_restarts: int = 0
+    """How often the process that speaks to the driver was replaced because it had failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What uses the GPUs, by one reading of all of them."""
+
+    began: float = 0.0
+    """When the driver was asked, in monotonic seconds; what began before is in it."""
     processes: Mapping[str, int | None] = field(default_factory=dict)
     """Compute processes on each GPU, None where the driver does not tell. It does not tell those of other PID
     namespaces to a container that does not share the host's."""
     used_mib: Mapping[str, int | None] = field(default_factory=dict)
     """Memory in use on each GPU, by whomever."""
-    child_restarts: int = 0
-    """How often the process that speaks to the driver was replaced because it had failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +190,8 @@ class Hardware:
         self.timings = timings or Timings()
         self.rules = rules or Rules()
         self.view = Latest(HardwareView())
+        self.load = Latest(Load())
+        """Set with every reading of all GPUs."""
         self._next = self.view.value
         self._source = source
         self._on_change = on_change
@@ -251,6 +263,31 @@ class Hardware:
         self._released.set()
         self._wake.set()
 
+    def remember(self, before: Sequence[Gpu]) -> None:
+        """Put the GPUs in the order of `before`, what this node had when the program ran last; see `in_order`.
+
+        Those of them that are not found are listed too, and believed lost. Only once GPUs are found, and before anybody
+        relies on their order.
+        """
+        view = self._next
+        gpus = in_order(before, view.inventory.gpus)
+        beliefs = {gpu.uuid: view.beliefs.get(gpu.uuid, Belief()) for gpu in gpus}
+        self._next = replace(view, inventory=replace(view.inventory, gpus=gpus), beliefs=beliefs)
+        for uuid in beliefs.keys() - view.beliefs.keys():
+            self._observe(Gone(uuid))
+        self._publish()
+
+    async def read_again(self) -> None:
+        """Have all GPUs read once more; returns when that is done, or nobody can do it now."""
+        asked, version = time.monotonic(), self.load.version
+        self._wake.set()
+        try:
+            async with asyncio.timeout(self.timings.answer_within_s):
+                while self._child is not None and self.load.value.began < asked:
+                    version, _ = await self.load.after(version)
+        except TimeoutError:
+            pass
+
     async def _watch(self, for_s: float) -> None:
         """Read the GPUs at intervals until it is time to look afresh, or somebody pauses us.
 
@@ -271,6 +308,7 @@ class Hardware:
         Raises:
             HardwareError: the driver failed, and `_child` is gone.
         """
+        began = time.monotonic()
         try:
             self._expect_same_driver()
             answer = await child.ask(self.timings.answer_within_s)
@@ -280,7 +318,7 @@ class Hardware:
             await self._end(child)
             raise
         self._failures = 0
-        return self._take(answer["probes"])
+        return self._take(answer["probes"], began)
 
     async def _look_afresh(self) -> None:
         """List the hardware with a new process, which then takes the old one's place.
@@ -295,6 +333,7 @@ class Hardware:
             raise HardwareError(
                 driver.HUNG, f"{len(self._abandoned)} processes hang in the driver and cannot be killed"
             )
+        began = time.monotonic()
         child, answer = await self._start()
         old, self._child = self._child, child
         self._missed_deadlines = self._lost_context = 0
@@ -302,7 +341,7 @@ class Hardware:
         self._kernel_version = self._read_kernel_version()
         self._adopt(answer["inventory"])
         self._next = replace(self._next, state=State.WATCHING, sentence=_summary(answer["inventory"]))
-        self._take(answer["probes"])
+        self._take(answer["probes"], began)
         child.deliver(self._take_events)
         if old is not None:
             await self._end(old)
@@ -409,30 +448,31 @@ class Hardware:
         for uuid in beliefs.keys() - listed.keys():
             self._observe(Gone(uuid))
 
-    def _take(self, records: Iterable[Mapping[str, Any]]) -> bool:
+    def _take(self, records: Iterable[Mapping[str, Any]], began: float) -> bool:
         """Take in readings of all GPUs; True if one of them shows that the inventory is outdated."""
-        outdated = [self._take_probe(Probe(**record)) for record in records]
+        probes = [Probe(**record) for record in records]
+        for probe in probes:
+            self._observe(probe)
         self._arm()
         self._publish()
-        return any(outdated)
+        # Not from readings that come with an event: those are taken by another thread, at a time that is not known.
+        self.load.set(
+            Load(
+                began,
+                {probe.uuid: probe.processes for probe in probes},
+                {probe.uuid: probe.used_mib for probe in probes},
+            )
+        )
+        mig = {gpu.uuid: gpu.mig for gpu in self._next.inventory.gpus}
+        return any(probe.mig not in {mig.get(probe.uuid), None} for probe in probes)
 
     def _take_events(self, records: Iterable[Mapping[str, Any]]) -> None:
         for record in records:
             if "xid" in record:
                 self._take_xid(Xid(record["uuid"], record["xid"]))
             else:
-                self._take_probe(Probe(**record))
+                self._observe(Probe(**record))
         self._publish()
-
-    def _take_probe(self, probe: Probe) -> bool:
-        self._observe(probe)
-        view = self._next
-        self._next = replace(
-            view,
-            processes={**view.processes, probe.uuid: probe.processes},
-            used_mib={**view.used_mib, probe.uuid: probe.used_mib},
-        )
-        return any(gpu.uuid == probe.uuid and probe.mig not in {gpu.mig, None} for gpu in view.inventory.gpus)
 
     def _take_xid(self, xid: Xid) -> None:
         key = xid.uuid, xid.code

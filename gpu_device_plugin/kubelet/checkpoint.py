@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +68,7 @@ def stamp_of(path: Path) -> Stamp | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CheckpointUnreadableError(f"looking at {path}: {error.strerror}") from error
+        raise CheckpointUnreadableError(f"looking at {path}: {error.strerror}{advice(error)}") from error
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
@@ -76,14 +79,20 @@ def read(path: Path) -> Checkpoint:
         CheckpointUnreadableError: the file is there and cannot be read or understood.
     """
     try:
-        with path.open("rb") as file:
+        # Not blocking: a pipe in place of the file would hold up all answers until somebody writes into it.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise CheckpointUnreadableError(
+                    f"{path} is no regular file, so it is not the kubelet's checkpoint; remove it, and restart the "
+                    "kubelet, which then writes its own"
+                )
             content = file.read()
     except FileNotFoundError:
         return Checkpoint()
     except OSError as error:
         raise CheckpointUnreadableError(
-            f"reading the kubelet's checkpoint {path}: {error.strerror}; the agent has to run as root (uid 0)"
+            f"reading the kubelet's checkpoint {path}: {error.strerror}{advice(error)}"
         ) from error
     try:
         data: Any = json.loads(content)["Data"]

@@ -312,7 +312,10 @@ class Lives:
             for served in ended:
                 # grpcio usually has removed it; what stands at the path now may be no longer ours.
                 if sockets.identity(served.socket) == served.identity:
-                    served.socket.unlink(missing_ok=True)
+                    with contextlib.suppress(
+                        OSError
+                    ):  # the next life, or the next instance, removes it or says why not
+                        served.socket.unlink()
 
 
 async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[NoReturn]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -46,9 +47,7 @@ def check_directory(directory: Path) -> None:
     try:
         there = directory.is_dir()
     except OSError as error:
-        raise DirectoryError(
-            f"looking at {directory}: {error.strerror}; the agent has to run as root (uid 0)"
-        ) from error
+        raise DirectoryError(f"looking at {directory}: {error.strerror}{advice(error)}") from error
     if not there:
         raise DirectoryError(
             f"{directory} is not a directory; it has to be the kubelet's device-plugin directory: start a kubelet on "
@@ -57,7 +56,9 @@ def check_directory(directory: Path) -> None:
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise DirectoryError(
-            f"{directory} is not writable for uid {os.geteuid()}; the agent has to run as root (uid 0)"
+            f"{directory} is on a file system that is mounted read-only; the agent makes its sockets there"
+            if os.statvfs(directory).f_flag & os.ST_RDONLY
+            else f"{directory} is not writable for uid {os.geteuid()}; the agent has to run as root (uid 0)"
         )
     longest = str(new_socket(directory, "memory"))
     if len(os.fsencode(longest)) > _LONGEST_PATH:
@@ -65,6 +66,11 @@ def check_directory(directory: Path) -> None:
             f"{directory} is too long a path: a socket in it would have {len(os.fsencode(longest))} bytes, and "
             f"{_LONGEST_PATH} is the most; name a shorter one with --device-plugin-dir"
         )
+
+
+def advice(error: OSError) -> str:
+    """Return what to do about `error`, to be added to a sentence; nothing where nothing is known."""
+    return "; the agent has to run as root (uid 0)" if error.errno in {errno.EACCES, errno.EPERM} else ""
 
 
 def new_socket(directory: Path, name: str) -> Path:
@@ -77,12 +83,20 @@ def new_socket(directory: Path, name: str) -> Path:
 
 
 def remove_stale_sockets(directory: Path) -> None:
-    """Remove sockets that earlier instances left; only for the holder of the lock."""
+    """Remove sockets that earlier instances left; only for the holder of the lock.
+
+    Raises:
+        DirectoryError: one cannot be removed.
+    """
     with contextlib.suppress(FileNotFoundError):
         for path in directory.glob(f"{_PREFIX}*.sock"):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if stat.S_ISSOCK(path.lstat().st_mode):
                     path.unlink()
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise DirectoryError(f"removing {path}: {error.strerror}{advice(error)}") from error
 
 
 def identity(path: Path) -> Identity | None:
@@ -141,7 +155,7 @@ class NodeLock:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise DirectoryError(f"making the lock {self._path}: {error.strerror}") from error
+            raise DirectoryError(f"making the lock {self._path}: {error.strerror}{advice(error)}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

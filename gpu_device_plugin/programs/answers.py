@@ -111,7 +111,8 @@ class NodeAnswers:
         node = self._book.node
         question = Question(node, resource.kind, available, must, amount)
         matched = await self._waiting.find(question.call)
-        ids = question.answer(self._book.node, POLICIES[self.policy], matched)
+        policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
+        ids = question.answer(self._book.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
 
@@ -125,7 +126,9 @@ class NodeAnswers:
         match = self._whose(resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
-            _both_resources(match) or self._missing_device_node() or admit(node, resource.kind, device_ids, promise)
+            _both_resources(match)
+            or self._missing_device_node()
+            or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )
         if isinstance(verdict, Refused):
             if match is not None:
@@ -194,6 +197,10 @@ class NodeAnswers:
 
     def _on_node(self, path: str) -> bool:
         return (self._dev / path.removeprefix("/dev/")).exists()
+
+
+def _after_init(match: Match | None) -> bool | None:
+    return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)
 
 
 def _both_resources(match: Match | None) -> Refused | None:

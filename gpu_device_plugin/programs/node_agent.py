@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +19,13 @@ from gpu_device_plugin.aio.http import serving
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.book import Book
 from gpu_device_plugin.core.admitting import Why
+from gpu_device_plugin.core.annotations import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.grants import Delivery
 from gpu_device_plugin.core.health import Rules
+from gpu_device_plugin.core.ledger import Reading
 from gpu_device_plugin.core.memory import format_mib
 from gpu_device_plugin.core.node import Node
+from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares, TooManySharesError
 from gpu_device_plugin.hardware.fake import DescriptionError
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.core.admitting import Refused
     from gpu_device_plugin.core.resources import Resource
-    from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, XidSeen
+    from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
     from gpu_device_plugin.kubelet.checkpoint import Record
     from gpu_device_plugin.programs.node_cluster import NodeCluster
 
@@ -50,6 +54,8 @@ _log = logging.getLogger(__name__)
 
 _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
+_REMEMBER_S = 2.0
+"""How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
 _ADVICE: Mapping[Why, str] = MappingProxyType(
     {
         Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
@@ -155,7 +161,8 @@ class NodeAgent:
             Books(settings.device_plugin_dir, settings.pod_resources_socket, resources),
             self._metrics,
             resend=self.advertiser.resend,
-            processes=self._processes,
+            readings=self._readings,
+            read_again=self.hardware.read_again,
             learned=self._learned,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
@@ -169,6 +176,8 @@ class NodeAgent:
         self._lock = NodeLock(settings.device_plugin_dir)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
+        self._placement = ""
+        """The policy that our node's label names; empty: it names none."""
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.book!r}>"
@@ -210,7 +219,6 @@ class NodeAgent:
         """Apply what can be applied of other settings, and name what cannot."""
         outcome = reload(self.settings, wanted)
         settings = self.settings = outcome.settings
-        self._answers.policy = settings.policy
         self._answers.delivery = Delivery(
             frozenset(settings.devices), settings.cdi_kind, self._answers.delivery.cgpu_disable
         )
@@ -219,7 +227,7 @@ class NodeAgent:
         self.advertiser.limit(settings.refusal_limit)
         self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
-        self._show()
+        self._choose_by()
         _log.info("the configuration was read again", extra={"applied": list(outcome.applied)})
         if outcome.waiting:
             _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
@@ -232,7 +240,7 @@ class NodeAgent:
 
     async def _follow_hardware(self) -> None:
         told: tuple[object, ...] = ()
-        restarts = 0
+        restarts, remembered = 0, False
         async for view in self.hardware.view.values():
             if view.state is not State.STARTING and (view.state, view.sentence) != told:
                 told = (view.state, view.sentence)
@@ -241,7 +249,11 @@ class NodeAgent:
             for _ in range(restarts, view.child_restarts):
                 self._metrics.count(m.CHILD_RESTARTS, str(view.state))
             restarts = view.child_restarts
-            self._equip(view)
+            if view.inventory.gpus and not remembered:
+                remembered = True
+                if self._cluster is not None:
+                    self.hardware.remember(await self._cluster.gpus_before(_REMEMBER_S))
+            self._equip(self.hardware.view.value)
 
     async def _follow_pause(self) -> None:
         async for paused in self._paused.values():
@@ -277,7 +289,7 @@ class NodeAgent:
         self.book.equip(self._shares, unhealthy, self._shares.closeness(view.inventory.links))
         if self._shares.gpus:
             self._equipped.set()
-            self._show()
+        self._show()
 
     async def _serve(self) -> None:
         await self._equipped.wait()  # with nothing to offer there is nothing to register
@@ -300,16 +312,13 @@ class NodeAgent:
             observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
         )
 
-    def _processes(self) -> Mapping[str, int | None]:
+    def _readings(self) -> Mapping[str, Reading]:
         """Return for each GPU how many processes it shows; one that only its memory betrays counts too.
 
         NVML names only processes of the caller's PID namespace, and an agent has one of its own.
         """
-        view = self.hardware.view.value
-        return {
-            uuid: (view.processes.get(uuid) or 0) + ((view.used_mib.get(uuid) or 0) >= _IN_USE_MIB)
-            for uuid in view.beliefs
-        }
+        load = self.hardware.load.value
+        return {uuid: Reading(_at_work(load, uuid), load.began) for uuid in load.processes}
 
     def _granted(self) -> None:
         self.reconciler.granted()
@@ -345,6 +354,8 @@ class NodeAgent:
             self._cluster.learn(records)
 
     def _tell(self, told: Told, details: dict[str, object]) -> None:
+        if told is Told.REGISTERED:
+            self.reconciler.registered()
         if told in (Told.REGISTERED, Told.NOT_REGISTERED):
             outcome = "registered" if told is Told.REGISTERED else "failed"
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), outcome)
@@ -375,16 +386,32 @@ class NodeAgent:
             self.book,
             self._metrics,
             pods_changed=lambda: self.reconciler.changed(),  # noqa: PLW0108 - there is no reconciler yet
-            cgpu_disable=self._set_cgpu_disable,
+            labelled=self._labelled,
         )
 
-    def _set_cgpu_disable(self, disable: bool) -> None:  # noqa: FBT001 (a callback's value)
+    def _labelled(self, labels: Mapping[str, str]) -> None:
+        """Do as the labels of our node say."""
         delivery = self._answers.delivery
-        self._answers.delivery = Delivery(delivery.ways, delivery.cdi_kind, disable)
+        self._answers.delivery = replace(delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true")
+        placement = labels.get(PLACEMENT_LABEL, "")
+        if placement and placement not in POLICIES:
+            extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
+            _log.warning("the node label %s names no policy, and is ignored", PLACEMENT_LABEL, extra=extra)
+        self._placement = placement if placement in POLICIES else ""
+        self._choose_by()
+
+    def _choose_by(self) -> None:
+        """Choose GPUs by the policy in force: the node's label goes before our own setting."""
+        policy = self._placement or self.settings.policy
+        if policy != self._answers.policy:
+            _log.info("GPUs are chosen by another policy now", extra={"policy": policy})
+            self._answers.policy = policy
+        self._show()
 
     def _show(self) -> None:
-        if self._cluster is not None:
-            self._cluster.show(self.hardware.view.value.inventory, self.settings.policy)
+        view = self.hardware.view.value
+        if self._cluster is not None and view.state is not State.STARTING:
+            self._cluster.show(view.inventory, self._answers.policy, view.sentence)
 
     def _event(self, reason: str, note: str, action: str) -> None:
         if self._cluster is not None:
@@ -429,6 +456,11 @@ class NodeAgent:
                 for name, (up, without) in self.lives.outages().items()
             ),
         )
+
+
+def _at_work(load: Load, uuid: str) -> int | None:
+    processes, used_mib = load.processes[uuid], load.used_mib[uuid]
+    return None if processes is used_mib is None else (processes or 0) + ((used_mib or 0) >= _IN_USE_MIB)
 
 
 def _timings(settings: NodeSettings) -> Timings:

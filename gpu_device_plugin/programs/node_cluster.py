@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,16 +23,21 @@ from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.annotations import (
-    CGPU_DISABLE_LABEL,
+    ASSUME_TIME,
     NODE_GPUS,
     NODE_LABELS,
     POD_ANNOTATIONS,
     STATIC_POD,
+    WISHES,
     assignment,
     node_gpus,
     node_labels,
 )
+from gpu_device_plugin.core.gpus import Inventory
+from gpu_device_plugin.core.positions import last_said
 from gpu_device_plugin.core.preferring import spread_over
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.shares import TooManySharesError
 from gpu_device_plugin.programs.waiting import WaitingPods, kubelet_uid
 
 if TYPE_CHECKING:
@@ -37,18 +45,26 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.book import Book
-    from gpu_device_plugin.core.gpus import Inventory
+    from gpu_device_plugin.core.gpus import Gpu
     from gpu_device_plugin.core.pods import Pod
-    from gpu_device_plugin.core.resources import Kind
     from gpu_device_plugin.kubelet.checkpoint import Record
     from gpu_device_plugin.settings import NodeSettings
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 60.0
-"""How often we look at our node, for the label that turns cGPU's isolation off and for labels that nobody keeps."""
 _MODELS = f"{NODE_LABELS}product."
 """Labels that name a model. Those of models that are gone would otherwise stay for ever."""
+_OF_GPUS = (f"{NODE_LABELS}product", f"{NODE_LABELS}memory-mib", f"{NODE_LABELS}driver")
+"""Labels of which a node without GPUs has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the hardware showed last."""
+
+    inventory: Inventory
+    policy: str
+    sentence: str
 
 
 def config_for(api: str) -> ClusterConfig | None:
@@ -82,7 +98,7 @@ class NodeCluster:
         metrics: m.Metrics,
         *,
         pods_changed: Callable[[], None],
-        cgpu_disable: Callable[[bool], None],
+        labelled: Callable[[Mapping[str, str]], None],
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
@@ -92,23 +108,30 @@ class NodeCluster:
             book: the node.
             metrics: where to count.
             pods_changed: told when a pod that had asked for devices went or ended.
-            cgpu_disable: told what the node's label says about cGPU's isolation.
+            labelled: told the labels of our node, again and again.
         """
         self._settings = settings
         self._book = book
         self._metrics = metrics
         self._pods_changed = pods_changed
-        self._cgpu_disable = cgpu_disable
+        self._labelled = labelled
         self._client = Client(config, on_error=self._count_error)
-        keep = POD_ANNOTATIONS | {STATIC_POD}
+        keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
-        self.waiting = WaitingPods(self._mirror, settings.offered, metrics)
+        self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
         self._writer = PodWriter(self._client)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
-        self._shown = NodeNotes()
+        self.look_s = 60.0
+        """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
+        self._shown: _Shown | None = None
         self._forgotten: Mapping[str, None] = {}
+        self._before: tuple[Gpu, ...] = ()
+        """The GPUs that our node named when we first looked at it."""
+        self._looked = asyncio.Event()
+        self._asked: dict[str, Mapping[str, str]] = {}
+        """What was last to be written on each pod, by UID, as long as it does not stand there."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def __repr__(self) -> str:
@@ -134,13 +157,24 @@ class NodeCluster:
             about_node(self._settings.node_name), reason=reason, note=note, action=action, warning=warning
         )
 
-    def show(self, inventory: Inventory, policy: str) -> None:
-        """Have the node say what GPUs it has."""
-        node = self._book.node
-        self._shown = NodeNotes(
-            labels=dict(node_labels(node.shares, inventory, policy)),
-            annotations={NODE_GPUS: node_gpus(node.shares, inventory, node.unhealthy, policy)},
-        )
+    async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
+        """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._looked.wait()
+        except TimeoutError:
+            _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
+        return self._before
+
+    def show(self, inventory: Inventory, policy: str, sentence: str) -> None:
+        """Have the node say what GPUs it has, and by which policy they are chosen.
+
+        Args:
+            inventory: what the driver shows.
+            policy: which GPU this node prefers.
+            sentence: what is known of the driver, for a node without a GPU that can be seen.
+        """
+        self._shown = _Shown(inventory, policy, sentence)
         self._note()
 
     def learn(self, records: Iterable[Record]) -> None:
@@ -150,23 +184,34 @@ class NodeCluster:
 
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
-        for pod in self._mirror.pods.values():
-            if pod.ended or not pod.annotations:
+        pods = self._mirror.pods
+        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
+        sizes = [len(shared.shares) for shared in self._book.node.shares.gpus]
+        for pod in pods.values():
+            asked = self._asked.pop(pod.uid, {})
+            if pod.ended or not (actual := self._actual(pod)):
                 continue
-            actual = self._actual(pod)
-            if actual and (changes := assignment(pod, actual, self._settings.offered)):
-                self._writer.annotate(pod, changes)
+            now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
+            if changes := assignment(pod, actual, self._settings.offered, sizes, now_ns):
+                self._asked[pod.uid] = changes
+                if changes != asked:
+                    self._writer.annotate(pod, changes)
 
-    def _actual(self, pod: Pod) -> Mapping[tuple[str, Kind], Mapping[int, int]] | None:
-        """Return on which GPUs a pod's containers are, by the kubelet's books; None unless all of them have theirs."""
+    def _actual(self, pod: Pod) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
+        """Return on which GPUs a pod's containers are, by the kubelet's books; nothing unless all of it is known."""
+        gpus = self._book.node.shares.gpus
         actual = {}
         for container in pod.containers:
             for resource in self._settings.offered:
                 if container.limits.get(resource.name, 0) > 0:
-                    ids = self.waiting.records.get((kubelet_uid(pod), container.name, resource.kind))
-                    if ids is None:
-                        return None
-                    actual[container.name, resource.kind] = spread_over(self._book.node, ids)
+                    ids = self.waiting.records.get((kubelet_uid(pod), container.name, resource.kind), frozenset())
+                    places = spread_over(self._book.node, ids)
+                    if not ids or sum(places.values()) < len(ids):
+                        return {}
+                    whole = resource.kind is Kind.COUNT
+                    actual[container.name, resource.kind] = {
+                        position: len(gpus[position].shares) if whole else count for position, count in places.items()
+                    }
         return actual
 
     async def _follow_pods(self) -> NoReturn:
@@ -183,8 +228,20 @@ class NodeCluster:
         await self._self.keep(self._notes)
 
     def _note(self) -> None:
-        notes = NodeNotes({**self._forgotten, **self._shown.labels}, self._shown.annotations)
-        if self._shown.annotations and notes != self._notes.value:
+        shown = self._shown
+        if shown is None or not self._looked.is_set():
+            return  # what the node says of GPUs that cannot be seen now is not to be lost
+        shares, unhealthy = self._book.node.shares, self._book.node.unhealthy
+        if not shares.gpus:
+            with contextlib.suppress(TooManySharesError):
+                shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
+            unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
+        labels = node_labels(shares, shown.inventory, shown.policy)
+        notes = NodeNotes(
+            labels={**self._forgotten, **dict.fromkeys(_OF_GPUS), **labels},
+            annotations={NODE_GPUS: node_gpus(shares, shown.inventory, unhealthy, shown.policy)},
+        )
+        if notes != self._notes.value:
             self._notes.set(notes)
 
     async def _look_at_node(self) -> NoReturn:
@@ -197,7 +254,12 @@ class NodeCluster:
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
-            self._cgpu_disable(node.labels.get(CGPU_DISABLE_LABEL) == "true")
+            self._labelled(node.labels)
             self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
+            if not self._looked.is_set():
+                self._before = last_said(node.annotations.get(NODE_GPUS, ""))
+                self._looked.set()
+            elif self._notes.value.missing(node):
+                self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
             self._note()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self.look_s)

@@ -15,10 +15,11 @@ from gpu_device_plugin.core.shares import parse_id
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.book import Book
+    from gpu_device_plugin.core.ledger import Reading
     from gpu_device_plugin.kubelet.books import Books
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
 
@@ -43,7 +44,8 @@ class Reconciler:
         metrics: m.Metrics,
         *,
         resend: Callable[[], None],
-        processes: Callable[[], Mapping[str, int | None]],
+        readings: Callable[[], Mapping[str, Reading]],
+        read_again: Callable[[], Awaitable[None]],
         learned: Callable[[Iterable[Record]], None],
         interval_s: float,
         process_wait_s: float,
@@ -55,7 +57,8 @@ class Reconciler:
             books: the kubelet's.
             metrics: where to count.
             resend: sends the list of devices once more.
-            processes: compute processes by GPU UUID.
+            readings: the newest reading of each GPU.
+            read_again: has all GPUs read once more; returns when they are, or cannot be.
             learned: told the records of every checkpoint that was read.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
@@ -64,7 +67,8 @@ class Reconciler:
         self._books = books
         self._metrics = metrics
         self._resend = resend
-        self._processes = processes
+        self._readings = readings
+        self._read_again = read_again
         self._learned = learned
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
@@ -85,6 +89,11 @@ class Reconciler:
             self._at_grant = self._books.stamp()
         self._slower = 1
         self._granted.set()
+
+    def registered(self) -> None:
+        """Look at the checkpoint soon if we could not read it so far: the kubelet writes it with the first list."""
+        if not self._ever_read:
+            self._granted.set()
 
     def changed(self) -> None:
         """Have a round soon: a pod may have ended."""
@@ -108,7 +117,10 @@ class Reconciler:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _after_grants(self) -> NoReturn:
-        """Read the checkpoint soon after each grant, and again at growing intervals until it shows them all."""
+        """Read the checkpoint soon after each grant, and again at growing intervals until it shows them all.
+
+        The same once we are registered, where it could not be read before.
+        """
         patience_s = math.inf
         while True:
             try:
@@ -121,7 +133,8 @@ class Reconciler:
                 patience_s *= 3
             self._read()
             await asyncio.sleep(_BETWEEN_S)
-            confirmed = all(hold.granted_at is None for hold in self._book.node.ledger.holds.values())
+            ledger = self._book.node.ledger
+            confirmed = ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
             if confirmed or patience_s > SETTLING_S:
                 patience_s = math.inf
 
@@ -160,7 +173,10 @@ class Reconciler:
             self._book.see(unknown)
         if written is not None:
             self._take_over(written)
-        self._book.reconcile(evidence, self._processes(), time.monotonic(), self.process_wait_s)
+        self._book.reconcile(evidence, self._readings(), time.monotonic(), self.process_wait_s)
+        if any(hold.freed_at is not None for hold in self._book.node.ledger.holds.values()):
+            await self._read_again()
+            self._book.let_go(self._readings(), time.monotonic(), self.process_wait_s)
         holds = self._book.node.ledger.holds
         return frozenset(
             name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed

@@ -13,6 +13,7 @@ from gpu_device_plugin.core.ledger import SETTLING_S
 from gpu_device_plugin.core.matching import Matched, WaitingPod, Wanted, match
 from gpu_device_plugin.core.pods import ContainerKind
 from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.wishes import NO_WISHES, read_wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.matching import Call, Match
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.core.shares import Shares
+    from gpu_device_plugin.core.wishes import Wishes
     from gpu_device_plugin.kubelet.checkpoint import Record
 
 _log = logging.getLogger(__name__)
@@ -51,13 +54,15 @@ class WaitingPods:
         mirror: PodMirror,
         resources: Sequence[Resource],
         metrics: m.Metrics,
+        shares: Callable[[], Shares],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Follow `mirror`, which someone else runs."""
+        """Follow `mirror`, which someone else runs; `shares` are the node's GPUs."""
         self._mirror = mirror
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
         self._metrics = metrics
+        self._shares = shares
         self._clock = clock
         self._records: Mapping[Slot, frozenset[str]] = {}
         self._guesses: dict[Slot, _Guess] = {}
@@ -153,7 +158,9 @@ class WaitingPods:
         refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
         if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
-        promised = self._promises(pod)
+        promised, wishes = self._promises(pod), self._wishes(pod)
+        gpus = self._shares().gpus if wishes.choosy else ()
+        allowed = {s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid)}
         return WaitingPod(
             uid,
             f"{pod.namespace}/{pod.name}",
@@ -165,10 +172,12 @@ class WaitingPods:
                     init=container.kind is ContainerKind.INIT,
                     promise=self._swapped.get((uid, container.name, kind), promised.get((container.name, kind))),
                     served=self._is_served((uid, container.name, kind)),
+                    allowed=frozenset(allowed) if wishes.choosy else None,
                 )
                 for container, kind, amount in wanted
             ),
             sum(amount for c, kind, amount in wanted if kind is Kind.MEMORY and c.kind is ContainerKind.APP),
+            wishes.gpu_policy,
         )
 
     def _is_served(self, slot: Slot) -> bool:
@@ -178,11 +187,21 @@ class WaitingPods:
         try:
             return promises(pod, self._resources)
         except MalformedAnnotationError as error:
-            if pod.uid not in self._malformed:
-                self._malformed.add(pod.uid)
-                self._metrics.count(m.MALFORMED_ANNOTATIONS)
-                _log.warning("a promise is ignored", extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
+            self._complain("a promise is ignored", pod, error)
             return {}
+
+    def _wishes(self, pod: Pod) -> Wishes:
+        try:
+            return read_wishes(pod.annotations)
+        except MalformedAnnotationError as error:
+            self._complain("the wishes of a pod are ignored", pod, error)
+            return NO_WISHES
+
+    def _complain(self, what: str, pod: Pod, error: MalformedAnnotationError) -> None:
+        if pod.uid not in self._malformed:
+            self._malformed.add(pod.uid)
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
+            _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
 
     def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
         """`owner` has what `guessed` was promised, so `guessed` goes on with the promise that this left unused.

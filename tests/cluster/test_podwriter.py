@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.pods import Pod
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import Answer
+from gpu_device_plugin.testing.cluster import Answer, Garbage
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client import Client
@@ -48,6 +48,17 @@ async def test_what_is_asked_for_during_a_patch_is_written_next(
         await eventually(lambda: fault.happened)
         writer.annotate(Pod("u", "default", "a"), {"second": "1"})
         await eventually(lambda: len(server.get("pods", "a")["metadata"].get("annotations", {})) == 2)
+        running.cancel()
+
+
+async def test_an_answer_that_is_no_pod_proves_nothing(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    server.fail(Garbage(), times=1)
+    writer = PodWriter(client, first_retry_s=0.01)
+    writer.annotate(Pod("u", "default", "a"), {"x": "1"})
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(writer.run())
+        await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations") == {"x": "1"})
         running.cancel()
 
 

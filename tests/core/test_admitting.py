@@ -152,19 +152,34 @@ def test_exactly_what_the_largest_gpu_has_is_not_too_large() -> None:
     )
 
 
-def test_a_container_larger_than_the_init_container_before_it_is_told_what_to_do() -> None:
-    """The init container took 2 GiB of GPU 0, whose other shares are in use; GPU 1 could serve all 4 GiB."""
+MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
+
+
+@pytest.mark.parametrize(
+    ("after_init", "why"),
+    [
+        (True, f"but an init container of this pod took {MEND}"),
+        (None, f"but an init container of this pod seems to have had {MEND}, or delete the pod to try again"),
+        (False, "and the kubelet chose shares of several GPUs although one GPU has room; delete the pod to try again"),
+    ],
+    ids=["served", "not known", "none"],
+)
+def test_a_container_larger_than_the_init_container_before_it_is_told_what_to_do(
+    why: str, *, after_init: bool | None
+) -> None:
+    """The init container took 2 GiB of GPU 0, whose other shares are in use; GPU 1 could serve all 4 GiB.
+
+    Shares that we hold may as well be those of a pod that has just ended, if nobody knows whose call it is.
+    """
     there = node(8, 8, used={0: range(8)})
-    assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1]))) == Refused(
-        Why.SCATTERED,
-        "GPU memory: 4 GiB asked, but an init container of this pod took GPU 0, which has less; "
-        "let the init container ask as much as the largest container",
+    assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refused(
+        Why.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
     )
 
 
 def test_all_gpus_of_an_init_container_are_named() -> None:
     there = node(8, 8, 8, used={0: range(8), 1: range(8)})
-    refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])))
+    refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])), after_init=True)
     assert isinstance(refused, Refused)
     assert "an init container of this pod took GPU 0, GPU 1, which has less" in refused.sentence
 

@@ -19,6 +19,7 @@ from gpu_device_plugin.core.annotations import (
     CGPU_DISABLE_LABEL,
     DEV,
     IDX,
+    INIT_ALLOCATION,
     NODE_GPUS,
     NODE_GPUS_VERSION,
     NODE_LABELS,
@@ -69,7 +70,7 @@ def test_the_names_are_those_of_the_original() -> None:
         f"ALIYUN_COM_GPU_MEM_{name}" for name in ("IDX", "POD", "DEV", "ASSIGNED", "ASSUME_TIME")
     }
     assert ALLOCATION == "scheduler.framework.gpushare.allocation"
-    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION} == POD_ANNOTATIONS
+    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION} == POD_ANNOTATIONS
     assert CGPU_DISABLE_LABEL == "cgpu.disable.isolation"
     assert (NODE_GPUS, NODE_LABELS, NODE_GPUS_VERSION) == ("gpu-device-plugin/gpus", "gpu-device-plugin/", 1)
 
@@ -253,10 +254,10 @@ JSON = st.recursive(
     st.none() | st.text(),
 )
 def test_junk_on_a_pod_is_malformed_at_worst(
-    idx: str | None, allocation: str | None, wanted: list[tuple[int, int, ContainerKind]], assigned: str | None
+    idx: str | None, allocation: str | None, wanted: list[tuple[int, int, ContainerKind]], mark: str | None
 ) -> None:
     containers = [container(f"c{n}", mem=mem, count=count, kind=kind) for n, (mem, count, kind) in enumerate(wanted)]
-    there = pod(*containers, idx=idx, allocation=allocation, assigned=assigned)
+    there = pod(*containers, idx=idx, allocation=allocation, assigned=mark)
     try:
         found = promises(there, RESOURCES)
     except MalformedAnnotationError:
@@ -267,56 +268,161 @@ def test_junk_on_a_pod_is_malformed_at_worst(
     actual: Mapping[tuple[str, Kind], Mapping[int, int]] = {
         (c.name, Kind.MEMORY): {1: c.limits[MEM.name]} for c in containers if MEM.name in c.limits
     }
-    assignment(there, actual, RESOURCES)
+    assigned(there, actual)
 
 
 # --- writing what is
 
 
+def assigned(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Mapping[str, str]:
+    """What is written on a pod at the moment 7, on a node of GPUs with 15 shares each, and one with 24 at place 20."""
+    return assignment(there, actual, RESOURCES, (*(15,) * 20, 24), 7)
+
+
 def settled(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Pod:
     """The pod after what `assignment` says is written on it."""
-    return replace(there, annotations={**there.annotations, **assignment(there, actual, RESOURCES)})
+    return replace(there, annotations={**there.annotations, **assigned(there, actual)})
 
 
 def test_a_promise_kept_is_marked_and_nothing_else() -> None:
     there = pod(container("c0", mem=3), idx="1")
-    assert assignment(there, {("c0", Kind.MEMORY): {1: 3}}, RESOURCES) == {ASSIGNED: "true"}
+    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {ASSIGNED: "true"}
 
 
 def test_what_is_marked_already_is_not_written_again() -> None:
     there = pod(container("c0", mem=3), idx="1", assigned="true")
-    assert assignment(there, {("c0", Kind.MEMORY): {1: 3}}, RESOURCES) == {}
+    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {}
 
 
-def test_a_pod_that_no_scheduler_has_written_on_is_left_alone() -> None:
-    there = pod(container("c0", mem=3), idx="1", assigned=None)
-    assert assignment(there, {("c0", Kind.MEMORY): {0: 3}}, RESOURCES) == {}
+def unpromised(*containers: Container) -> Pod:
+    """A pod that a scheduler bound that knows nothing of GPUs."""
+    return Pod("u", "default", "a", containers=containers)
+
+
+def test_a_pod_that_no_scheduler_has_written_on_tells_where_it_is() -> None:
+    there = unpromised(container("c0", mem=3))
+    actual = {("c0", Kind.MEMORY): {1: 3}}
+    assert assigned(there, actual) == {
+        IDX: "1",
+        POD: "3",
+        DEV: "15",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        ALLOCATION: '{"0":{"1":3}}',
+    }
+    after = settled(there, actual)
+    assert promises(after, RESOURCES) == {("c0", Kind.MEMORY): Promise(((1, 3),))}
+    assert assigned(after, actual) == {}
+
+
+def test_containers_on_different_gpus_are_told_by_the_list_alone() -> None:
+    """The larger of the two GPUs says how many shares a GPU has."""
+    found = assigned(
+        unpromised(container("c0", mem=3), container("c2", mem=4)),
+        {("c0", Kind.MEMORY): {1: 3}, ("c2", Kind.MEMORY): {20: 4}},
+    )
+    assert found == {
+        POD: "7",
+        DEV: "24",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        ALLOCATION: '{"0":{"1":3},"2":{"20":4}}',
+    }
+
+
+def test_whole_gpus_are_told_with_all_of_their_shares() -> None:
+    found = assigned(unpromised(container("c0", count=2)), {("c0", Kind.COUNT): {0: 15, 20: 24}})
+    assert (found[POD], found[DEV], found[ALLOCATION]) == ("39", "24", '{"0":{"0":15,"20":24}}')
+    assert IDX not in found
+
+
+def test_a_pod_whose_init_container_alone_asks_has_no_list() -> None:
+    there = unpromised(container("i0", mem=4, kind=INIT))
+    actual = {("i0", Kind.MEMORY): {2: 4}}
+    assert assigned(there, actual) == {IDX: "2", POD: "4", DEV: "15", ASSIGNED: "true", ASSUME_TIME: "7"}
+    assert promises(settled(there, actual), RESOURCES) == {("i0", Kind.MEMORY): Promise(((2, 4),))}
+    assert assigned(settled(there, actual), actual) == {}
+
+
+def test_init_containers_of_a_pod_on_two_gpus_have_a_list_of_their_own() -> None:
+    there = unpromised(container("i0", mem=4, kind=INIT), container("i1", mem=4, kind=INIT))
+    actual = {("i0", Kind.MEMORY): {0: 4}, ("i1", Kind.MEMORY): {1: 4}}
+    assert assigned(there, actual) == {
+        POD: "4",
+        DEV: "15",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        INIT_ALLOCATION: '{"0":{"0":4},"1":{"1":4}}',
+    }
+    assert assignment(settled(there, actual), actual, RESOURCES, (15, 15), 8) == {}
+
+
+def test_a_sidecar_is_told_of_where_it_is_not_beside_the_others() -> None:
+    there = unpromised(container("s0", mem=2, kind=SIDECAR), container("c0", mem=3))
+    beside = {("s0", Kind.MEMORY): {1: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    assert INIT_ALLOCATION not in assigned(there, beside)
+    elsewhere = {("s0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    found = assigned(there, elsewhere)
+    assert (found[ALLOCATION], found[INIT_ALLOCATION]) == ('{"0":{"1":3}}', '{"0":{"0":2}}')
+    assert assigned(settled(there, elsewhere), elsewhere) == {}
+
+
+def test_a_sidecar_that_was_promised_another_gpu_is_told_of() -> None:
+    there = pod(container("s0", mem=2, kind=SIDECAR), container("c0", mem=3), allocation='{"0":{"1":3}}')
+    actual = {("s0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    assert assigned(there, actual) == {ASSIGNED: "true", INIT_ALLOCATION: '{"0":{"0":2}}'}
+    assert assigned(settled(there, actual), actual) == {}
+
+
+def test_a_pod_holds_what_its_containers_hold_at_one_moment() -> None:
+    """2 of the sidecar and 6 of the init container after it; later 2 + 3 + 1. The first init container runs alone."""
+    there = unpromised(
+        container("i0", mem=7, kind=INIT),
+        container("s1", mem=2, kind=SIDECAR),
+        container("i2", mem=6, kind=INIT),
+        container("c0", mem=3),
+        container("c1", mem=1),
+    )
+    actual = {(c.name, Kind.MEMORY): {0: c.limits[MEM.name]} for c in there.containers}
+    assert assigned(there, actual)[POD] == "8"
+
+
+def test_a_place_that_only_the_pods_owner_has_written_is_corrected() -> None:
+    there = replace(unpromised(container("c0", mem=3)), annotations={IDX: "9", ASSUME_TIME: "5"})
+    found = assigned(there, {("c0", Kind.MEMORY): {1: 3}})
+    assert (found[IDX], found[ALLOCATION]) == ("1", '{"0":{"1":3}}')
+    assert ASSUME_TIME not in found
+
+
+def test_a_mark_without_a_promise_is_completed() -> None:
+    found = assigned(pod(container("c0", mem=3)), {("c0", Kind.MEMORY): {1: 3}})
+    assert found == {ASSIGNED: "true", IDX: "1", ALLOCATION: '{"0":{"1":3}}'}
 
 
 def test_a_position_is_told_better_by_the_list_when_equals_were_swapped() -> None:
     """Gpushare's extender would never free memory whose position changed after it wrote it."""
     there = pod(container("i0", mem=1, kind=INIT), container("c0", mem=3), idx="1")
     actual = {("i0", Kind.MEMORY): {0: 1}, ("c0", Kind.MEMORY): {0: 3}}
-    assert assignment(there, actual, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":3}}'}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":3}}'}
     after = settled(there, actual)
     assert {promise.shares for promise in promises(after, RESOURCES).values()} == {((0, 1),), ((0, 3),)}
-    assert assignment(after, actual, RESOURCES) == {}
+    assert assigned(after, actual) == {}
 
 
 def test_the_list_is_corrected_when_equals_were_swapped() -> None:
     there = pod(container("c0", mem=4), container("c1", mem=2), allocation='{"0":{"0":2,"1":2},"1":{"0":2}}')
     actual = {("c0", Kind.MEMORY): {1: 2, 3: 2}, ("c1", Kind.MEMORY): {0: 2}}
-    assert assignment(there, actual, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":2}}'}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":2}}'}
 
 
 def test_a_list_that_is_right_stays_as_it_was_written() -> None:
     there = pod(container("c0", mem=4), allocation='{ "0": {"1": 2, "0": 2} }')
-    assert assignment(there, {("c0", Kind.MEMORY): {0: 2, 1: 2}}, RESOURCES) == {ASSIGNED: "true"}
+    assert assigned(there, {("c0", Kind.MEMORY): {0: 2, 1: 2}}) == {ASSIGNED: "true"}
 
 
 def test_both_forms_are_corrected_together() -> None:
     there = pod(container("c0", mem=4), idx="1", allocation='{"0":{"1":4}}')
-    assert assignment(there, {("c0", Kind.MEMORY): {2: 4}}, RESOURCES) == {
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
         ASSIGNED: "true",
         IDX: "2",
         ALLOCATION: '{"0":{"2":4}}',
@@ -327,43 +433,52 @@ def test_containers_that_landed_on_different_gpus_get_the_list() -> None:
     """One number was promised for both; one container was swapped with that of another pod."""
     there = pod(container("c0", mem=4), container("c1", mem=4), idx="1")
     actual = {("c0", Kind.MEMORY): {1: 4}, ("c1", Kind.MEMORY): {0: 4}}
-    assert assignment(there, actual, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":4},"1":{"0":4}}'}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":4},"1":{"0":4}}'}
 
 
 def test_init_containers_have_no_place_in_the_list() -> None:
     there = pod(container("i0", mem=2, kind=INIT), container("c0", mem=4), allocation='{"0":{"1":4}}')
     actual = {("i0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {0: 4}, ("gone", Kind.MEMORY): {0: 1}}
-    assert assignment(there, actual, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'}
 
 
 def test_a_promise_that_could_not_be_read_is_replaced_by_what_is() -> None:
     there = pod(container("c0", mem=4), idx="one", allocation="?")
-    assert assignment(there, {("c0", Kind.MEMORY): {2: 4}}, RESOURCES) == {
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
         ASSIGNED: "true",
         IDX: "2",
         ALLOCATION: '{"0":{"2":4}}',
     }
 
 
+def test_a_position_that_could_not_be_read_is_replaced_by_what_is() -> None:
+    there = pod(container("c0", mem=4), idx="one")
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {ASSIGNED: "true", IDX: "2"}
+
+
+def test_a_pod_that_holds_nothing_is_left_alone() -> None:
+    assert assigned(pod(container("c0")), {}) == {}
+
+
 def test_whole_gpus_are_the_same_whatever_their_size_is_called() -> None:
     one = pod(container("c0", count=1), idx="1")
-    assert assignment(one, {("c0", Kind.COUNT): {1: 15}}, RESOURCES) == {ASSIGNED: "true"}
+    assert assigned(one, {("c0", Kind.COUNT): {1: 15}}) == {ASSIGNED: "true"}
     two = pod(container("c0", count=2), allocation='{"0":{"0":1,"1":1}}')
-    assert assignment(two, {("c0", Kind.COUNT): {0: 15, 1: 15}}, RESOURCES) == {ASSIGNED: "true"}
+    assert assigned(two, {("c0", Kind.COUNT): {0: 15, 1: 15}}) == {ASSIGNED: "true"}
 
 
 def test_whole_gpus_that_were_swapped_are_corrected() -> None:
     one = pod(container("c0", count=1), idx="1")
-    assert assignment(one, {("c0", Kind.COUNT): {0: 1}}, RESOURCES) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":1}}'}
+    assert assigned(one, {("c0", Kind.COUNT): {0: 15}}) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":15}}'}
 
 
 def test_of_a_pod_with_both_resources_the_position_tells_of_gpu_mem() -> None:
     both = pod(container("c0", mem=4), container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}')
-    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 1}}
-    assert assignment(both, actual, RESOURCES) == {
+    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 15}}
+    assert assigned(both, actual) == {
         ASSIGNED: "true",
         IDX: "2",
-        ALLOCATION: '{"0":{"2":4},"1":{"0":1}}',
+        ALLOCATION: '{"0":{"2":4},"1":{"0":15}}',
     }
 
 
@@ -385,7 +500,7 @@ def test_what_is_written_reads_as_what_is(
     after = settled(there, actual)
     expected = {key: Promise(tuple(sorted(gpus.items()))) for key, gpus in actual.items()}
     assert promises(after, RESOURCES) == expected
-    assert assignment(after, actual, RESOURCES) == {}
+    assert assigned(after, actual) == {}
 
 
 @given(st.dictionaries(st.integers(0, 9), st.dictionaries(st.integers(0, 20), st.integers(1, 50), min_size=1)))
@@ -397,7 +512,7 @@ def test_the_list_reads_as_it_was_written(by_index: dict[int, dict[int, int]]) -
 
 # --- what the node says
 
-T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, numa_node=0)
+T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
 A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
 MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
 INVENTORY = Inventory(
@@ -425,15 +540,18 @@ def test_a_node_tells_a_scheduler_what_it_has() -> None:
                 "index": 0,
                 "model": "Tesla T4",
                 "memoryMiB": 15_360,
+                "reservedMiB": 450,
                 "shares": 14,
                 "healthy": True,
                 "numa": 0,
+                "pci": "0000:3b:00.0",
             },
             {
                 "uuid": "GPU-b",
                 "index": 1,
                 "model": "NVIDIA A10",
                 "memoryMiB": 23_028,
+                "reservedMiB": 0,
                 "shares": 22,
                 "healthy": False,
                 "reason": "it fell off the bus",
@@ -442,6 +560,17 @@ def test_a_node_tells_a_scheduler_what_it_has() -> None:
         "links": [[0, 1, "nvlink", 2]],
     }
     assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
+
+
+def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
+    three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
+    links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
+    said = [
+        node_gpus(Shares(1024).with_inventory(three), replace(three, links=order), {}, "binpack")
+        for order in (links, links[::-1])
+    ]
+    assert said[0] == said[1]
+    assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
 
 
 def test_a_node_without_gpus_says_so() -> None:

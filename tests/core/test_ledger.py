@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.ledger import FREE, SETTLING_S, Evidence, Hold, Ledger, Use
+from gpu_device_plugin.core.ledger import FREE, SETTLING_S, Evidence, Hold, Ledger, Reading, Use
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 A0, A1, B0, WHOLE = "GPU-a::0", "GPU-a::1", "GPU-b::0", "GPU-b"
-NOBODY: Mapping[str, int | None] = {}
+NOBODY: Mapping[str, Reading] = {}
+
+
+def seen(at: float = 1000.0, **processes: int | None) -> dict[str, Reading]:
+    """Processes on GPU-a and GPU-b as the driver showed them, later than everything else unless told otherwise."""
+    return {f"GPU-{letter}": Reading(count, at) for letter, count in processes.items()}
 
 
 def books(listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0) -> Evidence:
@@ -123,65 +128,101 @@ def test_books_read_before_a_grant_do_not_confirm_it() -> None:
 def test_a_gpu_that_would_be_empty_waits_for_its_processes() -> None:
     """A force-deleted pod: the kubelet frees its IDs at once, its processes end at 125."""
     start = held(A0, A1, WHOLE)
-    waiting = start.reconciled(books(began=120.0), {"GPU-a": 2, "GPU-b": 0}, 121.0, 60.0)
+    waiting = start.reconciled(books(began=120.0), seen(a=2, b=0), 121.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=121.0)}
     assert waiting.use("GPU-b") == FREE
-    assert waiting.reconciled(books(began=122.0), {"GPU-a": 1}, 123.0, 60.0) is waiting
-    assert waiting.reconciled(books(began=125.0), {"GPU-a": 0}, 126.0, 60.0) == Ledger()
+    assert waiting.reconciled(books(began=122.0), seen(a=1), 123.0, 60.0) is waiting
+    assert waiting.reconciled(books(began=125.0), seen(a=0), 126.0, 60.0) == Ledger()
 
 
 @pytest.mark.parametrize(("now", "free"), [(121.0, False), (180.9, False), (181.0, True)])
 def test_processes_are_waited_for_no_longer_than_told(now: float, *, free: bool) -> None:
     """First proven free at 121, longest wait 60 s."""
-    waiting = held(WHOLE).reconciled(books(began=120.0), {"GPU-b": 1}, 121.0, 60.0)
-    later = waiting.reconciled(books(began=now), {"GPU-b": 1}, now, 60.0)
+    waiting = held(WHOLE).reconciled(books(began=120.0), seen(b=1), 121.0, 60.0)
+    later = waiting.reconciled(books(began=now), seen(b=1), now, 60.0)
     assert (later == Ledger()) is free
 
 
-def test_a_wait_counts_from_the_first_id_that_was_free() -> None:
-    waiting = held(A0).reconciled(books(began=120.0), {"GPU-a": 1}, 121.0, 60.0)
-    both = waiting.seen([A1]).reconciled(books(began=150.0), {"GPU-a": 1}, 151.0, 60.0)
-    assert both.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=121.0)}
-    assert both.reconciled(books(began=181.0), {"GPU-a": 1}, 181.0, 60.0) == Ledger()
+def test_a_wait_counts_from_the_last_id_that_was_free() -> None:
+    """A second pod came and went while the first one's processes were waited for."""
+    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
+    both = waiting.seen([A1]).reconciled(books(began=150.0), seen(a=1), 151.0, 60.0)
+    assert both.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=151.0)}
+    assert both.reconciled(books(began=181.0), seen(a=1), 210.9, 60.0) is both
+    assert both.reconciled(books(began=181.0), seen(149.0, a=0), 181.0, 60.0) is both
+    assert both.reconciled(books(began=181.0), seen(a=1), 211.0, 60.0) == Ledger()
+
+
+@pytest.mark.parametrize(("began", "free"), [(90.0, False), (120.9, False), (121.0, True), (122.0, True)])
+def test_only_a_reading_from_after_an_id_was_free_says_that_no_process_is_left(began: float, *, free: bool) -> None:
+    """The books were read by 121. A container that began after an older reading is not in it."""
+    waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
+    assert waiting.holds == {A0: Hold(freed_at=121.0)}
+    assert (waiting.let_go(seen(began, a=0), 123.0, 60.0) == Ledger()) is free
+    assert (waiting.reconciled(books(began=122.0), seen(began, a=0), 123.0, 60.0) == Ledger()) is free
+
+
+def test_a_driver_that_does_not_answer_is_waited_for_as_long_as_for_processes() -> None:
+    waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
+    assert waiting.let_go(seen(90.0, a=0), 180.9, 60.0) is waiting
+    assert waiting.let_go(seen(90.0, a=0), 181.0, 60.0) == Ledger()
+
+
+def test_nothing_is_let_go_that_was_not_proven_free() -> None:
+    ledger = held(A0).granted([B0], 100.0)
+    assert ledger.let_go(seen(a=0, b=0), 1000.0, 0.0) is ledger
+
+
+def test_what_waits_is_let_go_when_something_else_of_its_gpu_is_taken() -> None:
+    """The kubelet gave another share out meanwhile, so that no fence depends on the first one any more."""
+    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
+    assert waiting.granted([A1], 122.0).let_go(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
+
+
+def test_what_waits_and_is_granted_anew_is_not_let_go() -> None:
+    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
+    again = waiting.granted([A0], 122.0)
+    assert again.let_go(seen(a=0), 500.0, 60.0) is again
+    assert again.seen([A0]).let_go(seen(a=0), 500.0, 60.0) == held(A0)
 
 
 def test_without_waiting_processes_are_ignored() -> None:
-    assert held(A0).reconciled(books(), {"GPU-a": 9}, 101.0, 0.0) == Ledger()
+    assert held(A0).reconciled(books(), seen(a=9), 101.0, 0.0) == Ledger()
 
 
 def test_where_nvml_does_not_say_nobody_is_waited_for() -> None:
-    assert held(A0).reconciled(books(), {"GPU-a": None}, 101.0, 60.0) == Ledger()
+    assert held(A0).reconciled(books(), seen(a=None), 101.0, 60.0) == Ledger()
     assert held(A0).reconciled(books(), NOBODY, 101.0, 60.0) == Ledger()
 
 
 def test_processes_on_a_gpu_that_stays_in_use_explain_themselves() -> None:
     """One of two shares is free; the processes may be those of the other."""
-    assert held(A0, A1).reconciled(books({A1}), {"GPU-a": 1}, 101.0, 60.0) == held(A1)
+    assert held(A0, A1).reconciled(books({A1}), seen(a=1), 101.0, 60.0) == held(A1)
 
 
 def test_a_whole_gpu_in_use_explains_processes_too() -> None:
-    assert held(B0, WHOLE).reconciled(books({WHOLE}), {"GPU-b": 1}, 101.0, 60.0) == held(WHOLE)
-    assert held(B0, WHOLE).reconciled(books({B0}), {"GPU-b": 1}, 101.0, 60.0) == held(B0)
+    assert held(B0, WHOLE).reconciled(books({WHOLE}), seen(b=1), 101.0, 60.0) == held(WHOLE)
+    assert held(B0, WHOLE).reconciled(books({B0}), seen(b=1), 101.0, 60.0) == held(B0)
 
 
 def test_both_uses_of_a_gpu_wait_together() -> None:
-    waiting = held(B0, WHOLE).reconciled(books(), {"GPU-b": 1}, 101.0, 60.0)
+    waiting = held(B0, WHOLE).reconciled(books(), seen(b=1), 101.0, 60.0)
     assert waiting.holds == {B0: Hold(freed_at=101.0), WHOLE: Hold(freed_at=101.0)}
 
 
 def test_every_gpu_waits_for_its_own_processes() -> None:
-    waiting = held(A0, B0).reconciled(books(), {"GPU-a": 1, "GPU-b": 1}, 101.0, 60.0)
+    waiting = held(A0, B0).reconciled(books(), seen(a=1, b=1), 101.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=101.0), B0: Hold(freed_at=101.0)}
-    assert waiting.reconciled(books(), {"GPU-a": 1}, 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
+    assert waiting.reconciled(books(), seen(a=1), 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
 
 
 def test_a_wait_is_forgotten_when_the_books_show_the_id_again() -> None:
-    waiting = held(A0).reconciled(books(), {"GPU-a": 1}, 101.0, 60.0)
-    assert waiting.reconciled(books({A0}, began=102.0), {"GPU-a": 1}, 102.0, 60.0) == held(A0)
+    waiting = held(A0).reconciled(books(), seen(a=1), 101.0, 60.0)
+    assert waiting.reconciled(books({A0}, began=102.0), seen(a=1), 102.0, 60.0) == held(A0)
 
 
 def test_one_gpu_waits_while_another_is_let_go() -> None:
-    left = held(A0, B0).reconciled(books(), {"GPU-a": 1, "GPU-b": 0}, 101.0, 60.0)
+    left = held(A0, B0).reconciled(books(), seen(a=1, b=0), 101.0, 60.0)
     assert left.holds == {A0: Hold(freed_at=101.0)}
     assert left.use("GPU-a") == Use(frozenset({0}))
 
@@ -189,7 +230,9 @@ def test_one_gpu_waits_while_another_is_let_go() -> None:
 NAMES = st.sampled_from([f"GPU-{gpu}::{n}" for gpu in "ab" for n in range(3)] + ["GPU-a", "GPU-b", "junk", "x::y"])
 SETS = st.frozensets(NAMES)
 TIMES = st.floats(min_value=0, max_value=300)
-PROCESSES = st.dictionaries(st.sampled_from(["GPU-a", "GPU-b"]), st.none() | st.integers(0, 3))
+READINGS = st.dictionaries(
+    st.sampled_from(["GPU-a", "GPU-b"]), st.builds(Reading, st.none() | st.integers(0, 3), TIMES)
+)
 
 
 @st.composite
@@ -197,7 +240,7 @@ def ledgers(draw: st.DrawFn) -> Ledger:
     ledger = Ledger(certain=draw(st.booleans()))
     for _ in range(draw(st.integers(0, 4))):
         ledger = ledger.granted(draw(SETS), draw(TIMES)) if draw(st.booleans()) else ledger.seen(draw(SETS))
-    return ledger.reconciled(Evidence(draw(SETS), draw(TIMES), draw(SETS)), draw(PROCESSES), draw(TIMES), 60.0)
+    return ledger.reconciled(Evidence(draw(SETS), draw(TIMES), draw(SETS)), draw(READINGS), draw(TIMES), 60.0)
 
 
 @given(ledgers(), SETS, TIMES)
@@ -206,11 +249,11 @@ def test_granting_and_seeing_lose_nothing(ledger: Ledger, names: frozenset[str],
     assert ledger.seen(names).holds.keys() == ledger.holds.keys() | names
 
 
-@given(ledgers(), st.builds(Evidence, SETS, TIMES, SETS), PROCESSES, TIMES, st.floats(0, 100))
+@given(ledgers(), st.builds(Evidence, SETS, TIMES, SETS), READINGS, TIMES, st.floats(0, 100))
 def test_an_id_leaves_only_if_both_books_omit_it_and_it_is_settled(
-    ledger: Ledger, evidence: Evidence, processes: Mapping[str, int | None], now: float, wait: float
+    ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
-    left = ledger.reconciled(evidence, processes, now, wait)
+    left = ledger.reconciled(evidence, readings, now, wait)
     assert left.holds.keys() <= ledger.holds.keys()
     for name in ledger.holds.keys() - left.holds.keys():
         assert name not in evidence.listed | evidence.recorded
@@ -227,12 +270,12 @@ def test_an_id_that_both_books_omit_leaves_once_it_is_settled_and_nothing_runs(
     assert left.holds.keys() == ledger.holds.keys() & (evidence.listed | evidence.recorded)
 
 
-@given(ledgers(), st.builds(Evidence, SETS, TIMES, SETS), PROCESSES, TIMES, st.floats(0, 100))
+@given(ledgers(), st.builds(Evidence, SETS, TIMES, SETS), READINGS, TIMES, st.floats(0, 100))
 def test_the_same_evidence_twice_says_nothing_more(
-    ledger: Ledger, evidence: Evidence, processes: Mapping[str, int | None], now: float, wait: float
+    ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
-    once = ledger.reconciled(evidence, processes, now, wait)
-    assert once.reconciled(evidence, processes, now, wait) is once
+    once = ledger.reconciled(evidence, readings, now, wait)
+    assert once.reconciled(evidence, readings, now, wait) is once
 
 
 @given(ledgers())

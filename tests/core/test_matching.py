@@ -186,6 +186,39 @@ def test_when_no_choice_leaves_all_promises_satisfiable_the_order_decides() -> N
     assert whose(match(asking(4, 7), waiting)) == ("a", "c")
 
 
+def choosy(wanted: Wanted, *allowed: int) -> Wanted:
+    """The same container of a pod that wants only these GPUs."""
+    return replace(wanted, allowed=frozenset(allowed))
+
+
+def test_a_pod_that_wants_certain_gpus_is_taken_for_no_other() -> None:
+    """A asks. It was promised GPU 0, which is full, and wants no GPU 1; B's promise would do in size."""
+    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)), pod("b", app("c", 4, on((1, 4))))]
+    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("a", "c")
+
+
+def test_a_pod_that_wants_certain_gpus_inherits_no_other() -> None:
+    """If A were taken for B, B would go on with the promise of GPU 0, which its owner does not want."""
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", choosy(app("c", 4, on((1, 4))), 1))]
+    assert whose(match(asking(4, 0, 4), waiting)) == ("a", "c")
+
+
+def test_among_several_that_could_be_meant_one_is_taken_whose_gpus_suit_both() -> None:
+    waiting = [
+        pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)),
+        pod("b", app("c", 4, on((1, 4)))),
+        pod("d", app("c", 4, on((2, 4)))),
+    ]
+    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("d", "c")
+    unpromised = [pod("a", choosy(app("c", 4), 0)), pod("b", choosy(app("c", 4), 1))]
+    assert whose(match(asking(4, 4, 4), unpromised)) == ("a", "c")
+
+
+def test_wishes_that_both_promises_meet_change_nothing() -> None:
+    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 1)), pod("b", choosy(app("c", 4, on((1, 4))), 0, 1))]
+    assert whose(match(asking(4, 0, 4), waiting)) == ("b", "c")
+
+
 def test_a_chain_of_init_containers_counts_in_full() -> None:
     """B will need 8 of GPU 0 in the end. With 8 free they are lost if the call is A's, and A's 4 if the call is B's."""
     chain = pod("b", init("setup", 4, on((0, 4))), app("c", 8, on((0, 8))))
@@ -359,6 +392,37 @@ def test_every_promise_is_kept_when_pods_are_asked_for_in_the_order_they_were_bo
         waiting, kept = world.admit(each, waiting, begun)
         assert all(kept)
         begun = each.uid
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.lists(st.booleans(), min_size=6), st.data())
+def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
+    positions: list[int], wishing: list[bool], data: st.DataObject
+) -> None:
+    """Equal pods, some with wishes that their promises meet; some room is lost to somebody who asked nobody."""
+    gib = [2 * positions.count(position) + 2 for position in range(3)]
+    pods = [
+        pod(str(n), choosy(app("c", 2, on((position, 2))), position) if wishing[n] else app("c", 2, on((position, 2))))
+        for n, position in enumerate(positions)
+    ]
+    world, waiting = World(gib), pods
+    for each in pods:
+        lost = data.draw(st.sampled_from([*sorted(free(world)), None]))
+        world.taken.setdefault("stranger", set()).update({lost} if lost else ())
+        question = Question(world.node, MEMORY, free(world), [], 2)
+        matched = match(question.call, waiting)
+        assert matched.match is not None
+        given = question.answer(world.node, POLICIES["binpack"], matched)
+        allowed = each.wanted[0].allowed
+        if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
+            assert spread_over(world.node, given).keys() <= allowed
+        world.taken[each.uid] = set(given)
+        # The books show that it was this one, and whoever was taken for it inherits its promise.
+        heir, left = matched.match.pod.uid, next(other for other in waiting if other.uid == each.uid).wanted[0].promise
+        waiting = [
+            replace(other, wanted=(replace(other.wanted[0], promise=left),)) if other.uid == heir else other
+            for other in waiting
+            if other.uid != each.uid
+        ]
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.integers(1, 3), st.data())

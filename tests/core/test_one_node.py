@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gpu_device_plugin.core.admitting import Refused, admit
 from gpu_device_plugin.core.annotations import Promise
-from gpu_device_plugin.core.ledger import SETTLING_S, Evidence, Ledger
+from gpu_device_plugin.core.ledger import SETTLING_S, Evidence, Ledger, Reading
 from gpu_device_plugin.core.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.offers import offers
 from gpu_device_plugin.core.pods import ContainerKind
@@ -212,6 +212,7 @@ class OneNode(RuleBasedStateMachine):
         """Force-deleted pods whose processes still run."""
         self.looking: tuple[frozenset[str], float, int] | None = None
         """What List said, when it was asked, and the checkpoint that was there then."""
+        self.read_the_gpus()
 
     def now(self) -> float:
         self.clock += 0.001
@@ -284,14 +285,18 @@ class OneNode(RuleBasedStateMachine):
         self.kubelet.take()
 
     def reconcile(self, evidence: Evidence) -> None:
+        """By readings that may be old."""
         there = self.agent.node
-        ledger = there.ledger.reconciled(evidence, self.processes(), self.now(), FOREVER)
+        ledger = there.ledger.reconciled(evidence, self.readings, self.now(), FOREVER)
         self.agent.node = there.with_ledger(ledger)
 
-    def processes(self) -> dict[str, int | None]:
-        """What NVML sees: the processes of every pod that runs, known to the kubelet or not."""
-        using = [parse_id(name)[0] for pod in self.in_use() for name in pod.ids()]
-        return {shared.gpu.uuid: using.count(shared.gpu.uuid) for shared in self.agent.node.shares.gpus}
+    @rule()
+    def read_the_gpus(self) -> None:
+        """NVML sees the processes of every pod that runs, known to the kubelet or not."""
+        using, began = [parse_id(name)[0] for pod in self.in_use() for name in pod.ids()], self.now()
+        there = self.agent.node
+        self.readings = {shared.gpu.uuid: Reading(using.count(shared.gpu.uuid), began) for shared in there.shares.gpus}
+        self.agent.node = there.with_ledger(there.ledger.let_go(self.readings, self.now(), FOREVER))
 
     def in_use(self) -> list[Running]:
         return [*self.lingering.values(), *(pod for pod in self.kubelet.pods.values() if not pod.ended)]
@@ -342,6 +347,7 @@ class OneNode(RuleBasedStateMachine):
         listed, began = self.kubelet.listed(), self.now()
         self.kubelet.take()
         self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        self.read_the_gpus()
         assert self.agent.node.ledger.holds.keys() == self.kubelet.allocated()
 
     # --- what always holds

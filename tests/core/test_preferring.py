@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,6 +61,36 @@ def test_what_an_init_container_had_is_used_again_and_extended_on_its_gpu() -> N
     there = node(8, 4, used={0: [5, 6]})
     available = [*ids(0, [7, 6, 5, 3, 2]), *ids(1, range(4))]
     assert memory(there, available, 4, *ids(0, [6, 5])).answer(there, BINPACK) == ids(0, [5, 6, 2, 3])
+
+
+def wishing(amount: int, promise: tuple[int, int] | None, *allowed: int) -> Match:
+    wanted = Wanted("c", Kind.MEMORY, amount, promise=Promise((promise,)) if promise else None)
+    return Match(WaitingPod("u", "default/a", (wanted,)), replace(wanted, allowed=frozenset(allowed)))
+
+
+@pytest.mark.parametrize(
+    ("promise", "allowed", "position"),
+    [
+        (None, (1, 2), 1),  # the fullest of those that the owner wants
+        ((2, 4), (1, 2), 2),  # as promised
+        ((0, 4), (1, 2), 1),  # the promise of another, after a swap
+        ((0, 4), (3,), 0),  # where no wanted GPU has room, at least the promise
+        (None, (3,), 0),  # any, before none
+    ],
+)
+def test_a_gpu_that_the_pods_owner_does_not_want_comes_last(
+    promise: tuple[int, int] | None, allowed: tuple[int, ...], position: int
+) -> None:
+    """Free are 4, 5, 8 and none."""
+    there = node(4, 5, 8, 8, used={3: range(8)})
+    matched = Matched(wishing(4, promise, *allowed), {})
+    assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(position, range(4))
+
+
+def test_what_is_promised_to_others_is_used_before_a_gpu_that_is_not_wanted() -> None:
+    there = node(8, 4)
+    matched = Matched(wishing(4, None, 1), {1: 4})
+    assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(1, range(4))
 
 
 def test_where_it_cannot_be_extended_only_what_must_be_used_is_answered() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -201,12 +202,54 @@ async def test_a_script_goes_on_in_the_next_child_where_it_was(
     async with watching(gpus.path, on_xid=xids.append) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
         gpus.now(0, xid=31, used="3GiB", processes=2)
-        await until(hardware, lambda view: 3072 in view.used_mib.values())
+        uuid = hardware.view.value.inventory.gpus[0].uuid
+        while not xids or hardware.load.value.used_mib[uuid] != 3072:
+            await hardware.read_again()
         gpus.now(crash=True)
         view = await until(hardware, lambda view: view.child_restarts == 1 and view.state is State.WATCHING)
+        await hardware.read_again()
     assert len(xids) == 1
-    uuid = view.inventory.gpus[0].uuid
-    assert (view.used_mib[uuid], view.processes[uuid]) == (3072, 2)
+    assert view.inventory.gpus[0].uuid == uuid
+    load = hardware.load.value
+    assert (load.used_mib[uuid], load.processes[uuid]) == (3072, 2)
+
+
+async def test_a_reading_that_is_asked_for_begins_afterwards(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    timings = replace(quick, probe_every_s=3600, rescan_every_s=3600)
+    async with watching(gpus.path, timings=timings) as hardware:
+        view = await until(hardware, lambda view: view.inventory.gpus)
+        gpus.now(0, processes=2)
+        asked = time.monotonic()
+        await hardware.read_again()
+        load = hardware.load.value
+        assert load.began >= asked
+        assert load.processes[view.inventory.gpus[0].uuid] == 2
+
+
+async def test_a_reading_that_nobody_can_take_is_not_waited_for(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    async with watching(described().path) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        await hardware.pause()
+        before = hardware.load.value
+        await hardware.read_again()
+        assert hardware.load.value is before
+
+
+async def test_a_reading_that_hangs_is_waited_for_as_long_as_any(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described()
+    async with watching(gpus.path, timings=replace(quick, probe_every_s=3600, rescan_every_s=3600)) as hardware:
+        await until(hardware, lambda view: view.inventory.gpus)
+        asked = time.monotonic()
+        gpus.now(hang="1h")
+        await hardware.read_again()
+        assert hardware.load.value.began < asked
 
 
 async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +21,7 @@ from gpu_device_plugin.kubelet.sockets import (
     DirectoryError,
     NodeLock,
     _Waker,
+    advice,
     check_directory,
     identity,
     links,
@@ -30,7 +33,6 @@ from tests.kubelet.short_paths import short_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -89,6 +91,22 @@ def test_a_directory_that_cannot_be_written_names_the_user(folder: Path) -> None
     folder.chmod(0o755)
     assert "is not writable for uid" in said
     assert "root (uid 0)" in said
+
+
+def test_a_directory_on_a_read_only_file_system_is_called_that() -> None:
+    """As whom the agent runs has nothing to do with it."""
+    mounts = [line.split()[1:4] for line in Path("/proc/mounts").read_text().splitlines()]
+    there = next((Path(at) for at, _, how in mounts if "ro" in how.split(",") and Path(at).is_dir()), None)
+    if there is None:
+        pytest.skip("nothing is mounted read-only here")
+    with pytest.raises(DirectoryError, match="is on a file system that is mounted read-only"):
+        check_directory(there)
+
+
+def test_only_a_lack_of_rights_is_mended_by_running_as_root() -> None:
+    assert advice(PermissionError(errno.EACCES, "")) == "; the agent has to run as root (uid 0)"
+    assert advice(PermissionError(errno.EPERM, "")) == "; the agent has to run as root (uid 0)"
+    assert advice(OSError(errno.ENOSPC, "")) == ""
 
 
 def test_a_path_too_long_for_a_socket_is_found_before_grpc_finds_it(folder: Path) -> None:

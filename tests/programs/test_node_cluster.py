@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T4 = {"model": "T4"}
 A10 = {"model": "A10"}
+LOST = {"at": 0, "gpu": 0, "lost": True}
 
 
 # --- What a scheduler reads on the node ------------------------------------------------------------------------------
@@ -37,9 +38,11 @@ async def test_the_node_says_what_gpus_it_has() -> None:
                 "index": n,
                 "model": "Tesla T4",
                 "memoryMiB": 15360,
+                "reservedMiB": 449,
                 "shares": 14,
                 "healthy": True,
                 "numa": n,
+                "pci": f"0000:{8 * (n + 1):02x}:00.0",
             }
             for n, uuid in enumerate(there.node.uuids)
         ]
@@ -103,6 +106,115 @@ async def test_another_policy_after_sighup_is_told_of() -> None:
         there.node.agent.reload(Sources(flags={**there.node.settings, "policy": "spread"}, environ={}).read())
         await there.node.until(lambda: there.labels()["policy"] == "spread")
         assert there.said_of_node()["policy"] == "spread"
+
+
+async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
+    async with cluster(node_labels={"ack.node.gpu.placement": "spread"}) as there:
+        await there.start_agent()
+        await there.node.until(lambda: there.said_of_node().get("policy") == "spread")
+        assert there.labels()["policy"] == "spread"
+        made = [await there.run(pod(name, mem=3)) for name in "ab"]
+        assert [there.positions(each) for each in made] == [{0: 3}, {1: 3}]
+        assert there.node.agent is not None
+        there.node.agent.reload(Sources(flags={**there.node.settings, "policy": "binpack"}, environ={}).read())
+        there.node.agent._labelled({})
+        await there.node.until(lambda: there.said_of_node()["policy"] == "binpack")
+
+
+async def test_a_label_that_names_no_policy_is_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster(node_labels={"ack.node.gpu.placement": "best"}) as there:
+        await there.start_agent()
+        await there.node.until(lambda: there.said_of_node().get("policy") == "binpack")
+        assert "the node label ack.node.gpu.placement names no policy, and is ignored" in caplog.text
+
+
+# --- Positions ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_gpu_that_is_lost_keeps_its_position_when_the_agent_starts_anew() -> None:
+    """The promise of position 1 means the second card still, and a pod that is there already is told of rightly."""
+    async with cluster([T4, A10, T4]) as there:
+        await there.start_agent()
+        before = there.node.uuids
+        last = await there.run(pod("last", mem=2), promise(2, 2))
+        await there.node.until(lambda: len(_gpus(there)) == 3)
+        await there.node.stop_agent()
+        there.node.hardware(T4, A10, T4, events=[LOST])
+        await there.start_agent()
+        assert there.node.uuids == before
+        await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False, True, True])
+        lost = _gpus(there)[0]
+        assert (lost["index"], lost["uuid"], lost["model"], lost["shares"]) == (0, before[0], "Tesla T4", 14)
+        assert "the driver does not find it any more" in lost["reason"]
+        assert there.positions(await there.run(pod("a", mem=3), promise(1, 3))) == {1: 3}
+        await there.node.healthy_is(MEM, 21 + 14)
+        assert there.positions(last) == {2: 2}
+
+        there.node.hardware(T4, A10, T4)
+        assert there.node.agent is not None
+        there.node.agent.toggle_pause()
+        await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False, False, False])
+        there.node.agent.toggle_pause()
+        await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [True, True, True])
+        assert there.node.uuids == before
+        await there.node.healthy_is(MEM, 14 + 21 + 14)
+
+
+async def test_gpus_of_another_machine_are_none_of_this_one() -> None:
+    """The node was made anew under the same name, with other cards."""
+    async with cluster([T4, T4]) as there:
+        await there.start_agent()
+        await there.node.until(lambda: len(_gpus(there)) == 2)
+        await there.node.stop_agent()
+        there.node.hardware({**A10, "uuid": "GPU-x"})
+        await there.start_agent()
+        assert there.node.uuids == ["GPU-x"]
+        await there.node.until(lambda: len(_gpus(there)) == 1)
+
+
+async def test_a_node_whose_gpus_cannot_be_seen_says_so_and_keeps_what_it_knew() -> None:
+    """The driver is gone when the agent starts; it is back for the next start, without the first card."""
+    async with cluster([T4, A10]) as there:
+        await there.start_agent()
+        before = there.node.uuids
+        await there.node.until(lambda: len(_gpus(there)) == 2)
+        await there.node.stop_agent()
+        there.node.hardware(T4, A10, events=[{"at": 0, "failure": "no-driver"}])
+        there.node.launch()
+        await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False, False])
+        assert "load the NVIDIA kernel module" in _gpus(there)[0]["reason"]
+        await there.node.stop_agent()
+        there.node.hardware(T4, A10, events=[LOST])
+        await there.start_agent()
+        assert there.node.uuids == before
+
+
+async def test_a_node_without_gpus_says_so() -> None:
+    stale = {"gpu-device-plugin/product": "Tesla-T4", "gpu-device-plugin/memory-mib": "15360"}
+    async with cluster([T4], node_labels=stale) as there:
+        there.node.hardware(T4, events=[{"at": 0, "failure": "no-driver"}])
+        there.node.launch()
+        await there.node.until(lambda: there.said_of_node().get("gpus") == [])
+        assert there.labels() == {"count": "0", "share-mib": "1024", "policy": "binpack"}
+
+
+async def test_an_agent_that_cannot_read_its_node_starts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as there:
+        there.api.fail(Hang(), resources=["nodes"])
+        await there.start_agent()
+        assert "the positions of the GPUs may differ from before" in caplog.text
+        assert (await there.run(pod("a", mem=3), promise(1, 3))).phase == "Running"
+        there.api.heal()
+
+
+async def test_a_node_that_is_made_anew_is_told_of_its_gpus_again() -> None:
+    async with cluster() as there:
+        there.node.launch()
+        there.cluster.look_s = 0.05
+        await there.node.until(lambda: bool(there.said_of_node()))
+        there.api.delete("nodes", NODE)
+        there.api.add(builders.node(NODE))
+        await there.node.until(lambda: bool(there.said_of_node()) and there.labels().get("count") == "2")
 
 
 async def test_what_is_said_already_is_not_said_again() -> None:

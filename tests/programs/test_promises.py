@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.pods import Kind
-from tests.programs.cluster_harness import allocation, cluster, promise
-from tests.programs.harness import COUNT, MEM, container, envs_of, pod
+from tests.programs.cluster_harness import NODE, allocation, cluster, promise
+from tests.programs.harness import COUNT, MEM, T4, container, envs_of, pod
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod
@@ -219,7 +220,11 @@ async def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> No
         await there.node.until(lambda: bool(there.cluster.waiting.records))
         a = await there.run(pod("a", mem=4), promise(1, 4))
         assert there.positions(a) == {1: 4}
-        assert there.annotations("static") == mirror
+        await there.assigned("static")
+        assert (there.annotations("static")["kubernetes.io/config.mirror"], there.told("static")) == (
+            static.uid,
+            {0: 4},
+        )
 
 
 async def test_a_refused_pod_is_no_candidate_any_more_before_the_watch_tells() -> None:
@@ -294,13 +299,83 @@ async def test_a_pod_is_not_marked_before_all_its_containers_have_devices() -> N
         assert there.annotations("a")[ASSIGNED] == "false"
 
 
-async def test_a_pod_without_a_promise_is_not_written_on() -> None:
+async def test_a_pod_without_a_promise_is_told_of_once() -> None:
+    """A scheduler that knows nothing of GPUs bound it. One patch; none for what happens to other pods later."""
+    async with cluster(policy="spread") as there:
+        await there.start_agent()
+        first = await there.run(pod("first", mem=2))
+        a = await there.run(pod("a", mem=3))
+        await there.assigned("first", "a")
+        assert (there.positions(first), there.positions(a)) == ({0: 2}, {1: 3})
+        found = there.annotations("a")
+        assert abs(time.time_ns() - int(found.pop("ALIYUN_COM_GPU_MEM_ASSUME_TIME"))) < 60e9
+        assert found == {
+            IDX: "1",
+            "ALIYUN_COM_GPU_MEM_POD": "3",
+            "ALIYUN_COM_GPU_MEM_DEV": "14",
+            ASSIGNED: "true",
+            "scheduler.framework.gpushare.allocation": '{"0":{"1":3}}',
+        }
+        await there.run(pod("b", mem=3), promise(0, 3))
+        await there.assigned("b")
+        assert there.api.count("patch", "pods") == 3
+
+
+async def test_whole_gpus_without_a_promise_are_told_of_with_their_shares() -> None:
+    async with cluster("fake:1xT4,1xA10") as there:
+        await there.start_agent()
+        await there.run(pod("a", count=2))
+        await there.assigned("a")
+        assert there.told("a") == {0: 14, 1: 21}
+
+
+async def test_what_was_written_on_a_pod_is_written_again_if_it_is_removed() -> None:
     async with cluster() as there:
         await there.start_agent()
         await there.run(pod("a", mem=3))
-        await there.run(pod("b", mem=3), promise(0, 3))
+        await there.assigned("a")
+        there.api.patch("pods", "a", {"metadata": {"annotations": None}})
+        await there.assigned("a")
+        assert there.told("a") == {0: 3}
+
+
+async def test_a_pod_whose_gpu_is_not_here_any_more_is_left_alone() -> None:
+    """The kubelet still has it in its books. Where it is nobody can say by position."""
+    async with cluster([T4]) as there:
+        await there.start_agent()
+        gone = await there.run(pod("gone", mem=3))
+        await there.assigned("gone")
+        there.api.patch("pods", gone.name, {"metadata": {"annotations": None}})
+        await there.node.stop_agent()
+        there.api.patch("nodes", NODE, {"metadata": {"annotations": None}})
+        there.node.hardware({**T4, "uuid": "GPU-new"})
+        await there.start_agent()
+        await there.run(pod("b", mem=3))
         await there.assigned("b")
-        assert there.annotations("a") == {}
+        assert ASSIGNED not in there.annotations("gone")
+
+
+async def test_a_pod_without_a_promise_gets_what_its_owner_wants_of_a_node() -> None:
+    """The policy of the node would fill GPU 0 first."""
+    async with cluster("fake:1xT4,1xA10") as there:
+        await there.start_agent()
+        for name, wish in (
+            ("model", {"gpu-device-plugin/use-model": "A10"}),
+            ("avoid", {"gpu-device-plugin/avoid-uuid": there.node.uuids[0]}),
+            ("spread", {"gpu-device-plugin/gpu-policy": "spread"}),
+        ):
+            there.create(pod(name, mem=2), annotations=wish)
+            await there.bind(name)
+            assert there.positions(await there.admit(there.known(pod(name, mem=2)))) == {1: 2}, name
+
+
+async def test_a_wish_that_cannot_be_read_is_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as there:
+        await there.start_agent()
+        there.create(pod("a", mem=2), annotations={"gpu-device-plugin/use-model": " , "})
+        await there.bind("a")
+        assert there.positions(await there.admit(there.known(pod("a", mem=2)))) == {0: 2}
+        assert "the wishes of a pod are ignored" in caplog.text
 
 
 async def test_an_agent_that_starts_anew_marks_what_the_one_before_could_not() -> None:

@@ -123,8 +123,8 @@ class Node:
         if (agent := self.world.agent) is not None:
             shown = {one["uuid"]: one["processes"] for one in described if "error" not in one}
             broken = {GPUS[n]["uuid"] for n in self.failed}
-            view = agent.hardware.view
-            await self.world.until(lambda: shown.items() <= view.value.processes.items())
+            load = agent.hardware.load
+            await self.world.until(lambda: shown.items() <= load.value.processes.items())
             await self.world.until(lambda: set(agent.book.node.unhealthy) == broken)
 
     async def quiet(self) -> None:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.book import Book
-from gpu_device_plugin.core.ledger import Evidence
+from gpu_device_plugin.core.ledger import Evidence, Reading
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record
 from gpu_device_plugin.programs.reconciler import Reconciler
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     import pytest
 
@@ -78,7 +78,9 @@ class Desk:
     book: Book
     books: Scripted = field(default_factory=Scripted)
     resent: int = 0
-    processes: Mapping[str, int | None] = field(default_factory=dict)
+    processes: dict[str, int] = field(default_factory=dict)
+    """What runs on each GPU; the driver tells it when it is asked."""
+    readings: dict[str, Reading] = field(default_factory=dict)
     learned: list[tuple[Record, ...]] = field(default_factory=list)
     drift: int = 0
     interval_s: float = 0.01
@@ -90,11 +92,16 @@ class Desk:
             self.books,
             self,
             resend=self._resend,
-            processes=lambda: self.processes,
+            readings=lambda: self.readings,
+            read_again=self.read,
             learned=self._learned,
             interval_s=self.interval_s,
             process_wait_s=self.process_wait_s,
         )
+
+    async def read(self) -> None:
+        """Ask the driver."""
+        self.readings = {uuid: Reading(count, time.monotonic()) for uuid, count in self.processes.items()}
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         assert (what, labels) == (m.LEDGER_DRIFT, ("unknown_to_us",))
@@ -181,6 +188,19 @@ async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: p
         assert desk.held == set(ids(0, [3]))
 
 
+async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> None:
+    """The kubelet writes it anew with the first list. No round comes to help."""
+    desk = Desk(Book(node(8)), interval_s=3600)
+    desk.books.checkpoint = DAMAGED
+    async with running(desk):
+        desk.reconciler.registered()
+        await asyncio.sleep(0.1)
+        assert not desk.certain
+        desk.books.write(*ids(0, [1]))
+        await desk.until(lambda: desk.certain)
+        assert desk.held == set(ids(0, [1]))
+
+
 async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None:
     """Whatever was given out since, we gave out."""
     desk = Desk(Book(node(8)))
@@ -231,10 +251,28 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
 
 async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
     desk = Desk(Book(node(8, whole=[0])), processes={uuid(0): 1}, process_wait_s=3600)
+    await desk.read()
     async with running(desk):
         await desk.rounds(3)
         assert desk.held == {uuid(0)}
         desk.processes = {uuid(0): 0}
+        await desk.until(lambda: not desk.held)
+
+
+async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> None:
+    """The container was deleted by force: its process began after the last reading, and still runs."""
+    desk = Desk(Book(node(8, whole=[0])), processes={uuid(0): 0}, process_wait_s=3600)
+    await desk.read()
+    desk.processes = {uuid(0): 1}
+    async with running(desk):
+        await desk.rounds(2)
+        assert desk.held == {uuid(0)}
+
+
+async def test_a_driver_that_does_not_answer_keeps_nothing_for_longer_than_told() -> None:
+    desk = Desk(Book(node(8, whole=[0])), readings={uuid(0): Reading(0, 0.0)}, process_wait_s=0.05)
+    async with running(desk):
+        await desk.rounds(1)
         await desk.until(lambda: not desk.held)
 
 
@@ -341,7 +379,8 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
         Books(tmp_path, tmp_path / "none", frozenset({MEM})),
         m.NoMetrics(),
         resend=lambda: None,
-        processes=dict,
+        readings=dict,
+        read_again=lambda: asyncio.sleep(0),
         learned=lambda _records: None,
         interval_s=1,
         process_wait_s=1,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESOURCES = (Resource(Kind.MEMORY, MEM),)
+SHARES = gpus(14, 14, 14).shares
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Node:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingPods(self.mirror, RESOURCES, NoMetrics(), clock=lambda: self.now)
+        self.waiting = WaitingPods(self.mirror, RESOURCES, NoMetrics(), lambda: SHARES, clock=lambda: self.now)
 
     async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
         """Bind a pod with a promise of one GPU."""
@@ -230,7 +231,8 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
         NoMetrics(),
         resend=lambda: None,
-        processes=dict,
+        readings=dict,
+        read_again=lambda: asyncio.sleep(0),
         learned=learned.extend,
         interval_s=600,
         process_wait_s=0,
