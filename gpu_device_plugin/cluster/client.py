@@ -1,4 +1,4 @@
-"""Speak to the Kubernetes API: read, list, watch, create, patch and delete objects as JSON.
+"""Speak to the Kubernetes API: read, list, watch, create, replace and patch objects as JSON.
 
 Every call is one attempt with a deadline, and fails with one of the types in `errors`; what to do then is the caller's
 to decide. The one exception is a 401: the token file is read again and, if it changed, the call repeated.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 import msgspec
 
-from gpu_device_plugin.cluster.api import Page, WatchEvent
+from gpu_device_plugin.cluster.api import Page, WatchEvent, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 
@@ -100,11 +100,19 @@ class Client:
         if session is not None:
             await session.close()
 
-    async def get(self, kind: Kind, name: str, *, namespace: str = "") -> bytes:
-        """Return one object as it is now."""
-        return await self._call(
-            Call("get", kind.plural, kind.group, namespace, name), "GET", _path(kind, namespace, name)
-        )
+    async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
+        """Return one object as it is now. `timeout_s` here and below: if less patience is wanted than `Timing` has."""
+        call = Call("get", kind.plural, kind.group, namespace, name)
+        return await self._call(call, "GET", _path(kind, namespace, name), timeout_s=timeout_s)
+
+    async def newest(self, kind: Kind) -> int:
+        """Return the newest version there is: what the server tells of `kind` from now on is not older.
+
+        It comes from a list of one object at most, which the server makes no older than what etcd holds.
+        """
+        call = Call("list", kind.plural, kind.group)
+        page = _page(call, await self._call(call, "GET", _path(kind), params={"limit": "1"}))
+        return version_number(page.metadata.resource_version)
 
     async def pages(
         self, kind: Kind, *, namespace: str = "", fields: str = "", labels: str = "", since: str = "", limit: int = 500
@@ -128,11 +136,7 @@ class Client:
         # Without a match rule, a limit turns a version into "exactly this one".
         wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
         while True:
-            body = await self._call(call, "GET", _path(kind, namespace), params=selected | wanted)
-            try:
-                page = msgspec.json.decode(body, type=Page)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                raise UnavailableError(call, "the answer is no list of objects") from None
+            page = _page(call, await self._call(call, "GET", _path(kind, namespace), params=selected | wanted))
             yield page
             if not page.metadata.continue_:
                 return
@@ -140,19 +144,28 @@ class Client:
 
     @asynccontextmanager
     async def watch(
-        self, kind: Kind, *, since: str, namespace: str = "", fields: str = "", labels: str = ""
+        self,
+        kind: Kind,
+        *,
+        since: str,
+        namespace: str = "",
+        fields: str = "",
+        labels: str = "",
+        seconds: int | None = None,
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Open a watch; inside the ``async with`` the server has accepted it.
 
-        The events are those after version `since`. They end when the server ends the watch, after about
-        `Timing.watch_s`; continue from the version of the last event or bookmark.
+        The events are those after version `since`. They end when the server ends the watch, after `seconds` or about
+        `Timing.watch_s`; continue from the version of the last event or bookmark. About 2 s before the end there is a
+        bookmark.
 
         Raises:
             GoneError: the server no longer knows what happened since `since`; list again. Also raised by the events.
             UnavailableError: by the events: the connection broke or went silent.
         """
         call = Call("watch", kind.plural, kind.group, namespace)
-        seconds = math.ceil(self._timing.watch_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load, guards nothing
+        if seconds is None:
+            seconds = math.ceil(self._timing.watch_s * random.uniform(0.9, 1.1))  # noqa: S311 - spreads load
         params = {
             "watch": "1",
             "resourceVersion": since,
@@ -172,7 +185,14 @@ class Client:
             yield _events(call, response)
 
     async def create(
-        self, kind: Kind, body: Mapping[str, Any], *, namespace: str = "", name: str = "", subresource: str = ""
+        self,
+        kind: Kind,
+        body: Mapping[str, Any],
+        *,
+        namespace: str = "",
+        name: str = "",
+        subresource: str = "",
+        timeout_s: float = math.inf,
     ) -> bytes:
         """Create an object, or with a name and a subresource (``binding``) something beneath one.
 
@@ -180,7 +200,19 @@ class Client:
             ConflictError: it exists already, or the precondition inside `body` does not hold.
         """
         call = Call("create", _resource(kind, subresource), kind.group, namespace, name)
-        return await self._call(call, "POST", _path(kind, namespace, name, subresource), body=body)
+        path = _path(kind, namespace, name, subresource)
+        return await self._call(call, "POST", path, body=body, timeout_s=timeout_s)
+
+    async def replace(
+        self, kind: Kind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
+    ) -> bytes:
+        """Put `body` in the place of an object, and return what stands there now.
+
+        Raises:
+            ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
+        """
+        call = Call("update", kind.plural, kind.group, namespace, name)
+        return await self._call(call, "PUT", _path(kind, namespace, name), body=body, timeout_s=timeout_s)
 
     async def patch(
         self,
@@ -191,6 +223,7 @@ class Client:
         namespace: str = "",
         subresource: str = "",
         how: PatchType = PatchType.MERGE,
+        timeout_s: float = math.inf,
     ) -> bytes:
         """Change an object and return it.
 
@@ -198,9 +231,8 @@ class Client:
         A ``metadata.uid`` makes sure that it is not a namesake: InvalidError (1.36) or ConflictError.
         """
         call = Call("patch", _resource(kind, subresource), kind.group, namespace, name)
-        return await self._call(
-            call, "PATCH", _path(kind, namespace, name, subresource), body=body, content_type=how.value
-        )
+        path = _path(kind, namespace, name, subresource)
+        return await self._call(call, "PATCH", path, body=body, content_type=how.value, timeout_s=timeout_s)
 
     async def _call(
         self,
@@ -211,8 +243,11 @@ class Client:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        timeout_s: float = math.inf,
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=self._timing.request_s, sock_connect=self._timing.connect_s)
+        timeout = aiohttp.ClientTimeout(
+            total=min(timeout_s, self._timing.request_s), sock_connect=self._timing.connect_s
+        )
         async with self._answer(
             call, method, path, params=params, body=body, content_type=content_type, timeout=timeout
         ) as response:
@@ -339,9 +374,18 @@ def _translated(call: Call) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise UnavailableError(call, "no answer in time") from error
+        sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
+        raise UnavailableError(call, "no answer in time", sent=sent) from error
     except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
-        raise UnavailableError(call, str(error) or type(error).__name__) from error
+        sent = not isinstance(error, (aiohttp.ClientConnectorError, ClusterConfigError))
+        raise UnavailableError(call, str(error) or type(error).__name__, sent=sent) from error
+
+
+def _page(call: Call, body: bytes) -> Page:
+    try:
+        return msgspec.json.decode(body, type=Page)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(call, "the answer is no list of objects") from None
 
 
 async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

@@ -45,6 +45,7 @@ class ApiError(Exception):
         reason: str = "",
         causes: frozenset[str] = frozenset(),
         retry_after_s: float = 0,
+        sent: bool = True,
     ) -> None:
         super().__init__(f"{call}: {why}")
         self.call = call
@@ -56,6 +57,8 @@ class ApiError(Exception):
         """More such words (``ResourceVersionTooLarge``)."""
         self.retry_after_s = retry_after_s
         """How long the server wants to be left alone; 0 if it did not say."""
+        self.sent = sent
+        """False: the request never left us, so that nothing can have come of it."""
 
 
 class InvalidError(ApiError):
@@ -87,7 +90,7 @@ class TooManyRequestsError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """5xx, or no complete answer at all. Whether a write took effect is unknown."""
+    """5xx, or no complete answer at all. Whether a write took effect is unknown, unless it was never `sent`."""
 
 
 TRANSIENT = (TooManyRequestsError, UnavailableError)
@@ -164,7 +167,7 @@ def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
         return f"{answer}; the API server does not accept our token or certificate"
     if kind is InvalidError:
         causes = (told.details or _NO_DETAILS).causes or ()
-        fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes)
+        fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes if cause.field)
         return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
     message = " ".join(told.message.split())[:_LONGEST_QUOTE]
     return f"{answer}: {message}" if message else answer

@@ -43,6 +43,8 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
 }
 _LONGEST_WATCH_S = 1800.0
+_LAST_BOOKMARK_S = 2.0
+"""Before the end of a watch; in a shorter one there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,16 @@ class Answer:
     retry_after_s: int | None = None
     reason: str = ""
     message: str = "trouble, as ordered"
+    causes: tuple[str, ...] = ()
+    done: bool = False
+    """What was asked is done nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Take the request and never answer."""
+    """Take the request and never answer, whether it is done or not."""
+
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,7 @@ class Fault:
     trouble: Trouble
     verbs: frozenset[str]
     resources: frozenset[str]
+    tokens: frozenset[str] = frozenset()
     times: float = math.inf
     happened: int = 0
 
@@ -114,6 +122,7 @@ class Fault:
             self.happened < self.times
             and (not self.verbs or request.verb in self.verbs)
             and (not self.resources or request.resource in self.resources)
+            and (not self.tokens or request.token in self.tokens)
         )
         self.happened += hit
         return hit
@@ -142,6 +151,7 @@ class ApiServer:
         bookmark_s: float = 60.0,
         patience_s: float = 3.0,
         tls: ssl.SSLContext | None = None,
+        copies_annotations: bool = True,
     ) -> None:
         """Prepare a server.
 
@@ -151,8 +161,10 @@ class ApiServer:
             bookmark_s: time between bookmarks in a watch, in seconds.
             patience_s: how long a list waits for a version that is not there yet, in seconds.
             tls: to serve https.
+            copies_annotations: whether those of a binding are written on the pod. A stand-in for an API server may not.
         """
         self.store = Store()
+        self._copies_annotations = copies_annotations
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
         self.requests: list[Request] = []
@@ -241,10 +253,19 @@ class ApiServer:
     # Trouble
 
     def fail(
-        self, trouble: Trouble, *, verbs: Iterable[str] = (), resources: Iterable[str] = (), times: float = math.inf
+        self,
+        trouble: Trouble,
+        *,
+        verbs: Iterable[str] = (),
+        resources: Iterable[str] = (),
+        tokens: Iterable[str] = (),
+        times: float = math.inf,
     ) -> Fault:
-        """Order trouble for requests of these `verbs` and `resources` (all, if none are named). `heal` ends it."""
-        fault = Fault(trouble, frozenset(verbs), frozenset(resources), times)
+        """Order trouble for requests of these `verbs` and `resources`, made by the bearers of these `tokens`.
+
+        What is not named does not matter. `heal` ends it.
+        """
+        fault = Fault(trouble, frozenset(verbs), frozenset(resources), frozenset(tokens), times)
         self._faults.append(fault)
         return fault
 
@@ -326,9 +347,9 @@ class ApiServer:
         fault = next((fault for fault in self._faults if fault.strikes(request)), None)
         trouble = fault.trouble if fault is not None else None
         match trouble:
-            case Answer(code, retry_after_s, reason, message):
-                return _refusal(RefusedError(code, reason, message), retry_after_s)
-            case Hang():
+            case Answer(done=False):
+                return _ordered(trouble)
+            case Hang(done=False):
                 await asyncio.Event().wait()
             case Reset(done=False):
                 _reset(http.transport)
@@ -339,8 +360,13 @@ class ApiServer:
                 return web.Response(body=body, content_type="application/json")
         self._admit(request)
         response = await getattr(self, f"_do_{request.verb}")(http, served, request)
-        if isinstance(trouble, Reset):
-            _reset(http.transport)
+        match trouble:
+            case Answer():
+                return _ordered(trouble)
+            case Hang():
+                await asyncio.Event().wait()
+            case Reset():
+                _reset(http.transport)
         assert isinstance(response, web.StreamResponse)  # noqa: S101 - for the type checker, after getattr
         return response
 
@@ -362,6 +388,8 @@ class ApiServer:
     async def _do_create(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
         if request.resource == "pods/binding":
+            if not self._copies_annotations:
+                body.get("metadata", {}).pop("annotations", None)
             self.store.bind((request.namespace, request.name), body)
             return web.json_response(
                 {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201
@@ -498,12 +526,13 @@ class ApiServer:
         end = loop.time() + float(params.get("timeoutSeconds") or _LONGEST_WATCH_S)
         bookmarks = params.get("allowWatchBookmarks", "").lower() in {"1", "true"}
         bookmark = loop.time() + self._bookmark_s
-        while not feed.watch.ended:
+        if loop.time() < end - _LAST_BOOKMARK_S:
+            bookmark = min(bookmark, end - _LAST_BOOKMARK_S)
+        while not feed.watch.ended and done >= self.store.oldest:  # one that falls behind is ended
             tick = self.store.changed.version
             done = await self._tell(feed, done)
             now = loop.time()
-            # The real server sends a last one shortly before the end.
-            if bookmarks and now >= min(bookmark, end):
+            if bookmarks and now >= bookmark:
                 await feed.bookmark(done)
                 bookmark = now + self._bookmark_s
             if now >= end:
@@ -623,6 +652,11 @@ def _status(error: RefusedError) -> Json:
 def _refusal(error: RefusedError, retry_after_s: int | None = None) -> web.Response:
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return web.json_response(_status(error), status=error.code, headers=headers)
+
+
+def _ordered(answer: Answer) -> web.Response:
+    details = {"causes": [{"reason": cause} for cause in answer.causes]}
+    return _refusal(RefusedError(answer.code, answer.reason, answer.message, details), answer.retry_after_s)
 
 
 def _reset(transport: asyncio.BaseTransport | None) -> None:

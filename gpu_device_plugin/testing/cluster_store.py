@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.builders import Json
 
+_CHANGEABLE = ("labels", "annotations", "finalizers")
+"""What of an object's metadata may be changed."""
+_ENDED = {"Succeeded", "Failed"}
+"""Phases in which no kubelet has anything to end."""
+
 Key = tuple[str, str]
 """Namespace and name."""
 
@@ -224,14 +229,16 @@ class Store:
         if new.get("uid", old["uid"]) != old["uid"]:
             message = f'Invalid value: "{new["uid"]}": field is immutable'
             raise invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)
-        changeable = {name: new[name] for name in ("labels", "annotations") if new.get(name)}
-        kept = {name: value for name, value in old.items() if name not in {"labels", "annotations"}}
+        changeable = {name: new[name] for name in _CHANGEABLE if new.get(name)}
+        kept = {name: value for name, value in old.items() if name not in _CHANGEABLE}
         after["metadata"] = kept | changeable
         if "status" in served.subresources:
             part = "spec" if subresource == "status" else "status"
             after.pop(part, None)
             after.update({part: before[part]} if part in before else {})
         _CHANGE_RULES.get(served, _no_change_rule)(before, after)
+        if old.get("finalizers") and not new.get("finalizers") and old.get("deletionGracePeriodSeconds") == 0:
+            return self._commit(served, key, before, None)
         return before if after == before else self._commit(served, key, before, after)
 
     def delete(self, served: Served, key: Key, *, grace_s: int | None = None, uid: str = "", version: str = "") -> Json:
@@ -245,17 +252,15 @@ class Store:
                 f"the {what} in the precondition ({wanted}) does not match the {what} in record ({there}). "
                 "The object might have been deleted and then recreated",
             )
-        if served is PODS:
+        grace = 0
+        if served is PODS and before["spec"].get("nodeName") and before["status"].get("phase") not in _ENDED:
             grace = before["spec"].get("terminationGracePeriodSeconds", 30) if grace_s is None else grace_s
-            if not before["spec"].get("nodeName") or before["status"].get("phase") in {"Succeeded", "Failed"}:
-                grace = 0  # no kubelet has anything to end
-            if meta.get("deletionGracePeriodSeconds", math.inf) > grace:
-                stamp = _time(datetime.now(UTC) + timedelta(seconds=grace))
-                marks = {"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}
-                before = self._commit(served, key, before, {**before, "metadata": {**meta, **marks}})
-            if grace > 0:
-                return before
-        return self._commit(served, key, before, None)
+        marked = served is PODS or meta.get("finalizers")
+        if marked and meta.get("deletionGracePeriodSeconds", math.inf) > grace:
+            stamp = _time(datetime.now(UTC) + timedelta(seconds=grace))
+            marks = {"deletionTimestamp": stamp, "deletionGracePeriodSeconds": grace}
+            before = self._commit(served, key, before, {**before, "metadata": {**meta, **marks}})
+        return before if grace or meta.get("finalizers") else self._commit(served, key, before, None)
 
     def bind(self, key: Key, binding: Json) -> None:
         """Bind a pod to a node: annotations and node name in one write, if the preconditions hold."""
@@ -374,8 +379,34 @@ def _check_series(name: str, event: Json) -> None:
         raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
 
 
-_CREATE_RULES: dict[Served, Callable[[Json, bool], None]] = {PODS: _create_pod, EVENTS: _create_event}
-_CHANGE_RULES: dict[Served, Callable[[Json, Json], None]] = {PODS: _change_pod, EVENTS: _change_event}
+def _create_lease(new: Json, _as_given: bool) -> None:  # noqa: FBT001
+    _check_lease(new)
+
+
+def _change_lease(_before: Json, after: Json) -> None:
+    _check_lease(after)
+
+
+def _check_lease(lease: Json) -> None:
+    spec = lease.setdefault("spec", {})
+    for absent in [key for key, value in spec.items() if value is None]:
+        del spec[absent]
+    for number, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
+        if spec.get(number, least) < least:
+            message = f"must be greater than {'or equal to ' if not least else ''}0"
+            raise invalid(LEASES, lease["metadata"]["name"], f"spec.{number}", "FieldValueInvalid", message)
+
+
+_CREATE_RULES: dict[Served, Callable[[Json, bool], None]] = {
+    PODS: _create_pod,
+    EVENTS: _create_event,
+    LEASES: _create_lease,
+}
+_CHANGE_RULES: dict[Served, Callable[[Json, Json], None]] = {
+    PODS: _change_pod,
+    EVENTS: _change_event,
+    LEASES: _change_lease,
+}
 
 
 def canonical_quantity(text: str) -> str:

@@ -10,13 +10,17 @@ import pytest
 from gpu_device_plugin.cluster.api import (
     NODES,
     PODS,
+    NodeReader,
+    NodeRecord,
     PodReader,
     UnreadableObjectError,
     read_node,
+    read_version,
+    version_number,
     whole_quantity,
 )
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, pod
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
 
@@ -47,6 +51,7 @@ def test_a_pod_is_reduced_to_what_concerns_us() -> None:
             name="a",
             node_name="n",
             phase="Running",
+            running=True,
             created="2026-01-02T03:04:05Z",
             resource_version="77",
             annotations={"ours/promise": "1"},
@@ -65,6 +70,36 @@ def test_a_pod_being_deleted_says_so() -> None:
     body = pod("a", uid="u")
     body["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     assert read(body)[0].deleting
+
+
+def test_the_priority_of_a_pod_is_read() -> None:
+    body = pod("a", uid="u")
+    body["spec"]["priority"] = 1000
+    assert read(body)[0].priority == 1000
+
+
+RUNNING = {"name": "c", "state": {"running": {"startedAt": "2026-01-02T03:04:05Z"}}}
+ENDED = {"name": "c", "state": {"terminated": {"exitCode": 0}}}
+WAITING = {"name": "c", "state": {"waiting": {"reason": "ContainerCreating"}}}
+
+
+@pytest.mark.parametrize(
+    ("node_name", "status", "running"),
+    [
+        ("n", {"phase": "Running", "containerStatuses": [ENDED, RUNNING]}, True),
+        ("n", {"phase": "Pending", "initContainerStatuses": [RUNNING], "containerStatuses": [WAITING]}, True),
+        ("n", {"phase": "Running", "containerStatuses": [ENDED], "ephemeralContainerStatuses": [RUNNING]}, True),
+        ("n", {"phase": "Failed", "containerStatuses": [RUNNING]}, True),
+        ("n", {"phase": "Running", "containerStatuses": [WAITING]}, False),
+        ("n", {"phase": "Running", "containerStatuses": [{"name": "c"}, {"name": "d", "state": {}}]}, False),
+        ("n", {"phase": "Succeeded", "containerStatuses": [ENDED]}, False),
+        ("n", {"phase": "Running", "containerStatuses": None}, True),  # a kubelet that tells the phase alone
+        ("n", {"phase": "Pending"}, False),
+        ("", {"phase": "Running"}, False),
+    ],
+)
+def test_a_pod_runs_while_one_of_its_containers_does(node_name: str, status: dict[str, Any], running: bool) -> None:  # noqa: FBT001
+    assert read({**pod("a", uid="u", node=node_name), "status": status})[0].running is running
 
 
 @pytest.mark.parametrize(
@@ -133,14 +168,75 @@ def test_a_status_update_changes_nothing_that_we_look_at() -> None:
 
 def test_a_node_is_read() -> None:
     raw = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3","labels":{"a":"b"}},"status":{"images":[]}}'
-    node = read_node(raw)
-    assert (node.name, node.uid, node.resource_version) == ("n", "u", "3")
-    assert (node.labels, node.annotations) == ({"a": "b"}, {})
+    found = read_node(raw)
+    assert (found.name, found.uid, found.resource_version) == ("n", "u", "3")
+    assert (found.labels, found.annotations) == ({"a": "b"}, {})
 
 
-def test_something_that_is_no_node_is_refused() -> None:
+NODE_READER = NodeReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
+
+
+def full_node() -> dict[str, Any]:
+    body = node("n", mem=1000, count=8, labels={"ours/x": "1"}, annotations={"ours/gpus": "[]", "theirs": "long"})
+    body["metadata"] |= {"uid": "u", "resourceVersion": "3"}
+    body["spec"]["unschedulable"] = True
+    body["status"]["allocatable"][GPU_MEM] = "1k"
+    body["status"]["allocatable"][GPU_COUNT] = "many"
+    body["status"]["addresses"] = [
+        {"type": "Hostname", "address": "n"},
+        {"type": "InternalIP", "address": "10.0.0.7"},
+        {"type": "InternalIP", "address": "fd00::7"},
+    ]
+    return body
+
+
+def test_a_node_is_reduced_to_what_concerns_us() -> None:
+    assert NODE_READER.read(json.dumps(full_node()).encode()) == NodeRecord(
+        name="n",
+        uid="u",
+        labels={"ours/x": "1"},
+        annotations={"ours/gpus": "[]"},
+        capacity={GPU_MEM: 1000, GPU_COUNT: 8},
+        allocatable={GPU_MEM: 1000},
+        ready=True,
+        unschedulable=True,
+        address="10.0.0.7",
+    )
+
+
+def test_a_node_that_says_nothing_of_itself_is_a_node() -> None:
+    found = NODE_READER.read(b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3"}}')
+    assert found == NodeRecord("n", "u")
+    assert found.resource_version == "3"
+
+
+def test_a_heartbeat_changes_nothing_that_we_look_at() -> None:
+    before, body = NODE_READER.read(json.dumps(full_node()).encode()), full_node()
+    body["metadata"]["resourceVersion"] = "4"
+    body["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-02T03:04:05Z"
+    assert NODE_READER.read(json.dumps(body).encode()) == before
+    body["status"]["conditions"][0]["status"] = "Unknown"
+    assert NODE_READER.read(json.dumps(body).encode()) != before
+
+
+@pytest.mark.parametrize(
+    "raw", [b"[]", b"{}", b'{"metadata":{}}', b'{"metadata":{"uid":7,"name":"PASSWORD"}}', b'{"metadata":"\xff"}']
+)
+def test_something_that_is_no_node_is_refused(raw: bytes) -> None:
+    with pytest.raises(UnreadableObjectError) as refused:
+        NODE_READER.read(raw)
+    assert "PASSWORD" not in str(refused.value)
     with pytest.raises(UnreadableObjectError):
         read_node(b"[]")
+
+
+def test_the_version_of_anything_can_be_read() -> None:
+    assert read_version(b'{"kind":"Any","metadata":{"name":"n","resourceVersion":"77","labels":{}}}') == 77
+    assert read_version(b'{"metadata":{}}') == 0
+    for raw in (b"[]", b"", b'{"metadata":{"resourceVersion":"\xff"}}'):
+        with pytest.raises(UnreadableObjectError):
+            read_version(raw)
+    assert [version_number(text) for text in ("12", "", "abc", "\u0663")] == [12, 0, 0, 0]
 
 
 def test_paths_are_those_of_kubernetes() -> None:

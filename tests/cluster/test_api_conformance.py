@@ -12,18 +12,32 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import EVENTS, NODES, PODS, PodReader, read_metadata
+from gpu_device_plugin.cluster.api import (
+    EVENTS,
+    LEASES,
+    NODES,
+    PODS,
+    NodeReader,
+    PodReader,
+    read_metadata,
+    read_version,
+)
+from gpu_device_plugin.cluster.binder import Binder, BindError, PodRef
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.events import EventWriter, about_node, about_pod
+from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
-from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Sequence
 
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.core.pods import Pod
     from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
@@ -55,7 +69,7 @@ async def refused(api: Api, method: str, path: str, body: object = None, **how: 
     return found
 
 
-async def watched(api: Api, since: str, count: int, **selection: str) -> list[tuple[str, dict[str, Any]]]:
+async def watched(api: Api, since: str, count: int, **selection: Any) -> list[tuple[str, dict[str, Any]]]:
     async with asyncio.timeout(20), api.client.watch(PODS, since=since, **selection) as events:
         return [await _next(events) for _ in range(count)]
 
@@ -183,6 +197,25 @@ async def test_a_list_of_the_future_is_waited_for_in_vain(api: Api) -> None:
     assert answer["details"]["causes"][0]["reason"] == "ResourceVersionTooLarge"
 
 
+async def test_a_watch_of_the_future_is_accepted_and_silent(api: Api, name: str) -> None:
+    """So whoever knows more than the server does, as after a restored backup, learns it from a list alone."""
+    async with (
+        Client(api.config, timing=Timing(watch_s=1)) as client,
+        client.watch(PODS, since="999999999", namespace="default") as events,
+    ):
+        await created(api, pod(name))
+        assert {event.type async for event in events} <= {"BOOKMARK"}
+
+
+async def test_the_newest_version_counts_what_happened_to_other_kinds(api: Api, name: str) -> None:
+    """Also the list of one object that tells it, and the list of nothing."""
+    before = await api.client.newest(PODS)
+    made = int((await created(api, node(name)))["metadata"]["resourceVersion"])
+    assert before < made <= await api.client.newest(PODS)
+    _, nothing = await api.ask("GET", f"/api/v1/nodes?fieldSelector=metadata.name%3Dno-{name}")
+    assert int(nothing["metadata"]["resourceVersion"]) >= made
+
+
 async def test_a_version_is_a_number(api: Api) -> None:
     assert (await refused(api, "GET", f"{IN_DEFAULT}?resourceVersion=abc"))["code"] == 400
 
@@ -227,6 +260,20 @@ async def test_a_quiet_watch_is_ended_by_the_server(api: Api, name: str) -> None
         client.watch(PODS, since=since, fields="spec.nodeName=nowhere") as events,
     ):
         assert {event.type async for event in events} <= {"BOOKMARK"}
+
+
+@pytest.mark.parametrize(("seconds", "heard"), [(1, set()), (3, {"BOOKMARK"})])
+async def test_a_short_watch_brings_a_bookmark_if_it_is_not_too_short(
+    api: Api, name: str, seconds: int, heard: set[str]
+) -> None:
+    """And the bookmark is as new as what a list has just told."""
+    since = str(await api.client.newest(PODS))
+    await created(api, node(name))
+    newest = await api.client.newest(PODS)
+    async with api.client.watch(PODS, since=since, fields="spec.nodeName=nowhere", seconds=seconds) as events:
+        told = [event async for event in events]
+    assert {event.type for event in told} == heard
+    assert all(read_version(event.object) >= newest for event in told[-1:])
 
 
 async def test_a_merge_patch_removes_with_null(api: Api, name: str) -> None:
@@ -546,6 +593,145 @@ async def test_a_lease_is_taken_by_one_of_two(api: Api, name: str) -> None:
     assert (late["code"], late["reason"]) == (409, "Conflict")
     blind = await refused(api, "PUT", f"{path}/{name}", lease)
     assert (blind["code"], blind["details"]["causes"][0]["field"]) == (422, "metadata.resourceVersion")
+
+
+@pytest.mark.parametrize("field", ["leaseDurationSeconds", "leaseTransitions"])
+async def test_a_lease_with_absurd_numbers_is_invalid(api: Api, name: str, field: str) -> None:
+    body = {"metadata": {"name": name}, "spec": {"holderIdentity": "a", field: -1}}
+    error = await error_of(api.client.create(LEASES, body, namespace="default"))
+    assert isinstance(error, InvalidError)
+    assert f"spec.{field} (FieldValueInvalid)" in str(error)
+
+
+async def test_a_lease_is_given_back_by_taking_the_holder_out(api: Api, name: str) -> None:
+    body = {"metadata": {"name": name}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 15}}
+    first = msgspec.json.decode(await api.client.create(LEASES, body, namespace="default"))
+    first["spec"]["holderIdentity"] = None
+    second = msgspec.json.decode(await api.client.replace(LEASES, name, first, namespace="default"))
+    assert second["spec"] == {"leaseDurationSeconds": 15}
+
+
+async def test_one_of_two_candidates_leads_and_hands_over(api: Api, name: str, eventually: Any) -> None:
+    timing = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.05)
+    first, second = (Lease(api.client, "default", name, who, timing=timing) for who in "ab")
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(first.run())
+        await eventually(lambda: first.leading)
+        waiting = tasks.create_task(second.run())
+        await eventually(lambda: second.holder == "a")
+        running.cancel()
+        await eventually(lambda: second.leading)
+        assert not first.leading
+        waiting.cancel()
+    spec = msgspec.json.decode(await api.client.get(LEASES, name, namespace="default"))["spec"]
+    assert (spec.get("holderIdentity"), spec["leaseTransitions"]) == (None, 1)
+
+
+class Held:
+    """A store for the reflector."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+
+    def replace(self, objects: Sequence[Pod]) -> None:
+        self.pods = {found.uid: found for found in objects}
+
+    def put(self, object: Pod) -> None:  # noqa: A002 - as the protocol has it
+        self.pods[object.uid] = object
+
+    def remove(self, object: Pod) -> None:  # noqa: A002
+        self.pods.pop(object.uid, None)
+
+    def names(self, beginning: str) -> dict[str, str]:
+        """Return what is held of one test's pods: the node of each."""
+        return {found.name: found.node_name for found in self.pods.values() if found.name.startswith(beginning)}
+
+
+async def test_the_reflector_follows_what_the_binder_does(api: Api, name: str, eventually: Any) -> None:
+    held, reader = Held(), PodReader([GPU_MEM], lambda key: key == "promise")
+    await created(api, pod(f"{name}a", container(mem=2)))
+    async with asyncio.TaskGroup() as tasks:
+        reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held)
+        running = tasks.create_task(reflector.run())
+        await reflector.wait_synced()
+        await eventually(lambda: reflector.live)
+        uid = (await created(api, pod(f"{name}b", container(mem=2))))["metadata"]["uid"]
+        await Binder(api.client).bind(PodRef("default", f"{name}b", uid), name, {"promise": "1"})
+        await reflector.caught_up()
+        assert held.names(name) == {f"{name}a": "", f"{name}b": name}
+        assert held.pods[uid].annotations == {"promise": "1"}
+        await api.ask("DELETE", f"{IN_DEFAULT}/{name}a")
+        await created(api, node(name))  # a version that no watch of pods is told of
+        await reflector.caught_up()
+        assert held.names(name) == {f"{name}b": name}
+        running.cancel()
+    assert reflector.unreadable == 0
+
+
+async def test_the_reflector_outlives_a_restart_of_the_api_server(api: Api, name: str, eventually: Any) -> None:
+    held, reader = Held(), PodReader([], lambda _: False)
+    for letter in "ab":
+        await created(api, pod(name + letter))
+    async with asyncio.TaskGroup() as tasks:
+        timing = ReflectorTiming(longest_retry_s=0.5)
+        reflector = Reflector(api.client, PODS, lambda raw: reader.read(raw)[0], held, timing=timing)
+        running = tasks.create_task(reflector.run())
+        await eventually(lambda: reflector.live)
+        await api.restart()
+        await api.ask("DELETE", f"{IN_DEFAULT}/{name}a?gracePeriodSeconds=0")
+        await created(api, pod(f"{name}c"))
+        await eventually(lambda: held.names(name).keys() == {f"{name}b", f"{name}c"})
+        running.cancel()
+
+
+async def test_the_binder_knows_its_own_binding_from_others(api: Api, name: str) -> None:
+    uid = (await created(api, pod(name)))["metadata"]["uid"]
+    ref, binder = PodRef("default", name, uid), Binder(api.client)
+    for wrong, why in (
+        (PodRef("default", name, "another"), f"pod default/{name} was replaced by another of the same name"),
+        (PodRef("default", f"no-{name}", uid), f"pod default/no-{name} was deleted meanwhile"),
+    ):
+        assert str(await error_of(binder.bind(wrong, "n", {"promise": "1"}))) == why
+    for _ in range(2):
+        await binder.bind(ref, "n", {"promise": "1"})
+    error = await error_of(binder.bind(ref, "elsewhere", {"promise": "1"}))
+    assert isinstance(error, BindError)
+    assert str(error) == f"pod default/{name} is already bound to node n"
+    assert repr(binder) == "<Binder: in one call>"
+
+
+async def test_a_pod_that_is_deleted_while_it_waits_is_not_bound(api: Api, name: str) -> None:
+    """A finalizer keeps it visible."""
+    body = pod(name)
+    body["metadata"]["finalizers"] = ["example.com/wait"]
+    uid = (await created(api, body))["metadata"]["uid"]
+    await api.ask("DELETE", f"{IN_DEFAULT}/{name}?gracePeriodSeconds=0")
+    error = await error_of(Binder(api.client).bind(PodRef("default", name, uid), "n", {}))
+    assert str(error) == f"pod default/{name} is being deleted"
+    await api.ask("PATCH", f"{IN_DEFAULT}/{name}", {"metadata": {"finalizers": None}}, MERGE)
+    assert isinstance(await error_of(api.client.get(PODS, name, namespace="default")), NotFoundError)
+
+
+async def test_a_node_is_read_as_the_server_writes_it(api: Api, name: str) -> None:
+    body = node(name, mem=1000, count=8, labels={"ours": "1"}, annotations={"ours": "2", "theirs": "3"})
+    body["spec"]["unschedulable"] = True
+    body["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.7"}]
+    await created(api, body)
+    reader = NodeReader([GPU_MEM, GPU_COUNT], lambda key: key == "ours")
+
+    async def read() -> NodeRecord:
+        return reader.read(await api.client.get(NODES, name))
+
+    found = await read()
+    assert (found.name, found.labels, found.annotations) == (name, {"ours": "1"}, {"ours": "2"})
+    assert found.capacity == found.allocatable == {GPU_MEM: 1000, GPU_COUNT: 8}
+    assert (found.ready, found.unschedulable, found.address) == (True, True, "10.0.0.7")
+    beat = {
+        "status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-02T03:04:05Z"}]}
+    }
+    await api.client.patch(NODES, name, beat, subresource="status", how=PatchType.STRATEGIC)
+    assert await read() == found
+    assert (await read()).resource_version > found.resource_version
 
 
 async def test_paths_that_lead_nowhere_are_not_found(api: Api) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.api import EVENTS, NODES, PODS, read_metadata, read_node
+from gpu_device_plugin.cluster.api import EVENTS, LEASES, NODES, PODS, read_metadata, read_node
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import (
@@ -29,6 +29,7 @@ from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from gpu_device_plugin.cluster.api import WatchEvent
@@ -60,6 +61,51 @@ async def test_a_list_is_selected_by_the_server(server: ApiServer, client: Clien
     assert await listed(client, namespace="other") == ["c"]
 
 
+async def test_the_newest_version_is_the_clusters_and_not_the_caches(server: ApiServer, client: Client) -> None:
+    for name in "abc":
+        server.add(pod(name))
+    server.hold_cache()
+    server.add(node("n"))
+    assert await client.newest(PODS) == server.store.version
+    assert [dict(request.params) for request in server.requests] == [{"limit": "1"}]
+
+
+async def test_an_object_is_replaced_as_a_whole_unless_it_changed(client: Client) -> None:
+    body = {"metadata": {"name": "l"}, "spec": {"holderIdentity": "a", "leaseTransitions": 3}}
+    first = msgspec.json.decode(await client.create(LEASES, body, namespace="default"))
+    second = await client.replace(LEASES, "l", {**first, "spec": {"holderIdentity": "b"}}, namespace="default")
+    assert msgspec.json.decode(second)["spec"] == {"holderIdentity": "b"}
+    with pytest.raises(ConflictError, match=r"update leases default/l: 409 Conflict"):
+        await client.replace(LEASES, "l", first, namespace="default")
+
+
+@pytest.mark.parametrize("verb", ["get", "create", "replace", "patch"])
+async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
+    server.fail(Hang())
+    async with Client(ClusterConfig(server.url)) as client:
+        calls: dict[str, Callable[[], Awaitable[bytes]]] = {
+            "get": lambda: client.get(PODS, "a", namespace="default", timeout_s=0.01),
+            "create": lambda: client.create(PODS, {}, namespace="default", timeout_s=0.01),
+            "replace": lambda: client.replace(PODS, "a", {}, namespace="default", timeout_s=0.01),
+            "patch": lambda: client.patch(PODS, "a", {}, namespace="default", timeout_s=0.01),
+        }
+        with pytest.raises(UnavailableError, match="no answer in time") as failed:
+            await calls[verb]()
+    assert failed.value.sent
+
+
+async def test_a_request_that_never_left_us_says_so(server: ApiServer, client: Client) -> None:
+    """Nothing can have come of it, unlike of one whose answer was lost."""
+    server.fail(Reset(), times=1)
+    with pytest.raises(UnavailableError) as lost:
+        await client.create(PODS, {}, namespace="default")
+    assert lost.value.sent
+    await server.stop()
+    with pytest.raises(UnavailableError) as unsent:
+        await client.create(PODS, {}, namespace="default")
+    assert not unsent.value.sent
+
+
 async def test_a_page_that_expired_is_gone(server: ApiServer, client: Client) -> None:
     for name in "abc":
         server.add(pod(name))
@@ -89,9 +135,9 @@ async def test_binding_adds_a_pod_to_the_watch_of_its_node(server: ApiServer, cl
 
 
 async def test_a_quiet_watch_ends_by_itself_after_a_bookmark(server: ApiServer) -> None:
-    async with Client(ClusterConfig(server.url), timing=Timing(watch_s=0.5)) as client:
+    async with Client(ClusterConfig(server.url), timing=Timing(watch_s=30)) as client:
         server.add(pod("a", node="elsewhere"))
-        async with client.watch(PODS, since="1", fields="spec.nodeName=n") as events:
+        async with client.watch(PODS, since="1", fields="spec.nodeName=n", seconds=3) as events:
             heard = [event async for event in events]
     assert [event.type for event in heard] == ["BOOKMARK"]
     assert b'"containers": null' in bytes(heard[0].object)

@@ -222,9 +222,9 @@ async def test_e3_a_half_open_connection_is_given_up(server: ApiServer, eventual
         await eventually(lambda: names(mirror) == {"a"})
 
 
-async def test_e3_an_event_that_never_came_is_found_by_the_next_list(server: ApiServer, eventually: Any) -> None:
-    server.add(pod("a", node="n"))
-    async with mirroring(server, watch_s=0.01, check_s=0.05) as mirror:
+async def test_e3_an_event_that_never_came_is_found_by_the_next_list(eventually: Any) -> None:
+    async with ApiServer(bookmark_s=0.01) as server, mirroring(server, watch_s=0.01, check_s=0.05) as mirror:
+        server.add(pod("a", node="n"))
         await eventually(lambda: mirror.live)
         with server.watch_gap():
             server.delete("pods", "a")

@@ -1,0 +1,275 @@
+"""Bind a pod to a node and write a promise on it, both or neither, and know afterwards whether it was done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.cluster.api import PODS, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.errors import (
+    ApiError,
+    Call,
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    UnavailableError,
+)
+from gpu_device_plugin.core.annotations import ASSIGNED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.cluster.api import PodRecord
+    from gpu_device_plugin.cluster.client import Client
+
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_REWRITTEN = frozenset({ASSIGNED})
+"""The agent of the node may have changed these before we look."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodRef:
+    """A pod, and no other of the same name."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class BinderTiming:
+    """How long we wait, in seconds. kube-scheduler gives an extender 5 s for a bind unless it is told otherwise."""
+
+    call_s: float = 2.0
+    """For one answer of the API server."""
+    total_s: float = 4.0
+    """After so long no further attempt is begun."""
+    pause_s: float = 0.1
+    """Before a binding whose answer was lost is tried again."""
+
+
+DEFAULT_TIMING = BinderTiming()
+
+
+class BindError(ApiError):
+    """The pod is not bound to this node with this promise, and will not be by this call: give the claim back.
+
+    The whole message is for the pod's owner.
+    """
+
+    def __init__(self, pod: PodRef, sentence: str) -> None:
+        super().__init__(_call("create", pod, "pods/binding"), sentence)
+        self.args = (sentence,)
+
+
+class InDoubtError(ApiError):
+    """Nobody knows yet whether the pod is bound with this promise: keep the claim until the pod itself tells.
+
+    It tells when all that had happened up to now is known (`Reflector.caught_up`): bound, and then its annotations
+    count, or gone. One that is still unbound then may be bound by the lost request for as long as the API server works
+    on a request, 60 s by default.
+    """
+
+    def __init__(self, pod: PodRef, sentence: str) -> None:
+        super().__init__(_call("create", pod, "pods/binding"), sentence)
+        self.args = (sentence,)
+
+
+class Binder:
+    """Makes bindings. Any number may be under way; none waits for another."""
+
+    def __init__(self, client: Client, *, timing: BinderTiming = DEFAULT_TIMING) -> None:
+        self._client = client
+        self._timing = timing
+        self._reader = PodReader((), lambda _: True)
+        self._copies: bool | None = None
+        """Whether the API server writes the annotations of a binding on the pod; None: not seen yet."""
+
+    def __repr__(self) -> str:
+        how = {None: "nothing bound yet", True: "in one call", False: "patches before it binds"}
+        return f"<Binder: {how[self._copies]}>"
+
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        """Bind `pod` to `node` and write `annotations` on it. On return both stand.
+
+        A binding that stands already, to this node and with these annotations, is a success: it is our own, whose
+        answer was lost.
+
+        Raises:
+            BindError: it is not bound so, for certain; the claim can be given back.
+            InDoubtError: that is unknown; the claim must be kept. So it must if this call is cancelled.
+        """
+        until = time.monotonic() + self._timing.total_s
+        if self._copies is False:
+            await self._bind_in_two(pod, node, annotations, until)
+            return
+        await self._bind(pod, node, annotations, until)
+        if self._copies is None and annotations:
+            await self._look_whether_copied(pod, annotations)
+
+    async def _bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float) -> None:
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            # No version: the one we knew is old as soon as anybody writes a label or a condition.
+            "metadata": {
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "uid": pod.uid,
+                "annotations": dict(annotations),
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        lost: ApiError | None = None
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                # The same again: whichever of the two the API server does first, the other one changes nothing.
+                await asyncio.sleep(self._timing.pause_s)
+            error = await self._post(pod, body, until)
+            if error is None:
+                return
+            if isinstance(error, UnavailableError) and error.sent:
+                lost = error
+            elif not isinstance(error, ConflictError):
+                raise _refused(pod, error, lost) from error
+            if await self._stands(pod, node, annotations, error, until):
+                return
+            if lost is None:
+                raise BindError(pod, f"pod {pod} was not bound: {error}") from error
+            if time.monotonic() + self._timing.pause_s >= until:
+                break
+        raise InDoubtError(pod, f"whether pod {pod} is bound to node {node} is unknown: {lost}") from lost
+
+    async def _post(self, pod: PodRef, body: Mapping[str, Any], until: float) -> ApiError | None:
+        patience_s = self._patience_s(until)
+        try:
+            await self._client.create(
+                PODS, body, namespace=pod.namespace, name=pod.name, subresource="binding", timeout_s=patience_s
+            )
+        except ApiError as error:
+            return error
+        return None
+
+    async def _stands(
+        self, pod: PodRef, node: str, annotations: Mapping[str, str], refusal: ApiError, until: float
+    ) -> bool:
+        """Return whether the binding stands, False if the pod waits as before; anything else is raised."""
+        try:
+            found = await self._get(pod, until)
+        except ApiError as error:
+            why = f"whether pod {pod} is bound to node {node} is unknown: {refusal}; and then {error}"
+            raise InDoubtError(pod, why) from error
+        if found is None:
+            raise BindError(pod, _deleted(pod))
+        if found.uid != pod.uid:
+            raise BindError(pod, _replaced(pod))
+        if found.node_name and found.node_name != node:
+            raise BindError(pod, f"pod {pod} is already bound to node {found.node_name}")
+        if found.node_name:
+            if all(found.annotations.get(key) == annotations[key] for key in annotations.keys() - _REWRITTEN):
+                return True
+            raise InDoubtError(pod, f"pod {pod} is already bound to node {node}, with another promise than this one")
+        if found.deleting:
+            raise BindError(pod, f"pod {pod} is being deleted")
+        return False
+
+    async def _get(self, pod: PodRef, until: float) -> PodRecord | None:
+        try:
+            raw = await self._client.get(PODS, pod.name, namespace=pod.namespace, timeout_s=self._patience_s(until))
+            return self._reader.read(raw)[0]
+        except NotFoundError:
+            return None
+        except UnreadableObjectError as error:
+            raise UnavailableError(_call("get", pod, PODS.plural), str(error)) from error
+
+    def _patience_s(self, until: float) -> float:
+        """Even the last call gets a moment: it may tell what became of the one before."""
+        return max(self._timing.call_s / 4, min(self._timing.call_s, until - time.monotonic()))
+
+    # API servers that do not write the annotations of a binding on the pod
+
+    async def _look_whether_copied(self, pod: PodRef, annotations: Mapping[str, str]) -> None:
+        until = time.monotonic() + self._timing.call_s
+        try:
+            found = await self._get(pod, until)
+            if found is None or found.uid != pod.uid:
+                return
+            self._copies = annotations.keys() <= found.annotations.keys()
+            if not self._copies:
+                _log.warning(
+                    "this API server does not write the annotations of a binding on the pod; from now on the pod is"
+                    " patched first, for which the service account needs the right to patch pods"
+                )
+                await self._patch(pod, annotations, until)
+        except ApiError as error:
+            _log.warning("whether pod %s carries its promise after its binding is unknown: %s", pod, error)
+
+    async def _bind_in_two(self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float) -> None:
+        try:
+            await self._patch(pod, annotations, until)
+        except NotFoundError:
+            raise BindError(pod, _deleted(pod)) from None
+        except (ConflictError, InvalidError) as error:  # said of a namesake
+            raise BindError(
+                pod, f"pod {pod} cannot be given its promise, it may have been replaced: {error}"
+            ) from error
+        except ApiError as error:
+            await self._take_back(pod, annotations)
+            raise BindError(pod, f"pod {pod} cannot be given its promise: {error}") from error
+        try:
+            await self._bind(pod, node, annotations, until)
+        except BindError:
+            await self._take_back(pod, annotations)
+            raise
+
+    async def _patch(self, pod: PodRef, annotations: Mapping[str, str | None], until: float, version: str = "") -> None:
+        meta: dict[str, Any] = {"uid": pod.uid, "annotations": dict(annotations)}
+        meta |= {"resourceVersion": version} if version else {}
+        await self._client.patch(
+            PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self._patience_s(until)
+        )
+
+    async def _take_back(self, pod: PodRef, annotations: Mapping[str, str]) -> None:
+        """Remove a promise that leads nowhere, unless somebody wrote another one over it."""
+        until = time.monotonic() + self._timing.call_s
+        try:
+            for _ in range(_ATTEMPTS):
+                found = await self._get(pod, until)
+                if found is None or found.uid != pod.uid or not annotations.items() <= found.annotations.items():
+                    return
+                try:
+                    await self._patch(pod, dict.fromkeys(annotations), until, found.resource_version)
+                except ConflictError:
+                    continue
+                return
+        except ApiError as error:
+            _log.warning("pod %s keeps a promise that does not count, until it is bound: %s", pod, error)
+
+
+def _call(verb: str, pod: PodRef, resource: str) -> Call:
+    return Call(verb, resource, PODS.group, pod.namespace, pod.name)
+
+
+def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError | InDoubtError:
+    if isinstance(error, NotFoundError):
+        return BindError(pod, _deleted(pod))
+    if lost is None:
+        return BindError(pod, f"pod {pod} was not bound: {error}")
+    # This refusal is certain, but not what became of the attempt before.
+    return InDoubtError(pod, f"whether pod {pod} is bound is unknown: {lost}; and then {error}")
+
+
+def _deleted(pod: PodRef) -> str:
+    return f"pod {pod} was deleted meanwhile"
+
+
+def _replaced(pod: PodRef) -> str:
+    return f"pod {pod} was replaced by another of the same name"
