@@ -39,6 +39,7 @@ def inspect_plugin(argv: Sequence[str] | None = None, programs: Mapping[str, Pro
 def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int:
     try:
         arguments = parse(argv)
+        arguments.called = name
         return programs[arguments.command](arguments)
     except UsageError as error:
         print(f"{name}: {error}", file=sys.stderr)
@@ -79,7 +80,8 @@ def _extender(arguments: argparse.Namespace) -> int:
 def _inspect(arguments: argparse.Namespace) -> int:
     from gpu_device_plugin.programs import inspect  # noqa: PLC0415 - nothing that another program needs
 
-    return inspect.main(arguments.words)
+    called = arguments.called
+    return inspect.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

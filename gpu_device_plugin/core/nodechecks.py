@@ -1,0 +1,135 @@
+"""What keeps kube-scheduler from a node besides its GPUs, as far as a glance shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.asking import Ask
+    from gpu_device_plugin.core.nodeview import NodeView
+    from gpu_device_plugin.core.resources import Resource
+
+CORDON = "node.kubernetes.io/unschedulable"
+_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_KEEP_AWAY = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What a node says to keep pods away."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        """Return it the way kubectl takes it."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """What a pod says of taints that do not keep it away. Empty texts stand for all."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Return whether this taint is no reason to stay away."""
+        return (
+            self.effect in {"", taint.effect}
+            and self.key in {"", taint.key}
+            and (self.operator == "Exists" or (self.operator == "Equal" and self.value == taint.value))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands on a node beside what concerns GPUs."""
+
+    taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a pod says of the nodes it may go to."""
+
+    tolerations: tuple[Toleration, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Node labels that it wants."""
+
+
+NO_TERMS = Terms()
+
+
+def besides(
+    node: NodeView,
+    around: Surroundings,
+    pod: Terms,
+    ask: Ask,
+    resources: Iterable[Resource],
+) -> tuple[str, ...]:
+    """Return what else keeps a pod from a node, in sentences about the node.
+
+    Of what kube-scheduler compares only what is plainly written: no affinity, no CPU, no memory.
+
+    Args:
+        node: the node with its pods.
+        around: its taints and labels.
+        pod: what the pod says of nodes.
+        ask: what it asks of GPUs.
+        resources: what is managed.
+    """
+
+    def tolerated(taint: Taint) -> bool:
+        return any(toleration.covers(taint) for toleration in pod.tolerations)
+
+    told_otherwise = {*([CORDON] if node.unschedulable else []), *([] if node.ready else _NOT_READY)}
+    return (
+        *(["it is cordoned"] if node.unschedulable and not tolerated(Taint(CORDON)) else []),
+        *([] if node.ready else ["it is not ready"]),
+        *(
+            f"the pod does not tolerate its taint {taint}"
+            for taint in around.taints
+            if taint.effect in _KEEP_AWAY and taint.key not in told_otherwise and not tolerated(taint)
+        ),
+        *(
+            f"the pod wants the node label {key}={value}"
+            for key, value in sorted(pod.selector.items())
+            if around.labels.get(key) != value
+        ),
+        *(why for resource in resources if (why := _too_little(node, ask, resource))),
+    )
+
+
+def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
+    """Say why the kubelet's numbers are too small for the pod, where its GPUs would not tell; empty: they are not."""
+    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
+    if not asked or node.capacity is None or node.allocatable is None or node.candidate.problem:
+        return ""
+    if resource.name not in node.capacity:
+        return f"its kubelet knows no {resource.name}: no agent has registered there since it started"
+    offered = node.allocatable.get(resource.name, 0)
+    memory = resource.kind is Kind.MEMORY
+    # A GPU that is in use the other way is withheld by its agent, and that is no news.
+    rooms = [room for room in node.candidate.rooms if room.healthy and not (room.whole if memory else room.shared)]
+    if not offered:
+        return f"its agent offers no {resource.name} at the moment; see the agent's log" if rooms else ""
+    taken = sum(
+        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        if memory
+        else usage.unplaced_gpus + len(usage.whole)
+        for usage in (pod.usage for pod in node.pods)
+    )
+    free = sum(room.free for room in rooms) if memory else len(rooms)
+    if offered - taken >= asked or free < asked:  # the second is told by the GPUs
+        return ""
+    return f"of {offered} allocatable {resource.name} {taken} are taken"

@@ -1,0 +1,307 @@
+"""`kubectl inspect gpushare`: who uses which GPU of the cluster, and why a pod gets none. Needs kubectl and no more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn, TextIO
+from urllib.parse import quote
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.core.explaining import answers, describe, explain
+from gpu_device_plugin.core.nodechecks import Surroundings, besides
+from gpu_device_plugin.core.overview import details, summary
+from gpu_device_plugin.core.overview_document import document
+from gpu_device_plugin.core.overview_wide import wide
+from gpu_device_plugin.core.podcauses import causes
+from gpu_device_plugin.extender_settings import ExtenderSettings
+from gpu_device_plugin.knobs import Sources, UsageError, knobs_of, nearest
+from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl
+from gpu_device_plugin.programs.inspect_reading import cluster, pod_and_more, surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.programs.inspect_reading import Cluster
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+_PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
+_COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
+"""Of all pods only those that may have something of a GPU."""
+
+_TOLD = 10
+"""So many nodes are told one by one where nobody asks for all."""
+
+_NAMES = ("domain", "memory_resource", "count_resource")
+"""The settings that say what the resources are called, shared with the extender."""
+
+_OF_KUBECTL = (
+    "as",
+    "as-group",
+    "as-uid",
+    "cache-dir",
+    "certificate-authority",
+    "client-certificate",
+    "client-key",
+    "cluster",
+    "context",
+    "kubeconfig",
+    "password",
+    "request-timeout",
+    "server",
+    "tls-server-name",
+    "token",
+    "user",
+    "username",
+)
+"""Flags with a value that kubectl understands and we hand on."""
+_SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str = "kubectl inspect gpushare",
+    kubectl: str = "kubectl",
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Do what `argv` asks for, the process's own by default.
+
+    Args:
+        argv: without the name of the program.
+        prog: how the user called it, for messages.
+        kubectl: the program through which the cluster is read.
+        environ: where settings may stand.
+
+    Returns:
+        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense.
+    """
+    try:
+        arguments = _parse(prog, sys.argv[1:] if argv is None else argv)
+        resources = _resources(arguments, environ)
+        told = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
+        for line in told:
+            _say(sys.stdout, line)
+        sys.stdout.flush()
+    except UsageError as error:
+        _say(sys.stderr, f"{prog}: {error}")
+        return MISUSED
+    except (ClusterUnreadableError, UnreadableObjectError) as error:
+        _say(sys.stderr, f"{prog}: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return OK
+
+
+def _say(stream: TextIO, line: str) -> None:
+    """Write a line that may hold anything: what nodes and pods say must not steer the terminal."""
+    encoding = stream.encoding or "utf-8"
+    harmless = "".join(char if char.isprintable() else "?" for char in line)
+    stream.write(harmless.encode(encoding, "replace").decode(encoding) + "\n")
+
+
+# --- The two commands -------------------------------------------------------------------------------------------------
+
+
+def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> list[str]:
+    name = arguments.node
+    raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [])
+    if name and not raw_nodes:
+        raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes shows those that there are')
+    placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
+    found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
+    _warn(found)
+    if name and not found.nodes:
+        _say(sys.stderr, f"Node {name} shares no GPUs.")
+    return _LAYOUTS[arguments.output](found)
+
+
+def _as_yaml(found: Cluster) -> list[str]:
+    import yaml  # noqa: PLC0415 - 3 MB that only those pay who want it
+
+    text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
+    return text.splitlines()
+
+
+_LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
+    {
+        "summary": lambda found: summary(found.nodes),
+        "details": lambda found: details(found.nodes),
+        "wide": lambda found: wide(found.nodes),
+        "json": lambda found: json.dumps(document(found.nodes), indent=2).splitlines(),
+        "yaml": _as_yaml,
+    }
+)
+
+
+def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> list[str]:
+    namespace = arguments.namespace or kubectl.namespace()
+    pod, told = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
+    raw_nodes = kubectl.items(_NODES)
+    found = cluster(raw_nodes, kubectl.items(_PODS, _COUNTING), resources)
+    _warn(found)
+    lines, asked = causes(pod, told, resources, {node.name: node for node in found.nodes})
+    if asked is None:
+        return lines
+    around = surroundings(raw_nodes)
+    kept_away = {
+        node.name: besides(node, around.get(node.name, Surroundings()), told.terms, asked, resources)
+        for node in found.nodes
+    }
+    policy = ExtenderSettings().gpu_policy
+    most = len(found.nodes) if arguments.all_nodes else _TOLD
+    return [
+        f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
+        *lines,
+        *explain(asked, answers(asked, found.nodes, kept_away, policy, most), most),
+    ]
+
+
+def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
+    """Return one pod as JSON.
+
+    Raises:
+        ClusterUnreadableError: there is none of this name in the namespace; says where there is.
+    """
+    found = kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", [f"metadata.name={_value(name)}"])
+    if found:
+        return found[0]
+    raise ClusterUnreadableError(
+        f'pods "{name}" not found in namespace {namespace}; say with -n in which it is, as kubectl get pods -A shows'
+    )
+
+
+def _value(text: str) -> str:
+    """Write a text so that a field selector takes it as it is."""
+    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
+
+
+def _warn(found: Cluster) -> None:
+    for warning in found.warnings:
+        _say(sys.stderr, f"warning: {warning}")
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], list[str]]] = MappingProxyType(
+    {"overview": _overview, "why": _why}
+)
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports misuse as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    parser = _parser(prog)
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    see = f"see {prog} --help"
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        raise UsageError(f"{flag}: there is no such argument; {nearest(flag, known, see, prefix='--')}")
+    words: list[str] = arguments.words
+    arguments.command, arguments.node, arguments.pod = "overview", "", ""
+    match words:
+        case ["why"]:
+            raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
+        case ["why", pod]:
+            arguments.command, arguments.pod = "why", pod
+            if arguments.output != "summary":
+                raise UsageError("why: -d and -o are for the overview; leave them out")
+        case [word, _] if word != "why":
+            hint = nearest(word, ["why"], f"name one node, or none: {prog} [NODE]")
+            raise UsageError(f"{word}: there is no such command; {hint}")
+        case [_, _, *_]:
+            raise UsageError(f"{' '.join(words)}: these are too many words; {see}")
+        case _:
+            arguments.node = "".join(words)
+    if arguments.command != "why" and (arguments.namespace or arguments.all_nodes):
+        raise UsageError("-n and --all-nodes go with why POD; the overview shows the pods of all namespaces")
+    return arguments
+
+
+def _parser(prog: str) -> _Parser:
+    parser = _Parser(
+        prog=prog,
+        usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]",
+        description="Show who uses which GPU of the cluster, or why a pod gets none.",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="NODE | why POD", help="one node only; or the pod to explain")
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument(
+        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
+    )
+    layout.add_argument(
+        "-o",
+        "--output",
+        dest="output",
+        choices=("wide", "json", "yaml"),
+        help="one line for each GPU with model, health and pods; or everything, for machines",
+    )
+    parser.add_argument("-n", "--namespace", help="of the pod; by default that of kubectl's context")
+    parser.add_argument("--all-nodes", action="store_true", help=f"explain more than the nearest {_TOLD} nodes")
+    parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
+    for knob in knobs_of(ExtenderSettings):
+        if knob.name in _NAMES:
+            parser.add_argument(
+                knob.flag,
+                dest=knob.name,
+                metavar=knob.form.shape,
+                help=f"{knob.help} [{knob.variable}; {knob.default}]",
+            )
+    handed_on = parser.add_argument_group("flags that are handed on to kubectl")
+    for name in _OF_KUBECTL:
+        short = ("-s",) if name == "server" else ()
+        handed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
+    for name in _SWITCHES_OF_KUBECTL:
+        handed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
+    return parser
+
+
+def _handed_on(arguments: argparse.Namespace) -> list[str]:
+    return [
+        f"--{name.removeprefix('kubectl ')}={value}"
+        for name, values in vars(arguments).items()
+        if name.startswith("kubectl ")
+        for value in values or ()
+    ]
+
+
+def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
+    """Return the resources, by the names that were chosen for them.
+
+    Raises:
+        UsageError: they cannot be called so.
+    """
+    flags = {name: value for name in _NAMES if (value := getattr(arguments, name)) is not None}
+    variables = {knob.variable for knob in knobs_of(ExtenderSettings) if knob.name in _NAMES}
+    named = {name: text for name, text in environ.items() if name in variables}
+    return Sources(ExtenderSettings, flags, named).read().offered
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The Kubernetes API, read through `kubectl get --raw`, so that every kubeconfig and every login plugin works."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_PAGE = 500
+"""As many as kubectl itself asks for at a time."""
+
+
+class ClusterUnreadableError(Exception):
+    """The cluster could not be read. The message is for whoever called the program, and says what to do."""
+
+
+class Kubectl:
+    """kubectl, with the flags that say which cluster is meant. What it says on stderr goes to ours.
+
+    It may have to: login plugins ask for a password or show an address there, and wait.
+    """
+
+    def __init__(self, flags: Sequence[str], program: str = "kubectl") -> None:
+        """Use `program` with these flags."""
+        self._flags = tuple(flags)
+        self._program = program
+
+    def namespace(self) -> str:
+        """Return the namespace that kubectl would use: that of the context, else `default`.
+
+        Raises:
+            ClusterUnreadableError: there is no kubectl.
+        """
+        words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
+        # It fails where there is no kubeconfig, as in a pod, and then its complaint helps nobody.
+        done = self._run(*words, stderr=subprocess.DEVNULL)
+        return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
+
+    def items(self, path: str, fields: Sequence[str] = ()) -> list[msgspec.Raw]:
+        """Return all objects of a kind.
+
+        Args:
+            path: for example ``/api/v1/pods``.
+            fields: field selectors, all of which they have to match.
+
+        Raises:
+            ClusterUnreadableError: they cannot be read.
+        """
+        query = {"fieldSelector": ",".join(fields)} if fields else {}
+        begun = False
+        try:
+            found: list[msgspec.Raw] = []
+            for page in self._pages(path, query):
+                begun = True
+                found += page
+        except ClusterUnreadableError:
+            if not begun:
+                raise
+            # The API server keeps a list for some minutes. Who reads more slowly has to take it in one piece.
+            return self._page(path, query).items or []
+        return found
+
+    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[list[msgspec.Raw]]:
+        following = ""
+        while True:
+            page = self._page(path, {**query, "limit": _PAGE, **({"continue": following} if following else {})})
+            yield page.items or []
+            following = page.metadata.continue_
+            if not following:
+                return
+
+    def _page(self, path: str, query: Mapping[str, object]) -> Page:
+        address = f"{path}?{urlencode(query)}" if query else path
+        done = self._run("get", "--raw", address)
+        if done.returncode:
+            raise ClusterUnreadableError(
+                f"kubectl could not read {path} ({_ending(done.returncode)}); what it said stands above. See whether "
+                f"kubectl get {path.rpartition('/')[2]} works with the same flags"
+            )
+        try:
+            return msgspec.json.decode(done.stdout, type=Page)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ClusterUnreadableError(
+                f"kubectl get --raw {path} printed something that is no list of the Kubernetes API; see what it "
+                "prints, and whether the kubectl on the PATH is the real one"
+            ) from None
+
+    def _run(self, *words: str, stderr: int | None = None) -> subprocess.CompletedProcess[bytes]:
+        command = [self._program, *self._flags, *words]
+        try:
+            # The program is what the user calls kubectl, and no shell reads the words.
+            return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False)  # noqa: S603
+        except OSError as error:
+            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+            raise ClusterUnreadableError(
+                f"{self._program}: {why}; the cluster is read through it: install it "
+                "(https://kubernetes.io/docs/tasks/tools/)"
+            ) from error
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"

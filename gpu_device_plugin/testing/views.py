@@ -1,0 +1,96 @@
+"""Nodes with pods on them in one line, as people look at them: GPUs are called GPU-0, GPU-1 and so on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.candidate import candidate
+from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.nodeview import NodeView, PodUse
+from gpu_device_plugin.core.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def pod_on(
+    name: str,
+    shares: Mapping[int, int] | None = None,
+    *whole: int,
+    loose: int = 0,
+    loose_gpus: int = 0,
+    priority: int = 0,
+    deleting: bool = False,
+) -> PodUse:
+    """Return a pod that takes something.
+
+    Args:
+        name: with its namespace before a slash, else that is `default`.
+        shares: what it has of GPUs, by position.
+        whole: GPUs that it has whole.
+        loose: shares that it has somewhere.
+        loose_gpus: whole GPUs that it has somewhere.
+        priority: higher ones may evict lower ones.
+        deleting: it is being deleted.
+    """
+    namespace, _, own = name.rpartition("/")
+    usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), loose, loose_gpus)
+    return PodUse(namespace or "default", own, usage, f"uid-{name}", priority, deleting)
+
+
+def node_view(
+    name: str,
+    sizes: Mapping[int, int] | tuple[int, ...],
+    *pods: PodUse,
+    share_mib: int | None = 1024,
+    unhealthy: Mapping[int, str] | None = None,
+    model: str = "Tesla T4",
+    problem: str = "",
+    amounts: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
+    ready: bool = True,
+    unschedulable: bool = False,
+) -> NodeView:
+    """Return a node.
+
+    Args:
+        name: of the node.
+        sizes: the shares of its GPUs, by position.
+        pods: who takes something of them.
+        share_mib: the size of a share; None for a node of gpushare's own device plugin, which names no GPUs either.
+        unhealthy: reasons of GPUs out of service, by position.
+        model: of all its GPUs.
+        problem: why its GPUs are not known.
+        amounts: its capacity and its allocatable resources.
+        ready: whether its kubelet is well.
+        unschedulable: whether it is cordoned.
+    """
+    named = share_mib is not None
+    by_position = dict(sizes) if not isinstance(sizes, tuple) else dict(enumerate(sizes))
+    gpus = NodeGpus(
+        tuple(
+            ListedGpu(
+                position,
+                shares,
+                uuid=f"GPU-{position}" if named else "",
+                model=model if named else "",
+                memory_mib=shares * share_mib if share_mib is not None else None,
+                unhealthy=(unhealthy or {}).get(position, ""),
+            )
+            for position, shares in sorted(by_position.items())
+        ),
+        share_mib=share_mib,
+        driver="580.95" if named else None,
+        divided=not named,
+    )
+    ordered = tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name)))
+    policy = "binpack" if named else None
+    capacity, allocatable = amounts or (None, None)
+    return NodeView(
+        candidate(name, gpus, [pod.usage for pod in ordered], policy, problem),
+        ordered,
+        address="10.0.0.7",
+        ready=ready,
+        unschedulable=unschedulable,
+        capacity=capacity,
+        allocatable=allocatable,
+    )

@@ -1,0 +1,126 @@
+"""What keeps kube-scheduler from a node besides its GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.asking import Ask, Part
+from gpu_device_plugin.core.nodechecks import CORDON, NO_TERMS, Surroundings, Taint, Terms, Toleration, besides
+from gpu_device_plugin.core.placing import Demand
+from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.testing.views import node_view, pod_on
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.nodeview import NodeView
+
+MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
+FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
+ONE_GPU = Ask((Part(Demand(Kind.COUNT, 1)),))
+DEDICATED = Taint("dedicated", "ml")
+
+
+def told(
+    node: NodeView, around: Surroundings | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR
+) -> tuple[str, ...]:
+    return besides(node, around or Surroundings(), terms, ask, RESOURCES)
+
+
+def tainted(*taints: Taint) -> Surroundings:
+    return Surroundings(taints)
+
+
+def tolerating(*tolerations: Toleration) -> Terms:
+    return Terms(tolerations)
+
+
+def test_nothing_keeps_a_pod_from_a_node_that_is_well() -> None:
+    amounts = {MEM: 8, COUNT: 1}
+    assert told(node_view("n", (8,), amounts=(amounts, amounts))) == ()
+
+
+def test_a_node_that_is_cordoned_or_not_ready_is_told_once() -> None:
+    """The controller puts taints on it as well."""
+    around = tainted(Taint(CORDON), Taint("node.kubernetes.io/not-ready", effect="NoExecute"))
+    assert told(node_view("n", (8,), ready=False, unschedulable=True), around) == ("it is cordoned", "it is not ready")
+
+
+def test_a_pod_may_tolerate_a_cordon() -> None:
+    around = tainted(Taint(CORDON))
+    assert told(node_view("n", (8,), unschedulable=True), around, tolerating(Toleration(CORDON, "Exists"))) == ()
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        Toleration("dedicated", "Equal", "ml", "NoSchedule"),
+        Toleration("dedicated", "Equal", "ml"),
+        Toleration("dedicated", "Exists"),
+        Toleration("", "Exists"),
+    ],
+)
+def test_a_taint_that_is_tolerated_keeps_nobody_away(toleration: Toleration) -> None:
+    assert told(node_view("n", (8,)), tainted(DEDICATED), tolerating(toleration)) == ()
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        Toleration("other", "Exists"),
+        Toleration("dedicated", "Equal", "web"),
+        Toleration("dedicated", "Exists", effect="NoExecute"),
+        Toleration("dedicated", "Gt", "ml"),
+    ],
+)
+def test_other_taints_are_named(toleration: Toleration) -> None:
+    around = tainted(DEDICATED, Taint("lab", effect="NoExecute"), Taint("soft", effect="PreferNoSchedule"))
+    assert told(node_view("n", (8,)), around, tolerating(toleration)) == (
+        "the pod does not tolerate its taint dedicated=ml:NoSchedule",
+        "the pod does not tolerate its taint lab:NoExecute",
+    )
+
+
+def test_labels_that_the_pod_wants_are_named_where_the_node_has_them_not() -> None:
+    wants = Terms(selector={"zone": "a", "gpu": "yes", "arch": "arm64"})
+    around = Surroundings(labels={"zone": "a", "arch": "amd64"})
+    assert told(node_view("n", (8,)), around, wants) == (
+        "the pod wants the node label arch=arm64",
+        "the pod wants the node label gpu=yes",
+    )
+
+
+def test_an_agent_that_offers_nothing_is_named() -> None:
+    """The kubelet sets allocatable to 0 when the agent is gone, and forgets the capacity minutes later."""
+    node = node_view("n", (8,), amounts=({MEM: 8, COUNT: 1}, {MEM: 0, COUNT: 0}))
+    assert told(node) == (f"its agent offers no {MEM} at the moment; see the agent's log",)
+    assert told(node, ask=ONE_GPU) == (f"its agent offers no {COUNT} at the moment; see the agent's log",)
+    assert told(node_view("n", (8,), amounts=({}, {}))) == (
+        f"its kubelet knows no {MEM}: no agent has registered there since it started",
+    )
+
+
+def test_gpus_in_use_the_other_way_are_no_reason_to_look_for_the_agent() -> None:
+    """What is in whole use has no shares to offer, and what is shared is not offered whole."""
+    amounts = ({MEM: 8, COUNT: 1}, {MEM: 0, COUNT: 0})
+    assert told(node_view("n", (8,), pod_on("a", None, 0), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", {0: 1}), amounts=amounts), ask=ONE_GPU) == ()
+
+
+def test_numbers_that_are_smaller_than_what_the_gpus_have_are_named() -> None:
+    """8 and 8 shares, of which the kubelet offers 8; 5 are taken, and 4 are wanted of the 11 that seem free."""
+    node = node_view("n", (8, 8), pod_on("a", {0: 5}), amounts=({MEM: 16, COUNT: 2}, {MEM: 8, COUNT: 1}))
+    assert told(node) == (f"of 8 allocatable {MEM} 5 are taken",)
+    gpus = node_view("n", (8, 8, 8), pod_on("a", None, 0), amounts=({MEM: 16, COUNT: 3}, {MEM: 8, COUNT: 1}))
+    assert told(gpus, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+
+
+def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
+    amounts = ({MEM: 8, COUNT: 1}, {MEM: 8, COUNT: 1})
+    assert told(node_view("n", (8,), pod_on("a", {0: 4}), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", {0: 6}), amounts=amounts)) == ()
+
+
+def test_of_a_node_that_cannot_be_read_nothing_is_reckoned() -> None:
+    assert told(node_view("n", (), problem="its annotation is not JSON", amounts=({}, {}))) == ()
