@@ -9,6 +9,7 @@ import os
 import time
 import uuid
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,8 +18,8 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import Json, Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.binder import Binder, PodRef
-from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
+from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import (
     SERVICE_ACCOUNT,
     ClusterConfig,
@@ -27,8 +28,8 @@ from gpu_device_plugin.cluster.config import (
     in_cluster,
 )
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
-from gpu_device_plugin.cluster.lease import Lease
-from gpu_device_plugin.cluster.reflector import Reflector
+from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.core.annotations import (
     NODE_GPUS,
     PLACEMENT_LABEL,
@@ -58,9 +59,25 @@ _log = logging.getLogger(__name__)
 
 PREFIX = "/gpushare-scheduler"
 """Where gpushare's extender answered, too."""
-_TICK_S = 1.0
-_CATCH_UP_S = 3.0
-"""A scheduler gives up on a binding after 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When the parts of an extender give up and when they look again, in seconds."""
+
+    api: Timing = field(default_factory=Timing)
+    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
+    bind: BinderTiming = field(default_factory=BinderTiming)
+    lease: LeaseTiming = field(default_factory=LeaseTiming)
+    catch_up_s: float = 3.0
+    """How long to learn what others did. A scheduler gives up on a binding after 5 s."""
+    look_s: float = 5.0
+    """How often to look what became of a binding that is in doubt."""
+    tick_s: float = 1.0
+    """How often to let go of pods that vanished."""
+
+
+DEFAULT_TIMINGS = Timings()
 
 
 def main(settings: ExtenderSettings, reread: Callable[[], ExtenderSettings]) -> int:
@@ -100,13 +117,19 @@ def _config(api: str) -> ClusterConfig:
     return from_kubeconfig(Path(api))
 
 
+def keep_for_good() -> None:
+    """Spare the collector what is there by now: it stays, and need not be looked at while the scheduler waits."""
+    gc.collect()
+    gc.freeze()
+
+
 class _Pods:
     """The API server's pods, as binding needs them."""
 
-    def __init__(self, client: Client, reader: PodReader) -> None:
+    def __init__(self, client: Client, reader: PodReader, timing: BinderTiming) -> None:
         self._client = client
         self._reader = reader
-        self._binder = Binder(client)
+        self._binder = Binder(client, timing=timing)
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         await self._binder.bind(pod, node, annotations)
@@ -122,9 +145,25 @@ class _Pods:
 class Extender:
     """Everything an extender is, wired together. Makes no decision itself."""
 
-    def __init__(self, settings: ExtenderSettings, config: ClusterConfig) -> None:
-        """Prepare; nothing is sent before `run`."""
+    def __init__(
+        self,
+        settings: ExtenderSettings,
+        config: ClusterConfig,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+        when_known: Callable[[], None] = keep_for_good,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            settings: what to run with; `reload` changes some.
+            config: where the API server is.
+            timings: how patient to be.
+            when_known: called once, when the cluster has been read.
+        """
         self.settings = settings
+        self._timings = timings
+        self._when_known = when_known
         resources = settings.offered
         names = tuple(resource.name for resource in resources)
         self._metrics: m.Metrics = (
@@ -132,16 +171,18 @@ class Extender:
             if settings.http is not None
             else m.NoMetrics()
         )
-        self._client = Client(config, on_error=self._count_error)
+        self._client = Client(config, timing=timings.api, on_error=self._count_error)
         self._pod_reader = PodReader(names, (POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}).__contains__)
         # A pod that names none of our resources anywhere is none of ours, and need not be understood.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
         self.fleet = Fleet(resources, drain_s=settings.drain_s, on_drift=self._drifted)
         self._nodes: Reflector[NodeRecord] = Reflector(
-            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources)
+            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )
-        self._pods: Reflector[Pod] = Reflector(self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic))
+        self._pods: Reflector[Pod] = Reflector(
+            self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic), timing=timings.follow
+        )
         self._lease = (
             Lease(
                 self._client,
@@ -149,6 +190,7 @@ class Extender:
                 settings.lease_name,
                 # Never the same after a restart: the lease of our former life is not ours.
                 f"{settings.holder()}_{uuid.uuid4()}",
+                timing=timings.lease,
             )
             if settings.leader_election
             else None
@@ -156,13 +198,14 @@ class Extender:
         self._fresh = Freshness(self._catch_up, time.monotonic)
         self.binding = Binding(
             self.fleet,
-            _Pods(self._client, self._pod_reader),
+            _Pods(self._client, self._pod_reader, timings.bind),
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
+            look_s=timings.look_s,
         )
         self.verbs = Verbs(
             self.fleet,
@@ -206,13 +249,13 @@ class Extender:
             if settings.tls_cert is not None and settings.tls_key is not None
             else None
         )
-        async with AsyncExitStack() as stack:
+        async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
                 pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
-                self.ports["http"] = await stack.enter_async_context(
+                self.ports["http"] = await servers.enter_async_context(
                     serving_routes(settings.http.host, settings.http.port, pages)
                 )
-            self.ports["listen"] = await stack.enter_async_context(
+            self.ports["listen"] = await servers.enter_async_context(
                 serving_routes(
                     settings.listen.host,
                     settings.listen.port,
@@ -221,7 +264,6 @@ class Extender:
                     finish_within_s=settings.bind_timeout_s,
                 )
             )
-            await stack.enter_async_context(self._client)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._nodes.run(), name="follow nodes")
                 tasks.create_task(self._pods.run(), name="follow pods")
@@ -231,7 +273,13 @@ class Extender:
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
                     tasks.create_task(self._follow_the_lead(self._lease), name="follow the lead")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    # First what was begun is ended, then the lead is given away: our successor lists before it binds,
+                    # and would not find a binding that is still on its way.
+                    await servers.aclose()
+        raise AssertionError  # pragma: no cover (nobody sets the event)
 
     # --- The cluster ----------------------------------------------------------------------------------------------
 
@@ -247,11 +295,11 @@ class Extender:
         return pod if pod.containers else None
 
     async def _catch_up(self) -> None:
-        await self._pods.caught_up(_CATCH_UP_S)
+        await self._pods.caught_up(self._timings.catch_up_s)
 
     async def _tick(self) -> NoReturn:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(self._timings.tick_s)
             self.fleet.expire(time.monotonic())
 
     async def _say_when_ready(self) -> None:
@@ -259,9 +307,7 @@ class Extender:
         await self._nodes.wait_synced()
         await self._pods.wait_synced()
         took_s = time.monotonic() - began
-        # What was read stays; the collector need not look at it again and again while the scheduler waits.
-        gc.collect()
-        gc.freeze()
+        self._when_known()
         _log.info(
             "the cluster is known",
             extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},

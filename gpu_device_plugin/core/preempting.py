@@ -1,0 +1,195 @@
+"""Whom to evict from a node so that a pod of higher priority fits there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate, combinations, islice, product
+from math import comb
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.candidate import candidate
+from gpu_device_plugin.core.fitting import unfit
+from gpu_device_plugin.core.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.core.asking import Ask
+    from gpu_device_plugin.core.candidate import Candidate
+    from gpu_device_plugin.core.nodegpus import ListedGpu
+    from gpu_device_plugin.core.placing import Demand
+    from gpu_device_plugin.core.usage import Usage
+
+# A whole group of 4 GPUs has 70 places on a node of 8, three containers have 512.
+_MOST_PLACES = 2000
+# 5 of 16 pods on one GPU are 4,368 sets. Of more only the largest pods are looked at.
+_MOST_SETS = 5000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occupant:
+    """A pod that counts on a node. It is equal to itself alone, which makes sets of them quick."""
+
+    uid: str
+    usage: Usage
+    priority: int = 0
+    leaving: bool = False
+    """It ends anyway, so that nobody has to evict it; its room will be there, if it is not yet."""
+
+
+def choose(
+    ask: Ask, node: Candidate, occupants: Collection[Occupant], victims: frozenset[str], priority: int
+) -> frozenset[str] | None:
+    """Return whom to evict from `node` for a pod: `victims` and, where GPUs want it, others besides.
+
+    Of all ways, the one whose most important victim is the least important, then with the fewest, then with the least
+    GPU memory, then by uid. It may be another where there are too many to compare, and where a pod lies on several GPUs
+    or on unknown ones; but nobody is evicted who could stay.
+
+    Args:
+        ask: what the pod asks.
+        node: its GPUs; how they are used is taken from `occupants`.
+        occupants: all pods that count on it.
+        victims: uids of the pods whose eviction makes all other room; the scheduler's choice, and kept.
+        priority: of the pod; only pods of a lower one are evicted for it.
+
+    Returns:
+        None where evicting does not help, or where there is nobody to evict.
+    """
+    staying = [pod for pod in occupants if not pod.leaving and pod.uid not in victims]
+    why = unfit(ask, _with(node, staying))
+    if why is None:
+        return victims or None
+    if why.lasting:
+        return None
+    for most in sorted({pod.priority for pod in staying if pod.priority < priority}):
+        more = _Search(ask, node, staying, most).best()
+        if more is not None:
+            return victims | {pod.uid for pod in more}
+    return None
+
+
+def _with(node: Candidate, occupants: Collection[Occupant]) -> Candidate:
+    return candidate(node.name, node.gpus, [pod.usage for pod in occupants], node.policy, node.problem)
+
+
+class _Search:
+    """The ways to make room on one node by evicting pods up to some priority."""
+
+    def __init__(self, ask: Ask, node: Candidate, pods: Sequence[Occupant], most: int) -> None:
+        self._ask = ask
+        self._node = node
+        self._pods = sorted(pods, key=lambda pod: pod.uid)
+        self._most = most
+        self._sizes = {gpu.position: gpu.shares for gpu in node.gpus.gpus}
+        self._memory = {pod: self._held(pod) for pod in self._pods}
+        self._known: dict[tuple[int, int], frozenset[Occupant] | None] = {}
+
+    def best(self) -> frozenset[Occupant] | None:
+        """Return whom to evict, None if no way is found."""
+        sets = {pods for place in self._places() if (pods := self._emptying(place)) is not None}
+        # Where pods have GPUs whole of which nobody knows which, these sets may not do.
+        everybody = frozenset(pod for pod in self._pods if pod.priority <= self._most)
+        found = next(filter(self._helps, (*sorted(sets, key=self._cost), everybody)), None)
+        return None if found is None else self._at_most(found)
+
+    def _helps(self, pods: frozenset[Occupant]) -> bool:
+        return unfit(self._ask, _with(self._node, [pod for pod in self._pods if pod not in pods])) is None
+
+    def _at_most(self, pods: frozenset[Occupant]) -> frozenset[Occupant]:
+        """Return `pods` without those that can stay after all, as where one lies on several GPUs."""
+        for pod in sorted(pods, key=lambda pod: (-pod.priority, -self._memory[pod], pod.uid)):
+            if self._helps(pods - {pod}):
+                pods -= {pod}
+        return pods
+
+    def _cost(self, pods: Collection[Occupant]) -> tuple[int, int, list[str]]:
+        return len(pods), sum(self._memory[pod] for pod in pods), sorted(pod.uid for pod in pods)
+
+    # --- Where the pod could go ---------------------------------------------------------------------------------------
+
+    def _places(self) -> Iterator[dict[int, int]]:
+        """Yield what the pod could take: shares by position, 0 for a whole GPU."""
+        wishes = self._ask.wishes
+        gpus = [
+            gpu
+            for gpu in self._node.gpus.gpus
+            if not gpu.unhealthy and wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid)
+        ]
+        gpus.sort(key=lambda gpu: (sum(self._touches(pod, gpu.position) for pod in self._pods), gpu.position))
+        demands = [part.demand for part in self._ask.parts]
+        every = product(*(self._groups(demand, gpus) for demand in demands))
+        for groups in islice(every, _MOST_PLACES // len(demands)):
+            place: dict[int, int] = {}
+            for demand, group in zip(demands, groups, strict=True):
+                each = 0 if demand.kind is Kind.COUNT else demand.amount // demand.gpus
+                if any(gpu.position in place and not (each and place[gpu.position]) for gpu in group):
+                    break  # what is taken whole is not shared
+                place.update({gpu.position: place.get(gpu.position, 0) + each for gpu in group})
+            else:
+                yield place
+
+    def _groups(self, demand: Demand, gpus: Sequence[ListedGpu]) -> Iterator[tuple[ListedGpu, ...]]:
+        size = demand.amount if demand.kind is Kind.COUNT else demand.gpus
+        return islice(combinations(gpus, size), _MOST_PLACES)
+
+    # --- Who is in the way --------------------------------------------------------------------------------------------
+
+    def _emptying(self, place: dict[int, int]) -> frozenset[Occupant] | None:
+        """Return whom to evict for so many shares of these GPUs; None if somebody in the way is too important."""
+        pods: set[Occupant] = set()
+        for at in place.items():
+            if at not in self._known:
+                self._known[at] = self._making_room(*at)
+            found = self._known[at]
+            if found is None:
+                return None
+            pods |= found
+        return frozenset(pods)
+
+    def _making_room(self, position: int, wanted: int) -> frozenset[Occupant] | None:
+        if not wanted:
+            return self._if_allowed(pod for pod in self._pods if self._touches(pod, position))
+        whole = self._if_allowed(pod for pod in self._pods if position in pod.usage.whole)
+        if whole is None or self._sizes[position] < wanted:
+            return None
+        rest = [pod for pod in self._pods if pod not in whole and self._shares(pod, position)]
+        lacking = wanted - self._sizes[position] + sum(self._shares(pod, position) for pod in rest)
+        fewest = self._fewest([pod for pod in rest if pod.priority <= self._most], position, lacking)
+        return None if fewest is None else whole | fewest
+
+    def _fewest(self, pods: list[Occupant], position: int, lacking: int) -> frozenset[Occupant] | None:
+        """Return the fewest of some pods that give back so many shares of a GPU, None if all of them do not."""
+        largest = sorted(pods, key=lambda pod: (-self._shares(pod, position), self._cost([pod])))
+        sums = accumulate((self._shares(pod, position) for pod in largest), initial=0)
+        number = next((n for n, shares in enumerate(sums) if shares >= lacking), None)
+        if number is None:
+            return None
+        while comb(len(largest), number) > _MOST_SETS:
+            largest.pop()
+        sets = combinations(largest, number)
+        enough = (some for some in sets if sum(self._shares(pod, position) for pod in some) >= lacking)
+        return min(map(frozenset, enough), key=self._cost)
+
+    def _if_allowed(self, pods: Iterable[Occupant]) -> frozenset[Occupant] | None:
+        wanted = frozenset(pods)
+        return wanted if all(pod.priority <= self._most for pod in wanted) else None
+
+    # --- What a pod takes. What lies nobody knows where may lie on any GPU --------------------------------------------
+
+    def _touches(self, pod: Occupant, position: int) -> bool:
+        return bool(self._shares(pod, position) or position in pod.usage.whole or self._loose_gpus(pod))
+
+    def _shares(self, pod: Occupant, position: int) -> int:
+        usage = pod.usage
+        here = sum(shares for at, shares in usage.shares if at == position or at not in self._sizes)
+        return here + usage.unplaced_shares
+
+    def _loose_gpus(self, pod: Occupant) -> int:
+        return pod.usage.unplaced_gpus + sum(at not in self._sizes for at in pod.usage.whole)
+
+    def _held(self, pod: Occupant) -> int:
+        """Return the shares of a pod; an unknown GPU counts like the largest."""
+        usage, largest = pod.usage, max(self._sizes.values(), default=0)
+        shares = usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        return shares + sum(self._sizes.get(at, largest) for at in usage.whole) + usage.unplaced_gpus * largest

@@ -1,0 +1,261 @@
+"""Whom to evict so that a pod fits on one GPU, and not on a node's sum."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.asking import Ask, Part
+from gpu_device_plugin.core.candidate import Candidate, candidate
+from gpu_device_plugin.core.fitting import unfit
+from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.placing import Demand
+from gpu_device_plugin.core.preempting import Occupant, choose
+from gpu_device_plugin.core.resources import Kind
+from gpu_device_plugin.core.usage import Usage
+from gpu_device_plugin.core.wishes import Wishes
+
+IMPORTANT = 100
+"""The priority of the pod that wants in."""
+
+
+def memory(*shares: int, gpus: int = 1) -> Ask:
+    """One container for each of these amounts."""
+    return Ask(tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in shares))
+
+
+def whole(gpus: int) -> Ask:
+    return Ask((Part(Demand(Kind.COUNT, gpus)),))
+
+
+def node(*shares: int, models: tuple[str, ...] = ()) -> Candidate:
+    """A node with GPUs of so many shares."""
+    listed = [
+        ListedGpu(position, size, f"GPU-{position}", models[position] if models else "Tesla T4")
+        for position, size in enumerate(shares)
+    ]
+    return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024), ())
+
+
+def on(position: int, shares: int, uid: str, priority: int = 0, *, leaving: bool = False) -> Occupant:
+    return Occupant(uid, Usage(((position, shares),)), priority, leaving)
+
+
+def has_whole(position: int, uid: str, priority: int = 0) -> Occupant:
+    return Occupant(uid, Usage(whole=(position,)), priority)
+
+
+def chosen(ask: Ask, there: Candidate, pods: list[Occupant], *victims: str) -> set[str] | None:
+    found = choose(ask, there, pods, frozenset(victims), IMPORTANT)
+    return None if found is None else set(found)
+
+
+def test_victims_that_free_one_gpu_are_kept() -> None:
+    """GPU 0 is full with a and b; 8 are wanted; without a and b it has 8."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c")]
+    assert chosen(memory(8), node(8, 8), pods, "a", "b") == {"a", "b"}
+
+
+def test_victims_on_two_gpus_are_joined_by_one_more() -> None:
+    """Without a and c the node has 8 shares free, 4 on each GPU; one GPU has 8 only without b or d besides."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 4, "c"), on(1, 4, "d")]
+    assert chosen(memory(8), node(8, 8), pods, "a", "c") == {"a", "b", "c"}
+
+
+def test_least_important_pods_go_first_even_if_they_are_more() -> None:
+    """GPU 0 takes one victim of priority 5, GPU 1 two of priority 1."""
+    pods = [on(0, 8, "a", 5), on(1, 4, "b", 1), on(1, 4, "c", 1), on(2, 8, "x", 0)]
+    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"b", "c", "x"}
+
+
+def test_of_equally_important_pods_the_fewest_go() -> None:
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c"), on(2, 1, "x")]
+    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"c", "x"}
+
+
+def test_of_equally_many_those_with_less_memory_go() -> None:
+    """6 of 8 are wanted. On GPU 0 either pod of 4 leaves 4: both must go. On GPU 1 the 6 suffice, on GPU 2 the 7 do."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 6, "c"), on(1, 2, "d"), on(2, 7, "e"), on(2, 1, "f"), on(3, 1, "x")]
+    assert chosen(memory(6), node(8, 8, 8, 2), pods, "x") == {"c", "x"}
+
+
+def test_of_one_gpu_the_smallest_pod_that_suffices_goes() -> None:
+    """3 are wanted of a full GPU that holds 5, 3 and 2: the 3 goes, the 5 can stay."""
+    pods = [on(0, 5, "a"), on(0, 3, "b"), on(0, 2, "c"), on(1, 1, "x")]
+    assert chosen(memory(3), node(10, 2), pods, "x") == {"b", "x"}
+
+
+def test_between_equals_the_uid_decides() -> None:
+    pods = [on(0, 8, "b"), on(1, 8, "a"), on(2, 1, "x")]
+    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"a", "x"}
+
+
+@pytest.mark.parametrize("priority", [IMPORTANT, IMPORTANT + 1])
+def test_nobody_as_important_is_evicted(priority: int) -> None:
+    assert chosen(memory(8), node(8, 4), [on(0, 4, "a", priority), on(1, 4, "x")], "x") is None
+
+
+def test_nobody_is_evicted_where_it_could_not_help() -> None:
+    """No GPU has 9 in all."""
+    assert chosen(memory(9), node(8, 8), [on(0, 8, "a"), on(1, 8, "b")], "a", "b") is None
+
+
+def test_a_pod_that_ends_anyway_is_not_evicted_again() -> None:
+    """Once a has ended GPU 0 has 8; the scheduler's victim stays one, for an answer without victims is an error."""
+    pods = [on(0, 8, "a", leaving=True), on(1, 8, "b"), on(2, 1, "x")]
+    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"x"}
+
+
+def test_without_anybody_to_evict_there_is_no_answer() -> None:
+    assert chosen(memory(8), node(8), []) is None
+
+
+def test_victims_that_take_no_gpu_are_kept() -> None:
+    """They make room for what else the pod asks; of them nothing is known here."""
+    assert chosen(memory(8), node(8), [on(0, 1, "a")], "cpu-only") == {"a", "cpu-only"}
+
+
+def test_a_gpu_in_whole_use_is_made_free_for_shares() -> None:
+    assert chosen(memory(2), node(8, 8), [has_whole(0, "a"), on(1, 8, "b", IMPORTANT)], "x") == {"a", "x"}
+
+
+def test_shares_make_way_for_a_whole_gpu() -> None:
+    """GPU 1 has one pod and GPU 0 two."""
+    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c")]
+    assert chosen(whole(1), node(8, 8), pods, "x") == {"c", "x"}
+
+
+def test_several_whole_gpus_are_emptied_where_it_costs_least() -> None:
+    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c"), has_whole(2, "d")]
+    assert chosen(whole(2), node(8, 8, 8), pods, "x") == {"c", "d", "x"}
+
+
+def test_containers_of_one_pod_share_what_becomes_free() -> None:
+    """6 and 2 are wanted, and GPU 0 takes both once a is gone."""
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(memory(6, 2), node(8, 8), pods, "x") == {"a", "x"}
+
+
+def test_a_split_pod_gets_a_part_of_each_gpu() -> None:
+    pods = [on(0, 6, "a"), on(1, 6, "b"), on(1, 2, "c"), on(2, 8, "d")]
+    assert chosen(memory(8, gpus=2), node(8, 8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_whole_gpus_and_shares_of_one_pod_do_not_meet() -> None:
+    """One GPU whole and 2 shares: two GPUs, of which the one for the shares keeps b."""
+    ask = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(ask, node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_only_gpus_that_the_pod_wants_are_emptied() -> None:
+    ask = Ask(memory(8).parts, Wishes(use_models=("a100",)))
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(ask, node(8, 8, models=("Tesla T4", "NVIDIA A100")), pods, "x") == {"b", "c", "x"}
+
+
+def test_shares_on_an_unknown_gpu_are_in_the_way_on_each() -> None:
+    """a has 8 shares somewhere: nobody knows on which GPU, so it must go."""
+    pods = [Occupant("a", Usage(unplaced_shares=8)), on(0, 1, "b")]
+    assert chosen(memory(7), node(8, 8), pods, "x") == {"a", "x"}
+
+
+def test_a_whole_gpu_nobody_knows_which_is_in_the_way() -> None:
+    """a has one of the two GPUs whole, not GPU 0, which b shares; without b it might well be GPU 0."""
+    pods = [Occupant("a", Usage(unplaced_gpus=1)), on(0, 8, "b", 1), on(1, 8, "c", IMPORTANT)]
+    assert chosen(memory(8), node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_a_pod_too_important_that_may_be_anywhere_keeps_its_gpu() -> None:
+    pods = [Occupant("a", Usage(unplaced_gpus=1), IMPORTANT), on(0, 8, "b")]
+    assert chosen(memory(8), node(8), pods, "x") is None
+
+
+def test_a_gpu_that_loses_its_last_sharer_may_be_the_unknown_one() -> None:
+    """8 and 7 are wanted of GPUs with 9 and 8. Without s each would fit, if GPU 1 were then not the one that a has."""
+    pods = [Occupant("s", Usage(((0, 8), (1, 1)))), on(0, 1, "t", IMPORTANT), Occupant("a", Usage(unplaced_gpus=1))]
+    assert chosen(memory(8, 7), node(9, 8), pods, "x") == {"a", "s", "x"}
+
+
+def test_on_a_crowded_gpu_the_largest_pods_are_looked_at() -> None:
+    """64 of 64 shares are held by 64 pods, and 32 are wanted: as many sets as there are not seconds to compare them."""
+    pods = [on(0, 1, f"{number:02}") for number in range(64)]
+    assert chosen(memory(32), node(64, 1), pods, "x") == {"x", *(f"{number:02}" for number in range(32))}
+
+
+# --- Against all sets of pods ----------------------------------------------------------------------------------------
+
+priorities = st.sampled_from((0, 1, 2, IMPORTANT))
+plain = st.builds(lambda at, shares: Usage(((at, shares),)), st.integers(0, 2), st.integers(1, 6)) | st.builds(
+    lambda at: Usage(whole=(at,)), st.integers(0, 2)
+)
+odd = st.builds(
+    Usage,
+    shares=st.dictionaries(st.integers(0, 3), st.integers(1, 4), max_size=2).map(
+        lambda used: tuple(sorted(used.items()))
+    ),
+    whole=st.sets(st.integers(0, 3), max_size=2).map(lambda taken: tuple(sorted(taken))),
+    unplaced_shares=st.integers(0, 2),
+    unplaced_gpus=st.integers(0, 1),
+)
+demands = (
+    st.integers(1, 8).map(lambda shares: Demand(Kind.MEMORY, shares))
+    | st.integers(1, 4).map(lambda each: Demand(Kind.MEMORY, each * 2, 2))
+    | st.integers(1, 2).map(lambda gpus: Demand(Kind.COUNT, gpus))
+)
+asks = st.lists(demands, min_size=1, max_size=2).map(lambda parts: Ask(tuple(map(Part, parts))))
+
+
+def pods(usages: st.SearchStrategy[Usage]) -> st.SearchStrategy[list[Occupant]]:
+    each = st.lists(st.tuples(usages, priorities, st.integers(0, 5).map(lambda n: n == 0)), max_size=6)
+    return each.map(lambda all_: [Occupant(f"p{n}", usage, at, left) for n, (usage, at, left) in enumerate(all_)])
+
+
+def fits(ask: Ask, there: Candidate, left: list[Occupant]) -> bool:
+    return unfit(ask, candidate("n", there.gpus, [pod.usage for pod in left])) is None
+
+
+def cost(there: Candidate, some: tuple[Occupant, ...]) -> tuple[int, int, int, list[str]]:
+    sizes = {gpu.position: gpu.shares for gpu in there.gpus.gpus}
+    held = [sum(shares for _, shares in pod.usage.shares) + sum(sizes[at] for at in pod.usage.whole) for pod in some]
+    return max((pod.priority for pod in some), default=-1), len(some), sum(held), sorted(pod.uid for pod in some)
+
+
+@settings(max_examples=500)
+@given(asks, pods(plain))
+def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant]) -> None:
+    """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
+    where = node(8, 8, 4)
+    staying = [pod for pod in there if not pod.leaving]
+    movable = [pod for pod in staying if pod.priority < IMPORTANT]
+    ways = [
+        some
+        for number in range(len(movable) + 1)
+        for some in combinations(movable, number)
+        if fits(ask, where, [pod for pod in staying if pod not in some])
+    ]
+    best = min(ways, key=lambda some: cost(where, some), default=None)
+    assert chosen(ask, where, there, "x") == (None if best is None else {"x", *(pod.uid for pod in best)})
+
+
+@settings(max_examples=500)
+@given(asks, pods(plain | odd), st.sets(st.sampled_from(("p0", "p1", "x"))))
+def test_evicting_helps_and_spares_the_important(ask: Ask, there: list[Occupant], victims: set[str]) -> None:
+    """Pods on several GPUs, on unlisted ones and on unknown ones included."""
+    where = node(8, 8, 4)
+    found = chosen(ask, where, there, *victims)
+    if found is not None:
+        assert found >= victims
+        assert found
+        assert fits(ask, where, [pod for pod in there if not pod.leaving and pod.uid not in found])
+        others = [pod for pod in there if pod.uid in found - victims]
+        assert all(pod.priority < IMPORTANT and not pod.leaving for pod in others)
+        for spared in others:
+            left = [pod for pod in there if not pod.leaving and pod.uid not in found - {spared.uid}]
+            assert not fits(ask, where, left)
+    else:
+        everybody = [pod for pod in there if not pod.leaving and pod.uid not in victims and pod.priority >= IMPORTANT]
+        assert not victims or not fits(ask, where, everybody)
