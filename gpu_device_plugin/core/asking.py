@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.pods import Container, Pod
     from gpu_device_plugin.core.resources import Resource
 
+_MOST_PARTS = 100
+"""Each is placed beside all others, by trying."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -59,6 +62,10 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
                 "ask for one of them"
             )
     parts = parts_of(pod, resources)
+    if not parts:
+        return Ask()
+    if len(parts) > _MOST_PARTS:
+        return Impossible(f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer")
     try:
         return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
     except MalformedAnnotationError as error:
@@ -104,19 +111,18 @@ def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
 def _parts(kind: Kind, asked: Sequence[tuple[Container, int]]) -> Iterable[Part]:
     """Yield the parts that containers, in the order in which the kubelet serves them, form for one resource."""
     members: list[tuple[Container, int]] = []
-    kept = handed_on = most = 0
+    kept = handed_on = 0
     for container, amount in asked:
-        if not amount:
+        if amount < 1:
             continue
         members.append((container, amount))
         if container.kind is ContainerKind.INIT:
             handed_on = max(handed_on, amount)
         else:
             kept += amount
-            handed_on -= min(handed_on, amount)
-        most = max(most, kept + handed_on)
+            handed_on = max(0, handed_on - amount)
         if not handed_on:
-            yield Part(Demand(kind, most), tuple(members))
-            members, kept, most = [], 0, 0
+            yield Part(Demand(kind, kept), tuple(members))
+            members, kept = [], 0
     if members:
-        yield Part(Demand(kind, most), tuple(members))
+        yield Part(Demand(kind, kept + handed_on), tuple(members))

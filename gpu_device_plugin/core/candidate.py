@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,19 +66,20 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     What is taken of an unknown GPU is taken of each that it may be, so that nothing is promised twice: unplaced shares
     of every GPU, an unplaced whole GPU of every one that is not in shared use.
     """
-    used: Counter[int] = Counter()
+    used = {gpu.position: 0 for gpu in gpus.gpus}
     whole: set[int] = set()
     loose = loose_gpus = 0
-    known = {gpu.position for gpu in gpus.gpus}
     for usage in usages:
         for position, shares in usage.shares:
-            used[position] += shares
+            # A GPU that the node does not list (any more) may be any of those that it lists.
+            if position in used:
+                used[position] += shares
+            else:
+                loose += shares
         whole.update(usage.whole)
         loose += usage.unplaced_shares
         loose_gpus += usage.unplaced_gpus
-    # A GPU that the node does not list (any more) may be any of those that it lists.
-    loose += sum(shares for position, shares in used.items() if position not in known)
-    loose_gpus += sum(position not in known for position in whole)
+    loose_gpus += len(whole - used.keys())
     return tuple(
         Room(
             position=gpu.position,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.candidate import summary
@@ -13,16 +12,18 @@ from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.core.asking import Ask
     from gpu_device_plugin.core.candidate import Candidate, Summary
     from gpu_device_plugin.core.placing import Demand, Room
     from gpu_device_plugin.core.policy import Rank
 
-# A pod of several parts is put together by trying, and after so many steps it is taken for one that does not fit. Five
+    _Likeness = tuple[int, int, bool, bool, bool]
+
+# A pod of several parts is put together by trying, and after so many steps it is taken for one that does not fit. Six
 # containers on eight GPUs that are all different take a few hundred.
-_MOST_STEPS = 5000
+_MOST_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,10 @@ class Unfit:
 
 def unfit(ask: Ask, node: Candidate) -> Unfit | None:
     """Say why a pod does not fit on `node`, None if it does: as `fit` decides, mostly without placing anything."""
-    if len(ask.parts) == 1 and not ask.wishes.choosy:
+    if len(ask.parts) == 1:
+        if ask.wishes.choosy:
+            return _hopeless(ask, node) or _alone(ask, node, _allowed(ask, node))
+        # Asked of every node for nearly every pod.
         return _hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     answer = fit(ask, node, next(iter(POLICIES)))
     return answer if isinstance(answer, Unfit) else None
@@ -61,27 +65,22 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     """
     if not ask.parts:
         return Fit(())
-    hopeless = _hopeless(ask, node)
-    if hopeless is not None:
-        return hopeless
-    rooms = tuple(room for room in node.rooms if not ask.wishes.choosy or _allowed(ask, node, room.position))
-    if not rooms:
-        return Unfit("no GPU is one that the pod's annotations allow", lasting=True)
-    rank = POLICIES[ask.wishes.gpu_policy or node.policy or policy]
+    rooms = _allowed(ask, node)
     demands = [part.demand for part in ask.parts]
-    found = _together(demands, rooms, rank, node.gpus.connection)
-    if found is not None:
-        return Fit(found)
-    among = "" if len(rooms) == len(node.rooms) else ", among those that the pod's annotations allow"
-    numbers = summary(rooms)
-    alone = [why for demand in demands if (why := _too_large(demand, node, numbers)) is not None]
-    for why in sorted(alone, key=lambda why: not why.lasting):
-        return Unfit(why.sentence + among, why.lasting)
+    rank = POLICIES[ask.wishes.gpu_policy or node.policy or policy]
+    why = _hopeless(ask, node) or _alone(ask, node, rooms)
+    if why is None:
+        found = _together(demands, rooms, rank, node.gpus.connection)
+        if found is not None:
+            return Fit(found)
+    elif why.lasting or len(demands) == 1:
+        return why
     emptied = tuple(replace(room, free=room.total, shared=False, whole=False) for room in rooms)
-    return Unfit(
-        f"its GPUs have no room for all containers of the pod together{among}",
-        lasting=_together(demands, emptied, rank, node.gpus.connection) is None,
-    )
+    lasting = _together(demands, emptied, rank, node.gpus.connection) is None
+    if why is None or lasting:
+        together = "its GPUs have no room for all containers of the pod together"
+        return Unfit(together + _among(node, rooms), lasting)
+    return why
 
 
 def _hopeless(ask: Ask, node: Candidate) -> Unfit | None:
@@ -89,13 +88,42 @@ def _hopeless(ask: Ask, node: Candidate) -> Unfit | None:
         return Unfit(node.problem, lasting=True)
     if not node.rooms:
         return Unfit("it shares no GPU", lasting=True)
-    if node.gpus.divided and any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return Unfit("its device plugin gives out no whole GPUs", lasting=True)
+    if node.gpus.divided:
+        return _beyond_gpushare(ask, node)
     return None
 
 
-def _allowed(ask: Ask, node: Candidate, position: int) -> bool:
-    return any(gpu.position == position and ask.wishes.allow(gpu.uuid, gpu.model) for gpu in node.gpus.gpus)
+def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
+    if any(part.demand.kind is Kind.COUNT for part in ask.parts):
+        return Unfit("its device plugin gives out no whole GPUs", lasting=True)
+    # It knows the pod by its sum and the GPU by `IDX`. Where there is only one GPU it needs to know neither.
+    if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
+        return Unfit("its device plugin serves only pods of which one container takes memory of one GPU", lasting=True)
+    return None
+
+
+def _allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
+    """Return the rooms that the pod's annotations allow."""
+    wishes = ask.wishes
+    if not wishes.choosy:
+        return node.rooms
+    models = {model: wishes.allow_model(model) for model in {gpu.model for gpu in node.gpus.gpus}}
+    allowed = {gpu.position for gpu in node.gpus.gpus if models[gpu.model] and wishes.allow_uuid(gpu.uuid)}
+    return tuple(room for room in node.rooms if room.position in allowed)
+
+
+def _among(node: Candidate, rooms: Sequence[Room]) -> str:
+    return "" if len(rooms) == len(node.rooms) else ", among those that the pod's annotations allow"
+
+
+def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
+    """Say why a part of a pod does not even fit alone into the rooms that are allowed, None if each does."""
+    if not rooms:
+        return Unfit("no GPU is one that the pod's annotations allow", lasting=True)
+    numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
+    answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
+    first = min(answers, key=lambda why: not why.lasting, default=None)
+    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.lasting)
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
@@ -144,16 +172,21 @@ def _together(
         key=lambda n: (demands[n].kind is not Kind.COUNT, -demands[n].gpus, -demands[n].amount, n),
     )
     steps = iter(range(_MOST_STEPS))
+    vain: set[tuple[int, tuple[_Likeness, ...]]] = set()
 
     def rest(done: int, rooms: Sequence[Room]) -> tuple[Placement, ...] | None:
         if done == len(order):
             return ()
+        state = done, tuple(sorted(map(_likeness, rooms)))
+        if state in vain:
+            return None
         for placement in _ways(demands[order[done]], rooms, rank, closeness):
             if next(steps, None) is None:
                 return None
             others = rest(done + 1, _without(rooms, placement))
             if others is not None:
                 return (placement, *others)
+        vain.add(state)
         return None
 
     found = rest(0, rooms)
@@ -163,38 +196,41 @@ def _together(
 def _ways(
     demand: Demand, rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
 ) -> Iterator[Placement]:
-    """Yield the ways to place one demand, the preferred first, and of ways that leave the same room only one."""
+    """Yield the ways to place one demand, the preferred first; then, of ways that leave the same room, one of each."""
     best = place(demand, rooms, rank, closeness)
     if isinstance(best, Refusal):
         return
     yield best
     memory = demand.kind is Kind.MEMORY
-    each = demand.amount // demand.gpus if memory else 0
-    fitting = [
-        room for room in rooms if room.healthy and not room.whole and (room.free >= each if memory else not room.shared)
-    ]
-    at = {room.position: room for room in rooms}
-    seen = {_left(at[position] for position in best.positions)}
-    fitting.sort(key=lambda room: (rank(room.free), room.position))
-    for group in combinations(fitting, demand.gpus if memory else demand.amount):
-        if (left := _left(group)) not in seen:
-            seen.add(left)
-            taken = sorted((room.position, each if memory else room.total) for room in group)
-            yield Placement(demand, tuple(taken))
+    each = demand.amount // demand.gpus
+    alike: dict[_Likeness, list[Room]] = {}
+    for room in sorted(rooms, key=lambda room: (rank(room.free), room.position)):
+        if room.healthy and not room.whole and (room.free >= each if memory else not room.shared):
+            alike.setdefault(_likeness(room), []).append(room)
+    for group in _groups(list(alike.values()), len(best.positions)):
+        taken = sorted((room.position, each if memory else room.total) for room in group)
+        yield Placement(demand, tuple(taken))
 
 
-def _left(group: Iterable[Room]) -> tuple[tuple[int, int, bool], ...]:
-    return tuple(sorted((room.total, room.free, room.shared) for room in group))
+def _groups(alike: Sequence[Sequence[Room]], size: int) -> Iterator[tuple[Room, ...]]:
+    """Yield the groups of rooms that differ by more than which of several rooms of the same kind they take."""
+    if not size:
+        yield ()
+    elif sum(map(len, alike)) >= size:
+        for number in range(min(size, len(alike[0])), -1, -1):
+            for others in _groups(alike[1:], size - number):
+                yield (*alike[0][:number], *others)
+
+
+def _likeness(room: Room) -> _Likeness:
+    """Return all of a room but which it is."""
+    return room.total, room.free, room.healthy, room.shared, room.whole
 
 
 def _without(rooms: Sequence[Room], placement: Placement) -> tuple[Room, ...]:
+    """Return what room a placement leaves; a GPU taken whole has no share left, and a share of it is in use."""
     taken = dict(placement.shares)
-    whole = placement.demand.kind is Kind.COUNT
     return tuple(
-        room
-        if room.position not in taken
-        else replace(room, whole=True)
-        if whole
-        else replace(room, free=room.free - taken[room.position], shared=True)
+        replace(room, free=room.free - taken[room.position], shared=True) if room.position in taken else room
         for room in rooms
     )

@@ -33,9 +33,7 @@ def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory
         memory: shares in its capacity.
         count: GPUs in its capacity.
     """
-    label = labels.get(PLACEMENT_LABEL)
-    problem = ""
-    gpus = NO_GPUS
+    gpus, problem = NO_GPUS, ""
     if NODE_GPUS in annotations:
         try:
             gpus = read_node_gpus(annotations[NODE_GPUS])
@@ -43,5 +41,5 @@ def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory
             problem = str(error)
     else:
         gpus = by_division(memory, count)
-    policy = label if label in POLICIES else gpus.policy
-    return NodeFacts(gpus, policy if policy in POLICIES else None, problem)
+    policy = next((said for said in (labels.get(PLACEMENT_LABEL), gpus.policy) if said in POLICIES), None)
+    return NodeFacts(gpus, policy, problem)

@@ -13,7 +13,8 @@ from gpu_device_plugin.core.gpus import Closeness
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST_GPUS = 1024
+# The largest machines have 16. To choose whole GPUs takes long where there are many.
+_MOST_GPUS = 64
 _MOST_SHARES = 1 << 20
 _LEVELS = {level.name.lower(): level for level in Closeness}
 
@@ -65,7 +66,7 @@ def by_division(memory: int, count: int) -> NodeGpus:
 
     Gpushare's device plugin says no more, and takes all GPUs of a node for equal.
     """
-    if memory < 1 or not 0 < count <= _MOST_GPUS:
+    if not 0 < count <= min(memory, _MOST_GPUS):
         return NO_GPUS
     return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
 
@@ -107,7 +108,7 @@ def _gpu(said: Any) -> ListedGpu:
     healthy = said.get("healthy", True) is True
     return ListedGpu(
         position=_whole(said, "index", 0, _MOST_GPUS),
-        shares=_whole(said, "shares", 0),
+        shares=_whole(said, "shares", 1),
         uuid=_text(said, "uuid"),
         model=_text(said, "model"),
         memory_mib=_whole(said, "memoryMiB", 0, 1 << 40) if "memoryMiB" in said else None,
@@ -133,13 +134,14 @@ def _links(said: Any) -> tuple[tuple[int, int, Closeness, int], ...]:
 def _whole(said: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
     value = said.get(key)
     if type(value) is not int or not least <= value <= most:
-        raise _malformed(f"has a {key} that is not a whole number from {least} to {most}")
+        raise _malformed(f"has for {key} no whole number from {least} to {most}")
     return value
 
 
 def _text(said: Mapping[str, Any], key: str) -> str:
     value = said.get(key)
-    return value if isinstance(value, str) else ""
+    # JSON can hold lone surrogates, which no answer of ours could.
+    return value if isinstance(value, str) and value.isprintable() else ""
 
 
 def _malformed(why: str) -> MalformedAnnotationError:

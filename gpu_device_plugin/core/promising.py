@@ -37,13 +37,11 @@ def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, s
             used[position] += shares
         for (container, _), promised in zip(part.members, _members(part, placement), strict=True):
             key = ALLOCATION if container.kind is ContainerKind.APP else INIT_ALLOCATION
-            entry = by_index[key].setdefault(str(container.index), {})
-            entry.update((str(position), shares) for position, shares in promised.items())
-    shares_of = {gpu.position: gpu.shares for gpu in gpus.gpus}
+            by_index[key][str(container.index)] = {str(position): shares for position, shares in promised.items()}
     return {
         **({IDX: str(next(iter(used)))} if len(used) == 1 else {}),
         POD: str(sum(used.values())),
-        DEV: str(shares_of[min(used)]),
+        DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),
         ASSIGNED: "false",
         ASSUME_TIME: str(now_ns),
         **{key: json.dumps(value, separators=(",", ":")) for key, value in by_index.items() if value},

@@ -50,24 +50,25 @@ def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
         wanted = ask.parts[0].demand.amount
         if numbers.best < wanted:
             return 0
-        kind = ask.wishes.gpu_policy or node.policy or gpu_policy
-        return _score(
-            policy, (numbers.used + wanted) / numbers.total, float(kind == "binpack" and numbers.best_shared >= wanted)
-        )
+        # As `fit` does on GPUs of one size: it spreads onto an unused GPU as long as there is one.
+        packs = (ask.wishes.gpu_policy or node.policy or gpu_policy) == "binpack"
+        sparing = numbers.best_shared >= wanted and (packs or not numbers.idle)
+        return points_for(policy, (numbers.used + wanted) / numbers.total, float(sparing))
     found = fit(ask, node, gpu_policy)
     if not isinstance(found, Fit):
         return 0
     taken = sum(shares for placement in found.placements for _, shares in placement.shares)
-    return _score(policy, (numbers.used + taken) / numbers.total, _sparing(found, node))
+    return points_for(policy, (numbers.used + taken) / numbers.total, sparing_of(found, node))
 
 
-def _score(policy: str, full: float, sparing: float) -> int:
+def points_for(policy: str, full: float, sparing: float) -> int:
+    """Return the score of a node that gets this full, where the pod spoils nothing (1), all (0) or some of it."""
     if policy == "spread":
-        return round(MOST * (1 - min(full, 1.0)))
-    return round(_FULLNESS * min(full, 1.0) + (MOST - _FULLNESS) * sparing)
+        return round(MOST * (1 - full))
+    return round(_FULLNESS * full + (MOST - _FULLNESS) * sparing)
 
 
-def _sparing(found: Fit, node: Candidate) -> float:
+def sparing_of(found: Fit, node: Candidate) -> float:
     """Return 0 to 1: how many of the GPUs for memory were opened before, and how well whole ones are connected."""
     rooms = {room.position: room for room in node.rooms}
     points: list[float] = []

@@ -5,7 +5,6 @@ An annotation alone is never believed: how much comes from the request, only whe
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,7 @@ class Usage:
     unplaced_shares: int = 0
     """Shares on GPUs that nobody has told us yet: whoever bound the pod wrote no promise on it."""
     unplaced_gpus: int = 0
+    """Whole GPUs, likewise."""
 
     @property
     def unplaced(self) -> bool:
@@ -54,38 +54,37 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
         promised = promises(pod, resources)
     except MalformedAnnotationError:
         promised = {}
-    shares: Counter[int] = Counter()
+    shares: dict[int, int] = {}
     whole: set[int] = set()
-    unplaced = {Kind.MEMORY: 0, Kind.COUNT: 0}
+    unplaced_shares = gpus = 0
     for part in parts:
-        placed = _placed(part, promised)
+        held = _held(part, promised)
         if part.demand.kind is Kind.MEMORY:
-            shares.update(placed)
-            unplaced[Kind.MEMORY] += part.demand.amount - placed.total()
+            for position, number in held.items():
+                shares[position] = shares.get(position, 0) + number
+            unplaced_shares += part.demand.amount - sum(held.values())
         else:
-            whole.update(placed)
-            unplaced[Kind.COUNT] += max(0, part.demand.amount - len(placed))
-    return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)), unplaced[Kind.MEMORY], unplaced[Kind.COUNT])
+            whole.update(held)
+            gpus += part.demand.amount
+    return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)), unplaced_shares, gpus - len(whole))
 
 
-def _placed(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Counter[int]:
-    """Return the shares by position of which a part's place is known; never more than it asks."""
-    placed: Counter[int] = Counter()
-    first: Counter[int] = Counter()
-    unknown = 0
-    for container, amount in part.members:
+def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:
+    """Return how much of a part is known to lie on which GPU: what its containers keep, or have left to hand on.
+
+    The rule is the one by which the part has its size. A promise of more than that is not understood.
+    """
+    memory = part.demand.kind is Kind.MEMORY
+    kept: dict[int, int] = {}
+    handed_on: dict[int, int] = {}
+    for container, _ in part.members:
         promise = promised.get((container.name, part.demand.kind))
-        if container.kind is ContainerKind.INIT:
-            first.update(dict(promise.shares) if promise is not None else {})
-        elif promise is None:
-            unknown += amount
-        else:
-            placed.update(dict(promise.shares))
-    if part.demand.kind is Kind.COUNT:
-        return placed + first
-    # What only an init container had lies with what the others got of it.
-    rest = part.demand.amount - placed.total() - unknown
-    where = next(iter(sorted(first) or sorted(placed)), None)
-    if rest > 0 and where is not None:
-        placed[where] += rest
-    return placed
+        for position, shares in () if promise is None else promise.shares:
+            amount = shares if memory else 1
+            if container.kind is ContainerKind.INIT:
+                handed_on[position] = max(handed_on.get(position, 0), amount)
+            else:
+                kept[position] = kept.get(position, 0) + amount
+                handed_on[position] = max(0, handed_on.get(position, 0) - amount)
+    held = {position: kept.get(position, 0) + left for position, left in handed_on.items()}
+    return held if sum(held.values()) <= part.demand.amount else {}

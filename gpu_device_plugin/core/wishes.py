@@ -28,9 +28,11 @@ class Wishes:
     use_models: tuple[str, ...] = ()
     """Only GPUs of one of these models; empty: of any."""
     avoid_models: tuple[str, ...] = ()
+    """No GPU of any of these models."""
     use_uuids: tuple[str, ...] = ()
     """Only these GPUs; empty: any."""
     avoid_uuids: tuple[str, ...] = ()
+    """None of these GPUs."""
     gpu_policy: str | None = None
     """Which GPU within a node, a name in `POLICIES`; None: as the node or the configuration says."""
     node_policy: str | None = None
@@ -41,14 +43,15 @@ class Wishes:
         """Whether some GPU might be refused."""
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
 
-    def allow(self, uuid: str, model: str) -> bool:
-        """Return whether a GPU may be given to the pod. A node that does not name its GPUs has empty ones."""
-        return (
-            (not self.use_models or any(is_model(model, wanted) for wanted in self.use_models))
-            and not any(is_model(model, unwanted) for unwanted in self.avoid_models)
-            and (not self.use_uuids or uuid in self.use_uuids)
-            and uuid not in self.avoid_uuids
+    def allow_model(self, model: str) -> bool:
+        """Return whether GPUs of a model may be given to the pod. On a node that does not name its GPUs it is empty."""
+        return (not self.use_models or any(is_model(model, wanted) for wanted in self.use_models)) and not any(
+            is_model(model, unwanted) for unwanted in self.avoid_models
         )
+
+    def allow_uuid(self, uuid: str) -> bool:
+        """Return whether one GPU may be given to the pod as far as its UUID decides."""
+        return (not self.use_uuids or uuid in self.use_uuids) and uuid not in self.avoid_uuids
 
 
 NO_WISHES = Wishes()

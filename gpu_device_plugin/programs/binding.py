@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from gpu_device_plugin.cluster.binder import InDoubtError
 from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
+from gpu_device_plugin.core.annotations import ALLOCATION, IDX, INIT_ALLOCATION
 from gpu_device_plugin.core.asking import Impossible, ask
 from gpu_device_plugin.core.fitting import Unfit, fit
 from gpu_device_plugin.core.promising import promise
@@ -28,6 +31,13 @@ LATEST_COMMIT_S = 60.0
 """So long after we gave up on it, a request may still take effect: kube-apiserver's default request timeout."""
 
 
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""A name becomes part of a path; the API server gives no other names than these."""
+
+_VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}"})
+"""What says nothing. `IDX` is not read where the others tell of every container, as a promise does."""
+
+
 class Cluster(Protocol):
     """What of the API server binding needs."""
 
@@ -43,7 +53,8 @@ class _Doubt:
     """A binding that the API server may or may not have made."""
 
     ref: PodRef
-    node: str
+    claimed: Pod
+    """With the node and the promise that it has if the binding was made."""
     promised: Mapping[str, str]
     since: float
     """Monotonic seconds."""
@@ -105,6 +116,8 @@ class Binding:
 
         A scheduler that got no answer in time asks again: the second call waits for the first and then looks anew.
         """
+        if not all(map(_NAME.fullmatch, (ref.namespace, ref.name))):
+            return "this is no name of a pod: it has something else in it than small letters, digits, dashes and dots"
         try:
             async with asyncio.timeout(self._timeout_s()):
                 while (first := self._underway.get(ref.uid)) is not None:
@@ -128,8 +141,9 @@ class Binding:
         if (why := self._unbindable(pod, ref, node)) is not None:
             return why
         doubt = self._doubts.get(ref.uid)
-        if doubt is not None and doubt.node != node:
-            return f"pod {ref} may still be bound to node {doubt.node}: the API server has not answered; wait for it"
+        if doubt is not None and doubt.claimed.node_name != node:
+            where = doubt.claimed.node_name
+            return f"pod {ref} may still be bound to node {where}: the API server has not answered; wait for it"
         # What is in doubt is asked for once more as it was: of two equal bindings it is all one which is made.
         promised = doubt.promised if doubt is not None else self._promise(pod, node)
         if isinstance(promised, str):
@@ -161,30 +175,35 @@ class Binding:
         found = fit(asked, there, self._gpu_policy())
         if isinstance(found, Unfit):
             return f"node {node}: {found.sentence}"
-        return promise(asked, found, there.gpus, self._wall_ns())
+        promised = promise(asked, found, there.gpus, self._wall_ns())
+        # A binding can write over an annotation but remove none. What a pod's owner wrote would stand beside the
+        # promise, and if it made no sense, the promise made none.
+        void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
+        return {**void, **promised}
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str]) -> str:
         self._doubts.pop(ref.uid, None)
         # No await between the choice and this line: whoever asks next finds the GPU taken.
-        self._fleet.claim(replace(pod, node_name=node, annotations={**pod.annotations, **promised}))
+        claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
+        self._fleet.claim(claimed)
         try:
             await self._cluster.bind(ref, node, promised)
         except ApiError as error:
             if isinstance(error, InDoubtError):
-                self._doubt(ref, node, promised)
+                self._doubt(ref, claimed, promised)
             else:
                 self._fleet.release(ref.uid)
             raise
         except BaseException:
-            self._doubt(ref, node, promised)
+            self._doubt(ref, claimed, promised)
             raise
         self._fleet.confirm(ref.uid)
         return ""
 
     # --- Doubts -------------------------------------------------------------------------------------------------------
 
-    def _doubt(self, ref: PodRef, node: str, promised: Mapping[str, str]) -> None:
-        self._doubts[ref.uid] = _Doubt(ref, node, promised, self._clock())
+    def _doubt(self, ref: PodRef, claimed: Pod, promised: Mapping[str, str]) -> None:
+        self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
         self._doubted.set()
 
     async def settle(self) -> NoReturn:
@@ -199,27 +218,32 @@ class Binding:
                 self._doubted.clear()
 
     async def _settled(self, doubt: _Doubt) -> bool:
-        ref = doubt.ref
-        entry = self._fleet.entries.get(ref.uid)
-        if entry is None or not entry.claimed:
+        if not self._stands(doubt):
             return True  # the watch has shown it
         try:
-            pod: Pod | None = await self._cluster.read(ref.namespace, ref.name)
+            pod: Pod | None = await self._cluster.read(doubt.ref.namespace, doubt.ref.name)
         except NotFoundError:
             pod = None
         except ApiError:
             return False
-        if self._doubts.get(ref.uid) is not doubt:
-            return False  # it is being bound anew
-        if pod is not None and pod.uid == ref.uid:
-            if pod.node_name:
-                self._fleet.put_pod(pod)
-                return True
-            if self._clock() - doubt.since < LATEST_COMMIT_S:
-                return False
-        _log.warning(
-            "a binding that was not answered has not been made",
-            extra={"pod": str(ref), "node": doubt.node},
-        )
-        self._fleet.release(ref.uid)
+        # Meanwhile the watch may have shown it, or it is being bound anew.
+        return not self._stands(doubt) or self._learn(doubt, pod)
+
+    def _learn(self, doubt: _Doubt, pod: Pod | None) -> bool:
+        """Take over what became of a pod; return whether the doubt is over."""
+        if pod is None or pod.uid != doubt.ref.uid:
+            # It may have been bound and deleted by force, so that its containers may still run.
+            self._fleet.remove_pod(doubt.claimed, self._clock())
+        elif pod.node_name:
+            self._fleet.put_pod(pod)
+        elif self._clock() - doubt.since < LATEST_COMMIT_S:
+            return False
+        else:
+            where = {"pod": str(doubt.ref), "node": doubt.claimed.node_name}
+            _log.warning("a binding that was not answered has not been made", extra=where)
+            self._fleet.release(doubt.ref.uid)
         return True
+
+    def _stands(self, doubt: _Doubt) -> bool:
+        entry = self._fleet.entries.get(doubt.ref.uid)
+        return self._doubts.get(doubt.ref.uid) is doubt and entry is not None and entry.claimed

@@ -34,8 +34,6 @@ class _NotReadyError(Exception):
 
 _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
 
-_MOST_PARTS = 100
-"""More than any pod needs, and few enough to be put together one within the other."""
 
 UNKNOWN = "this node is not known to the GPU scheduler yet"
 
@@ -188,12 +186,7 @@ class Verbs:
             pod, ignored = self._pods.read(wire.with_identity(raw))
         if ignored:
             raise UnreadableObjectError("; ".join(ignored))
-        asked = ask(pod, self._resources)
-        if isinstance(asked, Ask) and len(asked.parts) > _MOST_PARTS:
-            return pod, Impossible(
-                f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer"
-            )
-        return pod, asked
+        return pod, ask(pod, self._resources)
 
     def _unanswered(self, verb: str, error: Exception) -> None:
         _log.warning(

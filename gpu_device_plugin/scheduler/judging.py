@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from gpu_device_plugin.core.fitting import Unfit, fit, unfit
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.scoring import _score, _sparing, score, simple
+from gpu_device_plugin.core.scoring import points_for, score, simple, sparing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -272,7 +272,7 @@ def _scores_of_memory(
             for _, position in fitting:
                 frees[position] -= each
                 opened += position in shared
-        return _score(policy, (node.summary.used + wanted) / node.summary.total, opened / gpus_wanted)
+        return points_for(policy, (node.summary.used + wanted) / node.summary.total, opened / gpus_wanted)
 
     return scores
 
@@ -293,7 +293,7 @@ class _Groups:
             found = fit(ask, node, next(iter(POLICIES)))
             if isinstance(found, Unfit):
                 return None
-            return sum(shares for each in found.placements for _, shares in each.shares), _sparing(found, node)
+            return sum(shares for each in found.placements for _, shares in each.shares), sparing_of(found, node)
 
         alike = _alike(place)
 
@@ -302,7 +302,7 @@ class _Groups:
             if numbers.idle < amount:
                 return 0
             found = alike((self.unused(node), node.problem), node)
-            return 0 if found is None else _score(policy, (numbers.used + found[0]) / numbers.total, found[1])
+            return 0 if found is None else points_for(policy, (numbers.used + found[0]) / numbers.total, found[1])
 
         return scores
 

@@ -57,7 +57,7 @@ def container(
 def pod(*containers: Container, **annotations: str | None) -> Pod:
     """A pod with annotations by the name of their constant here; the original's extender wrote the others."""
     written = {POD: "3", DEV: "15", ASSIGNED: "false", ASSUME_TIME: "1795169580643598847"}
-    known = {"idx": IDX, "allocation": ALLOCATION, "assigned": ASSIGNED}
+    known = {"idx": IDX, "allocation": ALLOCATION, "init": INIT_ALLOCATION, "assigned": ASSIGNED}
     written.update({known[key]: value for key, value in annotations.items() if value is not None})
     without = {known[key] for key, value in annotations.items() if value is None}
     return Pod(
@@ -145,6 +145,50 @@ def test_containers_that_run_first_get_the_gpu_of_the_others() -> None:
     }
 
 
+def test_containers_that_run_first_may_have_a_list_of_their_own() -> None:
+    """Each list counts for itself: both have a container 0."""
+    several = pod(
+        container("i0", mem=2, kind=INIT),
+        container("s1", mem=1, kind=SIDECAR),
+        container("i2", count=2, kind=INIT),
+        container("c0", mem=4),
+        idx="9",
+        allocation='{"0":{"3":4}}',
+        init='{"0":{"2":2},"1":{"1":1},"2":{"4":15,"0":15}}',
+    )
+    assert promises(several, RESOURCES) == {
+        ("i0", Kind.MEMORY): Promise(((2, 2),)),
+        ("s1", Kind.MEMORY): Promise(((1, 1),)),
+        ("i2", Kind.COUNT): Promise(((0, 15), (4, 15))),
+        ("c0", Kind.MEMORY): Promise(((3, 4),)),
+    }
+
+
+def test_the_list_of_those_that_run_first_says_nothing_of_the_others() -> None:
+    alone = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), init='{"0":{"2":2}}')
+    assert promises(alone, RESOURCES) == {("i0", Kind.MEMORY): Promise(((2, 2),))}
+    with_idx = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), idx="1", init='{"0":{"2":2}}')
+    assert promises(with_idx, RESOURCES)["c0", Kind.MEMORY] == Promise(((1, 2),))
+
+
+@pytest.mark.parametrize(
+    ("allocation", "place"),
+    [
+        ('{"0":{"3":4},"1":{"1":4}}', 3),
+        ('{"1":{"1":4},"0":{"3":4}}', 3),
+        ('{"0":{},"1":{"1":4}}', 1),
+        ('{"0":{"0":0},"1":{"1":4}}', 1),
+        ('{"10":{"1":4},"9":{"3":4}}', 3),
+        ('{"0":{}}', 7),
+        ("{}", 7),
+    ],
+)
+def test_what_an_init_container_has_is_handed_on_to_the_first_that_asks(allocation: str, place: int) -> None:
+    """Who does not name it in a list means it so; of one GPU for all only if the list says nothing."""
+    there = pod(container("i0", mem=2, kind=INIT), idx="7", allocation=allocation)
+    assert promises(there, RESOURCES) == {("i0", Kind.MEMORY): Promise(((place, 2),))}
+
+
 def test_a_container_that_the_list_omits_has_no_promise() -> None:
     assert promises(pod(container("c0", mem=4), container("c1", mem=1), allocation='{"1":{"0":1}}'), RESOURCES) == {
         ("c1", Kind.MEMORY): Promise(((0, 1),))
@@ -177,14 +221,25 @@ def test_a_gpu_promised_with_nothing_is_not_promised() -> None:
             '{"0":{"0":15,"1":15}}',
             f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which asks 1",
         ),
+        (
+            container("s0", mem=4, kind=SIDECAR),
+            '{"0":{"0":3}}',
+            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which asks 4",
+        ),
+        (
+            container("i0", count=1, kind=INIT),
+            '{"0":{"0":0}}',
+            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which asks 1",
+        ),
     ],
 )
 def test_a_promise_of_another_size_than_the_pods_own_request_is_malformed(
     wanted: Container, allocation: str, sentence: str
 ) -> None:
     """Anybody may write on his pod; it counts only together with what the pod asks."""
+    written = {"allocation" if wanted.kind is APP else "init": allocation}
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"):
-        promises(pod(wanted, allocation=allocation), RESOURCES)
+        promises(pod(wanted, **written), RESOURCES)
 
 
 NOT_A_NUMBER = "holds something that is not a whole number from 0 to 1048576"
@@ -233,6 +288,8 @@ def test_a_list_that_makes_no_sense_is_malformed(text: str, fault: str) -> None:
     """The fault is named, the value is not repeated: it may be as long as the pod's owner likes."""
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(ALLOCATION)} {re.escape(fault)}$"):
         promises(pod(container("c0", mem=4), allocation=text), RESOURCES)
+    with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(INIT_ALLOCATION)} {re.escape(fault)}$"):
+        promises(pod(container("c0", mem=4), init=text), RESOURCES)
 
 
 def test_shares_may_be_written_as_text() -> None:
@@ -250,14 +307,19 @@ JSON = st.recursive(
 @given(
     st.none() | st.text() | st.integers().map(str),
     st.none() | st.text() | JSON.map(json.dumps),
+    st.none() | st.text() | JSON.map(json.dumps),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.sampled_from(ContainerKind)), max_size=3),
     st.none() | st.text(),
 )
 def test_junk_on_a_pod_is_malformed_at_worst(
-    idx: str | None, allocation: str | None, wanted: list[tuple[int, int, ContainerKind]], mark: str | None
+    idx: str | None,
+    allocation: str | None,
+    init: str | None,
+    wanted: list[tuple[int, int, ContainerKind]],
+    mark: str | None,
 ) -> None:
     containers = [container(f"c{n}", mem=mem, count=count, kind=kind) for n, (mem, count, kind) in enumerate(wanted)]
-    there = pod(*containers, idx=idx, allocation=allocation, assigned=mark)
+    there = pod(*containers, idx=idx, allocation=allocation, init=init, assigned=mark)
     try:
         found = promises(there, RESOURCES)
     except MalformedAnnotationError:
@@ -456,6 +518,12 @@ def test_a_position_that_could_not_be_read_is_replaced_by_what_is() -> None:
     assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {ASSIGNED: "true", IDX: "2"}
 
 
+def test_a_position_that_could_not_be_read_is_replaced_by_the_list_if_there_are_two() -> None:
+    there = pod(container("c0", mem=4), container("c1", mem=3), idx="one")
+    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.MEMORY): {0: 3}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"2":4},"1":{"0":3}}'}
+
+
 def test_a_pod_that_holds_nothing_is_left_alone() -> None:
     assert assigned(pod(container("c0")), {}) == {}
 
@@ -521,6 +589,7 @@ INVENTORY = Inventory(
         Link("GPU-a", "GPU-b", Closeness.NVLINK, 2),
         Link("GPU-a", "GPU-m", Closeness.NODE),
         Link("GPU-m", "GPU-x", Closeness.NODE),
+        Link("GPU-0", "GPU-b", Closeness.NODE),
     ),
     "580.82.07",
 )

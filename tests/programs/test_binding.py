@@ -225,7 +225,8 @@ async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it
     assert not d.fleet.entries["uid-p"].claimed
 
 
-async def test_a_pod_in_doubt_that_was_deleted_gives_its_claim_back() -> None:
+async def test_a_pod_in_doubt_that_is_gone_counts_as_one_that_vanished() -> None:
+    """It may have been bound, and then deleted by force."""
     d = desk(8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
@@ -233,6 +234,8 @@ async def test_a_pod_in_doubt_that_was_deleted_gives_its_claim_back() -> None:
     del d.api.pods["p"]
     async with settling(d):
         await until(lambda: d.binding.doubts == 0)
+    assert d.free() == [0]
+    d.fleet.expire(d.now + 30)
     assert d.free() == [8]
 
 

@@ -1,0 +1,492 @@
+"""Who takes what of the GPUs of every node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.annotations import IDX
+from gpu_device_plugin.core.candidate import candidate
+from gpu_device_plugin.core.nodefacts import NodeFacts
+from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.core.usage import Usage
+from gpu_device_plugin.fleet import Entry, Fleet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
+DRAIN_S = 30.0
+
+
+def facts(*sizes: int, policy: str | None = None, problem: str = "") -> NodeFacts:
+    return NodeFacts(NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes))), policy, problem)
+
+
+def pod(name: str, mem: int = 4, node: str = "", gpu: int | None = None, **fields: Any) -> Pod:
+    """A pod that asks for memory, and has a promise if `gpu` says where; its uid is its name in capitals."""
+    return Pod(
+        name.upper(),
+        "default",
+        name,
+        node_name=node,
+        annotations={} if gpu is None else {IDX: str(gpu)},
+        containers=(Container("main", ContainerKind.APP, 0, {MEM.name: mem}),) if mem else (),
+        **fields,
+    )
+
+
+def fleet(*pods: Pod, **nodes: NodeFacts) -> Fleet:
+    there = Fleet((MEM, COUNT), drain_s=DRAIN_S)
+    for name, node in nodes.items():
+        there.put_node(name, node)
+    for each in pods:
+        there.put_pod(each)
+    return there
+
+
+def free(there: Fleet, node: str = "a") -> list[int]:
+    """Free shares of every GPU of a node."""
+    return [room.free for room in there.candidates[node].rooms]
+
+
+def test_a_fleet_begins_with_nothing() -> None:
+    there = fleet()
+    assert repr(there) == "<Fleet: 0 nodes, 0 pods, 0 pending>"
+    assert (there.candidates, there.entries, there.on_node("a"), there.pending("P"), there.drain_s) == (
+        {},
+        {},
+        (),
+        None,
+        30,
+    )
+
+
+def test_a_fleet_tells_how_large_it_is() -> None:
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="b", gpu=0), pod("r"), a=facts(8))
+    assert repr(there) == "<Fleet: 1 nodes, 2 pods, 1 pending>"
+    assert there.waiting == 1
+
+
+# --- nodes
+
+
+def test_a_node_is_a_candidate_with_all_that_it_says() -> None:
+    there = fleet(a=facts(8, policy="spread"), b=facts(problem="unreadable"))
+    assert there.candidates == {
+        "a": candidate("a", facts(8).gpus, [], "spread"),
+        "b": candidate("b", facts().gpus, [], problem="unreadable"),
+    }
+
+
+def test_a_node_that_says_the_same_again_stays_as_it_is() -> None:
+    there = fleet(a=facts(8))
+    before = there.candidates["a"]
+    there.put_node("a", facts(8))
+    assert there.candidates["a"] is before
+    there.put_node("a", facts(9))
+    assert free(there) == [9]
+    assert free(fleet(a=facts(8))) == [8]
+
+
+def test_a_node_that_is_gone_is_no_candidate() -> None:
+    there = fleet(a=facts(8), b=facts(8))
+    assert set(there.candidates) == {"a", "b"}
+    there.remove_node("a")
+    there.remove_node("never was")
+    assert set(there.candidates) == {"b"}
+
+
+def test_a_node_that_came_and_went_was_never_a_candidate() -> None:
+    there = fleet(a=facts(8))
+    there.remove_node("a")
+    assert there.candidates == {}
+
+
+def test_pods_of_a_node_that_is_not_there_wait_for_it() -> None:
+    """E10 of the original: a pod on a vanished node kept it from starting."""
+    there = fleet(pod("p", node="a", gpu=0))
+    assert there.candidates == {}
+    there.put_node("a", facts(8))
+    assert free(there) == [4]
+    there.remove_node("a")
+    assert there.candidates == {}
+    assert set(there.entries) == {"P"}
+    there.put_node("a", facts(10))
+    assert free(there) == [6]
+
+
+def test_all_nodes_may_be_told_at_once() -> None:
+    there = fleet(pod("p", node="gone", gpu=0), a=facts(8), b=facts(8), c=facts(8))
+    before = there.candidates["a"]
+    there.replace_nodes({"a": facts(8), "b": facts(9), "d": facts(8)})
+    assert set(there.candidates) == {"a", "b", "d"}
+    assert there.candidates["a"] is before
+    assert free(there, "b") == [9]
+    there.put_node("gone", facts(8))
+    assert free(there, "gone") == [4]
+
+
+# --- pods
+
+
+def test_a_bound_pod_takes_what_it_was_promised() -> None:
+    """E5, E8 and E9 of the original: its own request counts, where it is promised, and anywhere if it is not."""
+    there = fleet(pod("p", 4, "a", 1), pod("q", 3, "a"), a=facts(8, 8))
+    assert free(there) == [5, 1]
+    assert there.entries == {
+        "P": Entry("P", "default", "p", "a", Usage(((1, 4),))),
+        "Q": Entry("Q", "default", "q", "a", Usage(unplaced_shares=3)),
+    }
+
+
+def test_the_pods_of_a_node_are_told_by_name() -> None:
+    there = fleet(pod("q", node="a", gpu=0), pod("p", node="a", gpu=0), pod("r", node="b", gpu=0), a=facts(16))
+    there.put_pod(replace(pod("z", node="a", gpu=0), namespace="apps"))
+    assert [(entry.namespace, entry.name) for entry in there.on_node("a")] == [
+        ("apps", "z"),
+        ("default", "p"),
+        ("default", "q"),
+    ]
+    assert [entry.name for entry in there.on_node("b")] == ["r"]
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_takes_nothing(phase: str) -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.put_pod(pod("p", node="a", gpu=0, phase=phase))
+    there.put_pod(pod("q", node="a", gpu=0, phase=phase))
+    assert (free(there), there.entries) == ([8], {})
+
+
+def test_a_pod_that_is_being_deleted_counts_until_it_has_ended() -> None:
+    """E6 of the original: its memory was given away at once, while its processes still used it."""
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.put_pod(pod("p", node="a", gpu=0, deleting=True, priority=7))
+    assert free(there) == [4]
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=7, deleting=True)
+
+
+def test_a_change_that_says_nothing_of_gpus_costs_nothing() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    before = there.candidates["a"]
+    there.put_pod(pod("p", node="a", gpu=0, phase="Running", running=True, labels={"x": "y"}))
+    there.put_pod(pod("p", node="a", gpu=0, deleting=True))
+    assert there.candidates["a"] is before
+
+
+def test_a_pod_that_asks_for_nothing_takes_nothing() -> None:
+    there = fleet(pod("p", 0, "a", 0), pod("q", 0), a=facts(8))
+    assert (free(there), there.entries, there.pending("Q")) == ([8], {}, None)
+
+
+def test_pods_of_one_name_are_told_apart_by_their_uid() -> None:
+    """E3 of the original: the one before leaked for good."""
+    old, new = pod("p", node="a", gpu=0), replace(pod("p", node="a", gpu=1), uid="P2")
+    there = fleet(old, new, a=facts(8, 8))
+    assert free(there) == [4, 4]
+    there.remove_pod(replace(old, phase="Succeeded"), 0)
+    assert free(there) == [8, 4]
+
+
+def test_a_pod_that_is_reported_elsewhere_is_there() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8), b=facts(8))
+    assert (free(there, "a"), free(there, "b")) == ([4], [8])
+    there.put_pod(pod("p", node="b", gpu=0))
+    assert (free(there, "a"), free(there, "b")) == ([8], [4])
+    assert there.on_node("a") == []
+
+
+def test_drift_is_told_and_taken_over() -> None:
+    told: list[tuple[Entry, Entry]] = []
+    there = Fleet([MEM], drain_s=DRAIN_S, on_drift=lambda before, after: told.append((before, after)))
+    there.put_node("a", facts(8, 8))
+    there.put_pod(pod("p", 4, "a"))
+    there.put_pod(pod("p", 4, "a", 0))
+    there.put_pod(pod("p", 4, "a", 0, running=True))
+    assert told == []
+    there.put_pod(pod("p", 4, "a", 1))
+    assert [(before.usage, after.usage) for before, after in told] == [(Usage(((0, 4),)), Usage(((1, 4),)))]
+    assert free(there) == [8, 4]
+
+
+def test_drift_may_be_told_to_nobody() -> None:
+    there = fleet(pod("p", node="a", gpu=0), pod("p", node="a", gpu=1), a=facts(8, 8))
+    assert free(there) == [8, 4]
+
+
+# --- pods that wait
+
+
+def test_a_pod_that_waits_is_known_until_it_is_bound() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    assert there.pending("P") == pod("p")
+    there.put_pod(pod("p", node="a", gpu=0))
+    assert there.pending("P") is None
+
+
+def test_a_pod_that_is_being_deleted_waits_for_nothing() -> None:
+    there = fleet(pod("p"))
+    there.put_pod(pod("p", deleting=True))
+    assert there.pending("P") is None
+
+
+def test_a_pod_that_is_gone_waits_for_nothing() -> None:
+    there = fleet(pod("p"), pod("q"), pod("r"))
+    there.remove_pod(pod("p"), 0)
+    assert [there.pending(uid) for uid in "PQR"] == [None, pod("q"), pod("r")]
+    there.replace_pods([pod("q")], 0)
+    assert [there.pending(uid) for uid in "PQR"] == [None, pod("q"), None]
+
+
+# --- pods that vanish
+
+GOOD_END: dict[str, dict[str, Any]] = {
+    "it had succeeded": {"phase": "Succeeded"},
+    "it had failed": {"phase": "Failed", "running": True},
+    "it was being deleted, and nothing of it ran": {"deleting": True},
+}
+BAD_END: dict[str, dict[str, Any]] = {
+    "nobody asked it to end": {},
+    "it was running": {"running": True},
+    "it was being deleted, and ran": {"deleting": True, "running": True},
+}
+
+
+@pytest.mark.parametrize("end", GOOD_END.values(), ids=GOOD_END)
+def test_a_pod_that_was_seen_to_end_is_forgotten(end: dict[str, Any]) -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.remove_pod(pod("p", node="a", gpu=0, **end), 100)
+    assert (free(there), there.entries, there.on_node("a")) == ([8], {}, [])
+
+
+@pytest.mark.parametrize("end", BAD_END.values(), ids=BAD_END)
+def test_a_pod_that_vanished_counts_for_a_while(end: dict[str, Any]) -> None:
+    """After a force delete its processes go on: 2 s were measured, a whole grace period is possible."""
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.remove_pod(pod("p", node="a", gpu=0, **end), 100)
+    assert there.entries["P"].until == 130
+    there.expire(129.9)
+    assert free(there) == [4]
+    there.expire(130)
+    assert (free(there), there.entries) == ([8], {})
+
+
+def test_how_a_pod_went_that_a_list_misses_nobody_saw() -> None:
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1, deleting=True), a=facts(8, 8))
+    there.replace_pods([pod("r", node="a", gpu=1)], 100)
+    assert free(there) == [4, 0]
+    there.expire(130)
+    assert free(there) == [8, 4]
+
+
+def test_missing_it_again_does_not_count_anew() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.replace_pods([], 100)
+    there.replace_pods([], 120)
+    there.remove_pod(pod("p", node="a", gpu=0), 125)
+    there.expire(130)
+    assert there.entries == {}
+
+
+def test_a_pod_that_vanished_and_is_there_again_counts_as_before() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.replace_pods([], 100)
+    there.put_pod(pod("p", node="a", gpu=0))
+    there.expire(1000)
+    assert free(there) == [4]
+
+
+def test_a_pod_that_vanished_and_is_seen_ended_is_forgotten() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.replace_pods([], 100)
+    there.put_pod(pod("p", node="a", gpu=0, phase="Failed"))
+    there.expire(1000)
+    assert there.entries == {}
+
+
+def test_a_pod_that_nobody_counted_vanishes_without_a_trace() -> None:
+    there = fleet(a=facts(8))
+    there.remove_pod(pod("p", node="a", gpu=0), 100)
+    assert there.entries == {}
+
+
+def test_a_list_that_says_nothing_new_changes_nothing() -> None:
+    pods = [pod("p", node="a", gpu=0), pod("q"), pod("r", node="b")]
+    there = fleet(*pods, a=facts(8), b=facts(8))
+    there.put_pod(pod("s", node="a", gpu=0))
+    there.remove_pod(pod("s", node="a", gpu=0), 100)
+    candidates, entries = dict(there.candidates), dict(there.entries)
+    there.replace_pods(pods, 110)
+    there.replace_nodes({"a": facts(8), "b": facts(8)})
+    assert there.entries == entries
+    assert all(there.candidates[name] is each for name, each in candidates.items())
+    assert there.pending("Q") == pod("q")
+
+
+# --- claims
+
+
+def test_a_claim_counts_at_once() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0, priority=5))
+    assert free(there) == [4]
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True)
+
+
+def test_a_claim_that_is_given_back_counts_no_more() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.release("P")
+    there.release("P")
+    there.release("nobody")
+    assert (free(there), there.entries, there.pending("P")) == ([8], {}, pod("p"))
+
+
+def test_nothing_is_claimed_for_who_asks_for_nothing() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", 0, "a", 0))
+    assert there.entries == {}
+
+
+def test_a_confirmed_claim_is_not_given_back() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    before = there.candidates["a"]
+    there.confirm("P")
+    there.confirm("P")
+    there.confirm("nobody")
+    there.release("P")
+    assert there.candidates["a"] is before
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)))
+    assert there.pending("P") is None
+
+
+def test_a_pod_that_was_seen_bound_is_not_given_back() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.put_pod(pod("p", node="a", gpu=0))
+    there.release("P")
+    assert free(there) == [4]
+
+
+def test_a_pod_that_is_known_to_be_bound_is_not_claimed_anew() -> None:
+    """A scheduler that got no answer asks again; what the second call gives back is not what the first one bound."""
+    for known in ("seen", "confirmed"):
+        there = fleet(a=facts(8), b=facts(8))
+        there.claim(pod("p", node="a", gpu=0))
+        if known == "seen":
+            there.put_pod(pod("p", node="a", gpu=0))
+        else:
+            there.confirm("P")
+        there.claim(pod("p", node="b", gpu=0))
+        there.release("P")
+        assert (free(there, "a"), free(there, "b")) == ([4], [8])
+
+
+def test_a_claim_may_be_moved() -> None:
+    there = fleet(a=facts(8), b=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.claim(pod("p", node="b", gpu=0))
+    assert (free(there, "a"), free(there, "b")) == ([8], [4])
+
+
+def test_whatever_shows_the_pod_unbound_is_older_than_the_claim() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.put_pod(pod("p", labels={"x": "y"}))
+    there.replace_pods([pod("p", labels={"x": "y"})], 100)
+    assert free(there) == [4]
+    assert there.pending("P") == pod("p", labels={"x": "y"})
+    there.confirm("P")
+    there.put_pod(pod("p"))
+    assert free(there) == [4]
+    assert there.pending("P") is None
+
+
+def test_a_claim_for_a_pod_that_is_deleted_unbound_is_for_whoever_claimed_to_give_back() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.put_pod(pod("p", deleting=True))
+    there.remove_pod(pod("p", deleting=True), 100)
+    assert (free(there), there.pending("P")) == ([4], None)
+    there.release("P")
+    assert there.entries == {}
+
+
+def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.remove_pod(pod("p", node="a", gpu=0), 100)
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), until=130)
+    there.release("P")
+    assert free(there) == [4]
+    there.expire(130)
+    assert free(there) == [8]
+
+
+def test_a_claim_never_ends_by_time_alone() -> None:
+    """A list that misses the pod may be older than it, or newer than its end: whoever claimed will know."""
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.replace_pods([], 100)
+    there.expire(1000)
+    assert free(there) == [4]
+    assert there.entries["P"].claimed
+
+
+def test_a_pod_that_vanished_while_it_was_being_bound_is_forgotten_in_time() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.replace_pods([], 100)
+    there.confirm("P")
+    assert free(there) == [4]
+    there.expire(130)
+    assert (free(there), there.entries) == ([8], {})
+
+
+def test_a_pod_that_a_list_missed_and_that_was_bound_stays() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.replace_pods([], 100)
+    there.confirm("P")
+    there.put_pod(pod("p", node="a", gpu=0))
+    there.expire(1000)
+    assert free(there) == [4]
+
+
+def test_a_claim_that_a_list_missed_and_that_was_bound_and_gone_ends() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.replace_pods([], 100)
+    there.remove_pod(pod("p", node="a", gpu=0), 110)
+    there.expire(130)
+    assert there.entries == {}
+
+
+# --- events that have nothing to do with each other
+
+
+def test_the_order_of_independent_events_does_not_matter() -> None:
+    events: list[Callable[[Fleet], None]] = [
+        lambda there: there.put_node("a", facts(8, 8)),
+        lambda there: there.put_node("b", facts(8)),
+        lambda there: there.put_pod(pod("p", node="a", gpu=0)),
+        lambda there: there.put_pod(pod("q", node="a")),
+        lambda there: there.claim(pod("r", 2, "b", 0)),
+        lambda there: there.put_pod(pod("s")),
+    ]
+    ends = []
+    for order in permutations(events):
+        there = fleet()
+        for event in order:
+            event(there)
+        ends.append((dict(there.candidates), dict(there.entries), there.pending("S"), there.on_node("a")))
+    assert all(end == ends[0] for end in ends)
+    assert free(there, "a") == [0, 4]
+    assert free(there, "b") == [6]
