@@ -31,7 +31,8 @@ class Entry:
     claimed: bool = False
     """Promised by us, and being bound."""
     until: float | None = None
-    """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running."""
+    """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
+    a moment ago."""
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Fleet:
         resources: Iterable[Resource],
         *,
         drain_s: float,
+        settle_s: float = 0.0,
         on_drift: Callable[[Entry, Entry], None] = lambda _before, _after: None,
     ) -> None:
         """Begin with nothing.
@@ -62,10 +64,12 @@ class Fleet:
         Args:
             resources: what is managed.
             drain_s: how long a pod that vanished counts, seconds.
+            settle_s: how long a GPU stays closed to the other resource after a pod on it has ended, seconds.
             on_drift: told when a pod turns out to be on other GPUs than its entry says: what was, and what is.
         """
         self._resources = tuple(resources)
         self.drain_s = drain_s
+        self._settle_s = settle_s
         self._on_drift = on_drift
         self._nodes: dict[str, _Node] = {}
         self._entries: dict[str, Entry] = {}
@@ -138,8 +142,8 @@ class Fleet:
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
-    def put_pod(self, pod: Pod) -> None:
-        """Take note of a pod, or of how it changed."""
+    def put_pod(self, pod: Pod, now: float = 0.0) -> None:
+        """Take note of a pod, or of how it changed, at `now` (monotonic seconds)."""
         before = self._entries.get(pod.uid)
         self._pending.pop(pod.uid, None)
         if not pod.node_name:
@@ -149,7 +153,7 @@ class Fleet:
             return
         usage = NOTHING if pod.ended else usage_of(pod, self._resources)
         if usage == NOTHING:
-            self._drop(pod.uid)
+            self._end(pod.uid, now)
             return
         entry = Entry(
             pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, deleting=pod.deleting
@@ -165,7 +169,7 @@ class Fleet:
         if entry is None or (entry.claimed and not pod.node_name):
             return  # whoever claimed will hear that it cannot be bound
         if pod.ended or (pod.deleting and not pod.running):
-            self._drop(pod.uid)
+            self._end(pod.uid, now)
         else:
             self._drain(replace(entry, claimed=False), now)
 
@@ -176,7 +180,7 @@ class Fleet:
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
             self._drain(entry, now)
         for pod in pods:
-            self.put_pod(pod)
+            self.put_pod(pod, now)
 
     def expire(self, now: float) -> None:
         """Let go of the pods that vanished long enough before `now` (monotonic seconds)."""
@@ -231,6 +235,17 @@ class Fleet:
 
     def _drain(self, entry: Entry, now: float) -> None:
         self._enter(replace(entry, until=now + self.drain_s if entry.until is None else entry.until))
+
+    def _end(self, uid: str, now: float) -> None:
+        """Let go of a pod that has ended, but for what remains of it for a moment."""
+        entry = self._entries.get(uid)
+        if entry is None or entry.usage.left_shares or entry.usage.left_whole:
+            return  # it has been seen to end before
+        left = entry.usage.left
+        if self._settle_s and left != NOTHING:
+            self._enter(replace(entry, usage=left, claimed=False, until=now + self._settle_s))
+        else:
+            self._drop(uid)
 
     def _drop(self, uid: str) -> None:
         entry = self._entries.pop(uid, None)

@@ -490,3 +490,59 @@ def test_the_order_of_independent_events_does_not_matter() -> None:
     assert all(end == ends[0] for end in ends)
     assert free(there, "a") == [0, 4]
     assert free(there, "b") == [6]
+
+
+# --- A GPU changes between the resources
+
+
+def settling(*pods: Pod) -> Fleet:
+    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, settle_s=2.0)
+    there.put_node("a", facts(8, 8))
+    for each in pods:
+        there.put_pod(each)
+    return there
+
+
+def rooms(there: Fleet) -> list[tuple[int, bool]]:
+    return [(room.free, room.shared) for room in there.candidates["a"].rooms]
+
+
+def whole(name: str, gpu: int) -> Pod:
+    return replace(pod(name, node="a", gpu=gpu), containers=(Container("main", ContainerKind.APP, 0, {COUNT.name: 1}),))
+
+
+def test_shares_of_a_gpu_whose_whole_user_ended_can_be_had_a_moment_later() -> None:
+    """Until then the node's agent still shows them as unhealthy, and the kubelet would refuse the pod for good."""
+    there = settling(whole("p", 0))
+    there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
+    room = there.candidates["a"].rooms[0]
+    assert (room.free, room.shared, room.whole) == (0, False, False)
+    there.expire(101.9)
+    assert rooms(there)[0] == (0, False)
+    there.expire(102.0)
+    assert rooms(there)[0] == (8, False)
+    assert there.entries == {}
+
+
+def test_a_gpu_whose_last_share_was_let_go_can_be_had_whole_a_moment_later_and_its_shares_at_once() -> None:
+    there = settling(pod("p", mem=8, node="a", gpu=1))
+    there.put_pod(pod("p", mem=8, node="a", gpu=1, phase="Failed"), 100.0)
+    assert rooms(there)[1] == (8, True)
+    there.expire(102.0)
+    assert rooms(there)[1] == (8, False)
+
+
+def test_the_moment_begins_when_the_pod_is_first_seen_to_have_ended() -> None:
+    there = settling(whole("p", 0))
+    there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
+    there.put_pod(replace(whole("p", 0), phase="Succeeded", labels={"a": "b"}), 101.0)
+    there.remove_pod(replace(whole("p", 0), phase="Succeeded"), 101.5)
+    there.replace_pods([], 101.8)
+    there.expire(102.0)
+    assert there.entries == {}
+
+
+def test_a_pod_that_had_no_place_leaves_none() -> None:
+    there = settling(pod("p", node="a"))
+    there.put_pod(pod("p", node="a", phase="Failed"), 100.0)
+    assert there.entries == {}

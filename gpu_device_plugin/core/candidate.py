@@ -68,6 +68,8 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     """
     used = {gpu.position: 0 for gpu in gpus.gpus}
     whole: set[int] = set()
+    left_shares: set[int] = set()
+    left_whole: set[int] = set()
     loose = loose_gpus = 0
     for usage in usages:
         for position, shares in usage.shares:
@@ -77,6 +79,8 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
             else:
                 loose += shares
         whole.update(usage.whole)
+        left_shares.update(usage.left_shares)
+        left_whole.update(usage.left_whole)
         loose += usage.unplaced_shares
         loose_gpus += usage.unplaced_gpus
     loose_gpus += len(whole - used.keys())
@@ -84,9 +88,9 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
         Room(
             position=gpu.position,
             total=gpu.shares,
-            free=max(0, gpu.shares - used[gpu.position] - loose),
+            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - loose),
             healthy=not gpu.unhealthy,
-            shared=bool(used[gpu.position] or (loose and gpu.position not in whole)),
+            shared=bool(used[gpu.position] or gpu.position in left_shares or (loose and gpu.position not in whole)),
             whole=bool(gpu.position in whole or (loose_gpus and not used[gpu.position])),
         )
         for gpu in gpus.gpus

@@ -34,11 +34,23 @@ class Usage:
     """Shares on GPUs that nobody has told us yet: whoever bound the pod wrote no promise on it."""
     unplaced_gpus: int = 0
     """Whole GPUs, likewise."""
+    left_shares: tuple[int, ...] = ()
+    """Positions of GPUs of which shares were in use until a moment ago: they cannot be had whole yet."""
+    left_whole: tuple[int, ...] = ()
+    """Positions of GPUs that were in whole use until a moment ago: shares of them cannot be had yet."""
 
     @property
     def unplaced(self) -> bool:
         """Whether it is unknown where some of it lies."""
         return bool(self.unplaced_shares or self.unplaced_gpus)
+
+    @property
+    def left(self) -> Usage:
+        """What remains of it for a moment when its pod has ended.
+
+        The node's agent has to see the end before it opens a GPU to the other resource, and the kubelet to hear of it.
+        """
+        return Usage(left_shares=tuple(position for position, _ in self.shares), left_whole=self.whole)
 
 
 NOTHING = Usage()

@@ -235,7 +235,7 @@ class Binding:
             # It may have been bound and deleted by force, so that its containers may still run.
             self._fleet.remove_pod(doubt.claimed, self._clock())
         elif pod.node_name:
-            self._fleet.put_pod(pod)
+            self._fleet.put_pod(pod, self._clock())
         elif self._clock() - doubt.since < LATEST_COMMIT_S:
             return False
         else:

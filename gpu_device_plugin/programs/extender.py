@@ -73,7 +73,10 @@ class Timings:
     """How long to learn what others did. A scheduler gives up on a binding after 5 s."""
     look_s: float = 5.0
     """How often to look what became of a binding that is in doubt."""
-    tick_s: float = 1.0
+    settle_s: float = 2.0
+    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent's look at both books and
+    at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
+    tick_s: float = 0.5
     """How often to let go of pods that vanished."""
 
 
@@ -176,7 +179,7 @@ class Extender:
         # A pod that names none of our resources anywhere is none of ours, and need not be understood.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
-        self.fleet = Fleet(resources, drain_s=settings.drain_s, on_drift=self._drifted)
+        self.fleet = Fleet(resources, drain_s=settings.drain_s, settle_s=timings.settle_s, on_drift=self._drifted)
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )

@@ -31,7 +31,7 @@ class PodStore:
 
     def put(self, pod: Pod) -> None:
         """Take over a pod."""
-        self._fleet.put_pod(pod)
+        self._fleet.put_pod(pod, self._clock())
 
     def remove(self, pod: Pod) -> None:
         """Let go of a pod, by its last state."""

@@ -47,6 +47,8 @@ TAKEN: dict[str, tuple[list[Usage], list[str]]] = {
     "unplaced shares of several pods": ([Usage(unplaced_shares=2), Usage(unplaced_shares=1)], ["5s", "5s", "1s"]),
     "unplaced shares beside others": ([Usage(((0, 3),), unplaced_shares=2)], ["3s", "6s", "2s"]),
     "unplaced shares are not of a GPU in whole use": ([Usage(whole=(1,), unplaced_shares=2)], ["6s", "6w", "2s"]),
+    "a GPU that was in whole use a moment ago": ([Usage(left_whole=(1,))], ["8", "0", "4"]),
+    "a GPU that was in shared use a moment ago": ([Usage(left_shares=(1,))], ["8", "8s", "4"]),
     "an unplaced whole GPU may be any": ([Usage(unplaced_gpus=1)], ["8w", "8w", "4w"]),
     "an unplaced whole GPU is none in shared use": ([Usage(((0, 3),), unplaced_gpus=1)], ["5s", "8w", "4w"]),
     "unplaced shares and an unplaced whole GPU": ([Usage((), (), 2, 1)], ["6sw", "6sw", "2sw"]),

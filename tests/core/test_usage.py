@@ -182,3 +182,8 @@ def test_how_much_is_written_on_the_pod_is_not_believed() -> None:
     containers = (Container("c0", ContainerKind.APP, 0, {MEM.name: 4}),)
     pod = Pod("u", "default", "a", "node", annotations={IDX: "1", POD: "0"}, containers=containers)
     assert usage_of(pod, (MEM, COUNT)) == Usage(((1, 4),))
+
+
+def test_of_a_pod_that_has_ended_remains_which_gpus_it_was_on() -> None:
+    assert Usage(((0, 3), (2, 1)), (4,), 5, 6).left == Usage(left_shares=(0, 2), left_whole=(4,))
+    assert Usage(left_shares=(0,), left_whole=(1,)).left == NOTHING
