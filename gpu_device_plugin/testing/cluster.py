@@ -42,6 +42,7 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/merge-patch+json": merge,
     "application/strategic-merge-patch+json": strategic_merge,
 }
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _LONGEST_WATCH_S = 1800.0
 _LAST_BOOKMARK_S = 2.0
 """Before the end of a watch; in a shorter one there is none."""
@@ -340,8 +341,8 @@ class ApiServer:
                 self._connections.discard(transport)
 
     async def _answer(self, http: web.Request) -> web.StreamResponse:
-        if http.path in {"/healthz", "/livez", "/readyz"}:
-            return web.Response(text="ok")
+        if (page := await self._beside_objects(http)) is not None:
+            return page
         served, request = _understood(http)
         self.requests.append(request)
         fault = next((fault for fault in self._faults if fault.strikes(request)), None)
@@ -381,6 +382,24 @@ class ApiServer:
                 f'{request.resource} is forbidden: User "somebody" cannot {request.verb} resource "{request.resource}"'
                 f' in API group "{request.group}" {scope}',
             )
+
+    async def _beside_objects(self, http: web.Request) -> web.Response | None:
+        """Answer what is asked of the server itself, and not of an object."""
+        if http.path in {"/healthz", "/livez", "/readyz"}:
+            return web.Response(text="ok")
+        if http.path == "/version":
+            return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
+        if http.path != _ACCESS_REVIEWS:
+            return None
+        request = Request("create", "selfsubjectaccessreviews", "authorization.k8s.io")
+        self.requests.append(request)
+        fault = next((fault for fault in self._faults if fault.strikes(request)), None)
+        if fault is not None and isinstance(fault.trouble, Answer):
+            return _ordered(fault.trouble)
+        review = await http.json()
+        asked = review["spec"]["resourceAttributes"]
+        allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
+        return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
 
     async def _do_get(self, _http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         return web.json_response(self.store.get(served, _key(served, request.namespace, request.name)))

@@ -1,0 +1,440 @@
+"""What kube-scheduler does with an extender: ours, and a real one where KUBE_BIN names a folder with it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.testing.builders import GPU_MEM, container
+from tests.testing.conftest import WEIGHT, passing
+
+if TYPE_CHECKING:
+    from tests.testing.conftest import World
+
+HELP = "preemption: 0/{} nodes are available: {} {}."
+NOT_HELPFUL = "Preemption is not helpful for scheduling"
+NO_VICTIMS = "No preemption victims found for incoming pod"
+
+
+def scores(**by_node: int) -> list[dict[str, Any]]:
+    return [{"Host": name, "Score": score} for name, score in by_node.items()]
+
+
+def victims(**by_node: list[str]) -> dict[str, Any]:
+    return {
+        "NodeNameToMetaVictims": {
+            name: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for name, uids in by_node.items()
+        }
+    }
+
+
+# --- Who is asked, and about what ------------------------------------------------------------------------------------
+
+
+async def test_the_extender_is_asked_about_the_nodes_whose_sum_suffices(world: World) -> None:
+    """Of a's 8 shares 5 are taken, of b's 8 none, c has 4: with 4 asked only b and c have enough in all."""
+    for name, mem in (("a", 8), ("b", 8), ("c", 4)):
+        await world.node(name, mem=mem)
+    await world.placed("there", "a", mem=5)
+    world.extender.said("filter", {"Error": "asked"})
+    await world.pod("p", container(mem=4))
+    await world.told("p")
+    body = world.extender.bodies("filter")[0]
+    assert (sorted(body["NodeNames"]), body["Nodes"], body["Pod"]["metadata"]["name"]) == (["b", "c"], None, "p")
+
+
+async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole_nodes: World) -> None:
+    world = whole_nodes
+    for name in "ab":
+        await world.node(name, mem=8)
+    world.extender.answers["filter"] = lambda body: {
+        "Nodes": {"items": [one for one in body["Nodes"]["items"] if one["metadata"]["name"] == "b"]}
+    }
+    world.extender.said("bind", {"Error": "said of b"})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == ("SchedulerError", "said of b")
+    body = world.extender.bodies("filter")[0]
+    assert body["NodeNames"] is None
+    assert sorted(one["metadata"]["name"] for one in body["Nodes"]["items"]) == ["a", "b"]
+    assert world.extender.bodies("bind")[0]["Node"] == "b"
+
+
+async def test_a_pod_that_names_no_managed_resource_is_none_of_the_extenders_business(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.pod("p")
+    assert await world.bound("p") == "a"
+    assert world.extender.calls == []
+
+
+async def test_a_pod_of_another_scheduler_is_left_alone(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.pod("theirs", container(mem=4), schedulerName="another")
+    await world.pod("ours")
+    await world.bound("ours")
+    assert world.extender.calls == []
+    assert "nodeName" not in (await world.get("theirs"))["spec"]
+
+
+async def test_a_quantity_of_zero_names_the_resource_too(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", {"Error": "asked"})
+    await world.pod("p", container(mem=0))
+    assert await world.told("p") == ("SchedulerError", "asked")
+
+
+async def test_an_init_container_names_a_resource_for_its_pod(world: World) -> None:
+    """The init container asks for 8, the other for none: the pod takes 8 at its peak, for which b is too small."""
+    await world.node("a", mem=8)
+    await world.node("b", mem=7)
+    world.extender.said("filter", {"Error": "asked"})
+    await world.pod("p", container(), init=(container("i", mem=8),))
+    await world.told("p")
+    assert world.extender.names("filter")[0] == ["a"]
+
+
+async def test_sidecars_run_beside_what_comes_after_them(world: World) -> None:
+    """A sidecar of 2, an init container of 6 after it, an app of 4: 8 at the peak."""
+    await world.node("a", mem=8)
+    await world.node("b", mem=7)
+    world.extender.said("filter", {"Error": "asked"})
+    init = (container("s", mem=2, sidecar=True), container("i", mem=6))
+    await world.pod("p", container(mem=4), init=init)
+    await world.told("p")
+    assert world.extender.names("filter")[0] == ["a"]
+
+
+async def test_where_no_sum_suffices_nobody_is_asked(world: World) -> None:
+    """A pod of 9 could go nowhere even if all others went; one of 8 could, but there is nobody to evict."""
+    for name in "ab":
+        await world.node(name, mem=8)
+    await world.placed("there", "a", mem=1)
+    await world.placed("here", "b", mem=1)
+    await world.pod("large", container(mem=9))
+    reason, message = await world.told("large")
+    assert reason == "Unschedulable"
+    assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NOT_HELPFUL)
+    await world.pod("p", container(mem=8))
+    reason, message = await world.told("p")
+    assert message == f"0/2 nodes are available: 2 Insufficient {GPU_MEM}. " + HELP.format(2, 2, NO_VICTIMS)
+    assert world.extender.calls == []
+
+
+async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_extender(world: World) -> None:
+    for name in "abc":
+        await world.node(name, mem=8)
+    await world.ask("PATCH", "/api/v1/nodes/b", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
+    await world.ask("PATCH", "/api/v1/nodes/c", {"metadata": {"labels": {"gpu": "no"}}}, "application/merge-patch+json")
+    await world.ask(
+        "PATCH", "/api/v1/nodes/a", {"metadata": {"labels": {"gpu": "yes"}}}, "application/merge-patch+json"
+    )
+    world.extender.said("filter", {"NodeNames": [], "FailedNodes": {"a": "it is full"}})
+    await world.pod("p", container(mem=4), nodeSelector={"gpu": "yes"})
+    _, message = await world.told("p")
+    assert world.extender.names("filter")[0] == ["a"]
+    # What stands on a cordoned node beside its cordon, nobody looks at.
+    assert message.startswith(
+        "0/3 nodes are available: 1 it is full, 1 node(s) didn't match Pod's node affinity/selector, 1 node(s) were"
+        " unschedulable."
+    )
+
+
+# --- What filter may answer ------------------------------------------------------------------------------------------
+
+
+async def test_reasons_are_added_up_where_they_are_the_same(world: World) -> None:
+    for name in "abc":
+        await world.node(name, mem=8)
+    hopeless = {"c": "the largest GPU has 5 GiB in all"}
+    world.extender.said(
+        "filter",
+        {"NodeNames": [], "FailedNodes": dict.fromkeys("abc", "no GPU"), "FailedAndUnresolvableNodes": hopeless},
+    )
+    await world.pod("p", container(mem=4))
+    reason, message = await world.told("p")
+    assert reason == "Unschedulable"
+    assert message == (
+        "0/3 nodes are available: 1 the largest GPU has 5 GiB in all, 2 no GPU. "
+        f"preemption: 0/3 nodes are available: 1 {NOT_HELPFUL}, 2 {NO_VICTIMS}."
+    )
+
+
+async def test_an_error_is_shown_as_it_is(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", {"Error": "the cluster is not known yet"})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == ("SchedulerError", "the cluster is not known yet")
+
+
+async def test_of_another_status_the_body_is_not_read(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", 500)
+    await world.pod("p", container(mem=4))
+    url = f"{world.extender.url}/filter"
+    assert await world.told("p") == ("SchedulerError", f"failed filter with extender at URL {url}, code 500")
+
+
+async def test_an_answer_that_says_nothing_is_no_node_at_all_and_no_reason(world: World) -> None:
+    for name in "ab":
+        await world.node(name, mem=8)
+    world.extender.said("filter", {})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == (
+        "Unschedulable",
+        "0/2 nodes are available: " + HELP.format(2, 2, NOT_HELPFUL),
+    )
+
+
+async def test_a_node_that_was_not_asked_about_is_an_error(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", {"NodeNames": ["a", "z"]})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == (
+        "SchedulerError",
+        f'extender "{world.extender.url}" claims a filtered node "z" which is not found in the input node list',
+    )
+
+
+async def test_who_is_slow_is_not_waited_for(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", None)
+    await world.pod("p", container(mem=4))
+    reason, message = await world.told("p")
+    assert reason == "SchedulerError"
+    assert message == (
+        f'Post "{world.extender.url}/filter": context deadline exceeded '
+        "(Client.Timeout exceeded while awaiting headers)"
+    )
+
+
+async def test_keys_in_lower_case_are_understood(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.said("filter", {"nodeNames": ["a"], "failedNodes": {}})
+    world.extender.said("bind", {"error": "in lower case"})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == ("SchedulerError", "in lower case")
+
+
+# --- Prioritize ------------------------------------------------------------------------------------------------------
+
+
+async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: World) -> None:
+    for name in "ab":
+        await world.node(name, mem=8)
+    world.extender.answers["filter"] = passing("b")
+    world.extender.said("bind", {"Error": "asked"})
+    await world.pod("p", container(mem=4))
+    await world.told("p")
+    assert [verb for verb, _ in world.extender.calls[:2]] == ["filter", "bind"]
+    assert world.extender.bodies("bind")[0]["Node"] == "b"
+
+
+async def test_the_highest_score_decides(world: World) -> None:
+    """With this weight a score of 10 counts for 500, and nothing that the scheduler itself thinks of equal nodes."""
+    assert WEIGHT == 5
+    for name in "abc":
+        await world.node(name, mem=8)
+    world.extender.answers["filter"] = passing("a", "b")
+    world.extender.said("prioritize", scores(a=1, b=10, c=10))
+    world.extender.said("bind", {"Error": "asked"})
+    made = await world.pod("p", container(mem=4))
+    await world.told("p")
+    assert world.extender.names("prioritize")[0] == ["a", "b"]
+    assert world.extender.bodies("bind")[0] == {
+        "PodName": "p",
+        "PodNamespace": "default",
+        "PodUID": made["metadata"]["uid"],
+        "Node": "b",
+    }
+
+
+async def test_without_scores_the_scheduler_goes_on(world: World) -> None:
+    for name in "ab":
+        await world.node(name, mem=8)
+    world.extender.answers["filter"] = passing()
+    world.extender.said("prioritize", 500)
+    world.extender.said("bind", {"Error": "asked"})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == ("SchedulerError", "asked")
+
+
+# --- Bind ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_that_was_not_bound_is_tried_again(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.answers["filter"] = passing()
+    world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
+    await world.pod("p", container(mem=4))
+    assert await world.told("p") == ("SchedulerError", "GPU 3 was taken by another pod")
+    await world.until(lambda: len(world.extender.bodies("bind")) > 1)
+
+
+async def test_what_is_being_bound_counts_already(world: World) -> None:
+    """Two of 5 on a node with 8: the second is looked at while the first is being bound, and finds too little."""
+    await world.node("a", mem=8)
+    world.extender.answers["filter"] = passing()
+    world.extender.said("bind", {"Error": ""})
+    world.extender.held["bind"] = asyncio.Event()
+    await world.pod("first", container(mem=5))
+    await world.until(lambda: world.extender.bodies("bind"))
+    await world.pod("second", container(mem=5))
+    _, message = await world.told("second")
+    assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
+    assert len(world.extender.bodies("filter")) == 1
+    world.extender.held["bind"].set()
+
+
+async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(world: World) -> None:
+    await world.node("a", mem=8)
+    world.extender.answers["filter"] = passing()
+    world.extender.said("bind", {"Error": ""})
+    world.extender.held["bind"] = asyncio.Event()
+    for n in range(5):
+        await world.pod(f"p{n}", container(mem=1))
+    await world.until(lambda: len(world.extender.bodies("bind")) == 5)
+    world.extender.held["bind"].set()
+
+
+async def test_a_binding_that_was_made_but_not_answered_stands(world: World) -> None:
+    """The pod is bound, so nobody asks again, whatever the answer was."""
+    await world.node("a", mem=8)
+    world.extender.answers["filter"] = passing()
+    world.extender.said("bind", {"Error": "the answer was lost"})
+    world.extender.held["bind"] = asyncio.Event()
+    await world.pod("p", container(mem=4))
+    await world.until(lambda: world.extender.bodies("bind"))
+    await world.bind("p", "a")
+    await asyncio.sleep(0.2)  # for the scheduler's watch
+    world.extender.held["bind"].set()
+    await world.pod("next", container(mem=4))
+    await world.until(lambda: len(world.extender.bodies("bind")) == 2)
+    assert [body["PodName"] for body in world.extender.bodies("bind")] == ["p", "next"]
+
+
+# --- Preemption ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: World) -> None:
+    """The sum suffices, so evicting nobody would do as far as the scheduler knows, which it takes for an error."""
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=4)
+    world.extender.answers["filter"] = passing("nowhere")
+    await world.pod("high", container(mem=4), priority=1000)
+    assert await world.told("high") == (
+        "Unschedulable",
+        '0/1 nodes are available: 1 no GPU has room. preemption: expected at least one victim pod on node "a"',
+    )
+    assert world.extender.bodies("preempt") == []
+
+
+async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: World) -> None:
+    """The scheduler would evict the least important only, the extender wants the other one."""
+    await world.node("a", mem=8)
+    await world.node("b", mem=4)
+    low = await world.placed("low", "a", mem=4)
+    middle = await world.placed("middle", "a", mem=4, priority=100)
+    world.extender.answers["filter"] = passing("a")
+    world.extender.said("preempt", victims(a=[middle["metadata"]["uid"]]))
+    world.extender.said("bind", {"Error": "asked"})
+    high = await world.pod("high", container(mem=3), container("c", mem=1), priority=1000)
+    _, message = await world.told("high")
+    assert message.startswith(f"0/2 nodes are available: 1 Insufficient {GPU_MEM}, 1 no GPU has room.")
+    asked = world.extender.bodies("preempt")[0]
+    assert asked["Pod"]["metadata"]["uid"] == high["metadata"]["uid"]
+    assert asked["NodeNameToVictims"] is None
+    assert asked["NodeNameToMetaVictims"] == victims(a=[low["metadata"]["uid"]])["NodeNameToMetaVictims"]
+    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+
+    async def evicted() -> bool:
+        return "deletionTimestamp" in (await world.get("middle"))["metadata"]
+
+    await world.until(evicted)
+    conditions = (await world.get("middle"))["status"]["conditions"]
+    assert [one["reason"] for one in conditions if one["type"] == "DisruptionTarget"] == ["PreemptionByScheduler"]
+    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+    # While it goes it counts; when it is gone, its node is asked about alone.
+    before = len(world.extender.calls)
+    await world.delete("middle")
+    await world.until(lambda: world.extender.bodies("bind"))
+    assert ("filter", ["a"]) in [(verb, body.get("NodeNames")) for verb, body in world.extender.calls[before:]]
+    assert world.extender.bodies("bind")[0]["Node"] == "a"
+
+
+async def test_an_extender_may_take_every_node_away(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=8)
+    world.extender.said("preempt", victims())
+    await world.pod("high", container(mem=4), priority=1000)
+    assert await world.told("high") == (
+        "Unschedulable",
+        f"0/1 nodes are available: 1 Insufficient {GPU_MEM}. preemption: no candidate node for preemption",
+    )
+    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+
+
+async def test_a_node_without_victims_is_an_error(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=8)
+    world.extender.said("preempt", victims(a=[]))
+    await world.pod("high", container(mem=4), priority=1000)
+    assert await world.told("high") == (
+        "Unschedulable",
+        f'0/1 nodes are available: 1 Insufficient {GPU_MEM}. preemption: expected at least one victim pod on node "a"',
+    )
+    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+
+
+async def test_a_victim_that_is_not_there_is_an_error(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=8)
+    world.extender.said("preempt", victims(a=["nobody"]))
+    await world.pod("high", container(mem=4), priority=1000)
+    _, message = await world.told("high")
+    assert message.endswith("on node: a, but the pod is not found on that node")
+    assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
+
+
+async def test_who_may_not_preempt_does_not(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=8)
+    never = {"preemptionPolicy": "Never"}
+    if world.real:
+        await world.ask(
+            "POST",
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+            {"metadata": {"name": "p2000"}, "value": 2000, "preemptionPolicy": "Never"},
+        )
+    await world.pod("high", container(mem=4), priority=2000, **never)
+    _, message = await world.told("high")
+    assert message.endswith("preemption: not eligible due to preemptionPolicy=Never.")
+    assert world.extender.calls == []
+
+
+async def test_the_node_whose_victims_matter_least_is_taken(world: World) -> None:
+    """On a somebody of 100 would have to go, on b two of 0: the least important ones go, however many."""
+    await world.node("a", mem=8)
+    await world.node("b", mem=8)
+    await world.placed("middle", "a", mem=8, priority=100)
+    await world.placed("low", "b", mem=4)
+    await world.placed("lower", "b", mem=4)
+    world.extender.answers["preempt"] = lambda body: {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
+    await world.pod("high", container(mem=8), priority=1000)
+    await world.told("high")
+    assert (await world.get("high"))["status"]["nominatedNodeName"] == "b"
+
+
+async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: World) -> None:
+    await world.node("a", mem=8)
+    await world.placed("low", "a", mem=8)
+    world.extender.answers["preempt"] = lambda body: {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
+    world.extender.said("filter", {"Error": "not yet"})
+    await world.pod("high", container(mem=8), priority=1000)
+    await world.told("high")
+
+    async def nominated() -> bool:
+        return bool((await world.get("high"))["status"].get("nominatedNodeName") == "a")
+
+    await world.until(nominated)
+    await world.pod("other", container(mem=1), priority=100)
+    _, message = await world.told("other")
+    assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
