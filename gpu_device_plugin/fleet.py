@@ -30,6 +30,8 @@ class Entry:
     deleting: bool = False
     claimed: bool = False
     """Promised by us, and being bound."""
+    seen: bool = True
+    """The API server showed the pod bound; otherwise we have its word only."""
     until: float | None = None
     """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
     a moment ago."""
@@ -168,7 +170,8 @@ class Fleet:
         entry = self._entries.get(pod.uid)
         if entry is None or (entry.claimed and not pod.node_name):
             return  # whoever claimed will hear that it cannot be bound
-        if pod.ended or (pod.deleting and not pod.running):
+        # One that its kubelet has not reported on yet may be about to start.
+        if pod.ended or (pod.deleting and not pod.running and pod.phase != "Pending"):
             self._end(pod.uid, now)
         else:
             self._drain(replace(entry, claimed=False), now)
@@ -180,6 +183,9 @@ class Fleet:
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
             self._drain(entry, now)
         for pod in pods:
+            entry = self._entries.get(pod.uid)
+            if entry is not None and entry.seen and not pod.node_name:
+                self._drop(pod.uid)  # the API server's memory was put back to before the binding
             self.put_pod(pod, now)
 
     def expire(self, now: float) -> None:
@@ -200,7 +206,16 @@ class Fleet:
         usage = usage_of(pod, self._resources)
         if usage != NOTHING and (before is None or before.claimed):
             self._enter(
-                Entry(pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, claimed=True)
+                Entry(
+                    pod.uid,
+                    pod.namespace,
+                    pod.name,
+                    pod.node_name,
+                    usage,
+                    priority=pod.priority,
+                    claimed=True,
+                    seen=False,
+                )
             )
 
     def confirm(self, uid: str) -> None:
@@ -208,7 +223,7 @@ class Fleet:
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._pending.pop(uid, None)
-            self._enter(replace(entry, claimed=False))
+            self._enter(replace(entry, claimed=False, until=None))
 
     def release(self, uid: str) -> None:
         """Give a claim back; nothing happens to a pod that was seen bound meanwhile."""

@@ -249,7 +249,7 @@ def test_a_pod_that_is_gone_waits_for_nothing() -> None:
 GOOD_END: dict[str, dict[str, Any]] = {
     "it had succeeded": {"phase": "Succeeded"},
     "it had failed": {"phase": "Failed", "running": True},
-    "it was being deleted, and nothing of it ran": {"deleting": True},
+    "it was being deleted, and nothing of it ran any more": {"deleting": True, "phase": "Running"},
 }
 BAD_END: dict[str, dict[str, Any]] = {
     "nobody asked it to end": {},
@@ -336,7 +336,7 @@ def test_a_claim_counts_at_once() -> None:
     there = fleet(pod("p"), a=facts(8))
     there.claim(pod("p", node="a", gpu=0, priority=5))
     assert free(there) == [4]
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True)
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True, seen=False)
 
 
 def test_a_claim_that_is_given_back_counts_no_more() -> None:
@@ -363,7 +363,7 @@ def test_a_confirmed_claim_is_not_given_back() -> None:
     there.confirm("nobody")
     there.release("P")
     assert there.candidates["a"] is before
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)))
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), seen=False)
     assert there.pending("P") is None
 
 
@@ -423,7 +423,7 @@ def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
     there = fleet(a=facts(8))
     there.claim(pod("p", node="a", gpu=0))
     there.remove_pod(pod("p", node="a", gpu=0), 100)
-    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), until=130)
+    assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), seen=False, until=130)
     there.release("P")
     assert free(there) == [4]
     there.expire(130)
@@ -440,13 +440,16 @@ def test_a_claim_never_ends_by_time_alone() -> None:
     assert there.entries["P"].claimed
 
 
-def test_a_pod_that_vanished_while_it_was_being_bound_is_forgotten_in_time() -> None:
+def test_a_pod_that_a_list_missed_while_it_was_being_bound_counts_until_the_next_list_misses_it() -> None:
+    """The list may have been older than the pod, and the pod is bound: only another list tells that it has gone."""
     there = fleet(a=facts(8))
     there.claim(pod("p", node="a", gpu=0))
     there.replace_pods([], 100)
     there.confirm("P")
+    there.expire(1000)
     assert free(there) == [4]
-    there.expire(130)
+    there.replace_pods([], 1000)
+    there.expire(1030)
     assert (free(there), there.entries) == ([8], {})
 
 
@@ -546,3 +549,32 @@ def test_a_pod_that_had_no_place_leaves_none() -> None:
     there = settling(pod("p", node="a"))
     there.put_pod(pod("p", node="a", phase="Failed"), 100.0)
     assert there.entries == {}
+
+
+# --- What the API server says last
+
+
+def test_a_bound_pod_that_a_list_shows_unbound_again_takes_nothing() -> None:
+    """Etcd was put back to a backup from before the binding; a single late event would not be believed."""
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.put_pod(pod("p"))
+    assert free(there) == [4]
+    there.replace_pods([pod("p")], 0.0)
+    assert free(there) == [8]
+    assert there.pending("P") is not None
+
+
+def test_a_pod_that_we_know_to_be_bound_stays_so_whatever_an_older_list_shows() -> None:
+    there = fleet(pod("p"), a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.confirm("P")
+    there.replace_pods([pod("p")], 0.0)
+    assert free(there) == [4]
+
+
+def test_a_pod_that_was_deleted_before_its_kubelet_reported_on_it_may_be_starting() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there.remove_pod(pod("p", node="a", gpu=0, deleting=True), 100.0)
+    assert free(there) == [4]
+    there.expire(100.0 + DRAIN_S)
+    assert free(there) == [8]

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gpu_device_plugin.cluster.api import PODS, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.errors import (
     ApiError,
@@ -83,6 +85,12 @@ class InDoubtError(ApiError):
         self.args = (sentence,)
 
 
+class _Status(msgspec.Struct):
+    """What the API server answers to a binding that it made."""
+
+    status: str = ""
+
+
 class Binder:
     """Makes bindings. Any number may be under way; none waits for another."""
 
@@ -151,12 +159,17 @@ class Binder:
     async def _post(self, pod: PodRef, body: Mapping[str, Any], until: float) -> ApiError | None:
         patience_s = self._patience_s(until)
         try:
-            await self._client.create(
+            answer = await self._client.create(
                 PODS, body, namespace=pod.namespace, name=pod.name, subresource="binding", timeout_s=patience_s
             )
         except ApiError as error:
             return error
-        return None
+        try:
+            made = msgspec.json.decode(answer, type=_Status).status == "Success"
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            made = False
+        why = "the answer is none that an API server gives"
+        return None if made else UnavailableError(_call("create", pod, "pods/binding"), why)
 
     async def _stands(
         self, pod: PodRef, node: str, annotations: Mapping[str, str], refusal: ApiError, until: float

@@ -36,6 +36,7 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 
 UNKNOWN = "this node is not known to the GPU scheduler yet"
+ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
 
 
 class PodReader(Protocol):
@@ -94,9 +95,10 @@ class Verbs:
         """Say to which of some nodes a pod may go, and why not to the others."""
         try:
             args = wire.read_args(body)
-            _, asked = self._asked(args.pod)
+            pod, asked = self._asked(args.pod)
         except _NO_ANSWER as error:
             return wire.filter_error(str(error))
+        claim = self._fleet.entries.get(pod.uid)
         unknown = 0
         passed: list[str] = []
         failed: dict[str, str] = {}
@@ -105,6 +107,10 @@ class Verbs:
             hopeless = dict.fromkeys(args.names, asked.sentence)
         elif not asked.parts:
             passed = args.names
+        elif claim is not None and claim.claimed:
+            # Its binding was not answered. It stands in its own way on the one node, and may not go to another.
+            passed = [name for name in args.names if name == claim.node]
+            failed = {name: ELSEWHERE for name in args.names if name != claim.node}
         else:
             candidate, verdict = self._fleet.candidates.get, self._judge.verdict(asked)
             for name in args.names:

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
+from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Reset, Slow
 from tests.programs.extender_harness import LEASE_RIGHTS, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
@@ -518,3 +518,29 @@ async def test_a_leader_that_is_cut_off_leads_no_more_and_its_successor_gives_no
             await w.seen()
             assert first.free("a") == second.free("a") == [0, 0, 0]
             await w.stop(first)
+
+
+async def test_a_pod_in_doubt_passes_the_filter_for_the_node_of_its_claim_alone() -> None:
+    """Its own claim stands in its way there, and another node could give it a second place."""
+    async with world() as w:
+        w.node("a", 8)
+        w.node("b", 8)
+        await w.start()
+        w.bindings_meet(Hang())
+        w.pod("p", mem=8)
+        await w.schedule()
+        w.api.heal()
+        answer = await w.filter(w.get("p"), "a", "b")
+        assert answer["NodeNames"] == [next(iter(w.only.extender.fleet.entries.values())).node]
+        assert ["may be bound to another node" in why for why in answer["FailedNodes"].values()] == [True]
+
+
+async def test_an_answer_that_no_api_server_gives_is_no_success() -> None:
+    """A proxy's page says 200 and has bound nothing; the binding is made again."""
+    async with world() as w:
+        w.node("a", 8)
+        await w.start()
+        w.bindings_meet(Garbage(), times=1)
+        w.pod("p", mem=8)
+        await w.schedule()
+        assert w.places("p") == {0: 8}
