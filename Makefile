@@ -5,11 +5,11 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
 
-.PHONY: help demo test check lint types imports protos protos-check bench mutants clean
+.PHONY: help demo test check lint types imports protos protos-check bench docs e2e mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=/path/to/it")'
@@ -59,6 +59,13 @@ protos-check: .venv-protos/.ready
 
 bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
+	$(BIN)/python -m bench.extender
+
+e2e: $(VENV)/.ready  ## real programs, for minutes: build the image (as root, with buildah and debootstrap)
+	E2E=1 $(BIN)/pytest $(ARGS) tests/e2e
+
+docs: $(VENV)/.ready  ## the documentation as a site, in build/site
+	$(BIN)/mkdocs build --strict --quiet
 
 mutants: $(VENV)/.ready  ## mutation-test the core
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut

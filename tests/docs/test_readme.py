@@ -6,27 +6,25 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.settings import NodeSettings, Sources
+from tests.docs import pages
+from tests.docs.pages import DOCS, ROOT, blocks, text_of
 
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+README = text_of(pages.README)
+PAGES = pages.pages()
 
 
 def commands() -> list[str]:
-    lines = [line for block in blocks(README, "console") for line in block.splitlines()]
-    return [line.removeprefix("$ ").partition("  #")[0].rstrip() for line in lines if line.startswith("$ ")]
+    return [command for block in blocks(README, "console") for command, _ in block.commands]
 
 
 def make(*arguments: str) -> str:
@@ -42,13 +40,13 @@ def make(*arguments: str) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The names of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text_of(page), flags=re.DOTALL)
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     broken = []
     for link in links:
@@ -60,15 +58,34 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    reached, waiting = set(), [ROOT / "README.md"]
+    reached, waiting = set(), [pages.README]
     while waiting:
         page = waiting.pop()
         if page.suffix != ".md" or page in reached or not page.exists():
             continue
         reached.add(page)
-        links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+        links = re.findall(r"\]\(([^)\s#]+)[^)]*\)", text_of(page))
         waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
     assert set(PAGES) - reached == set()
+
+
+# --- In Chinese ------------------------------------------------------------------------------------------------------
+
+
+def test_the_chinese_readme_shows_the_same() -> None:
+    """The same blocks, links and names of things, in the same order; the words between them are its own."""
+    other = text_of(pages.README_ZH)
+    assert blocks(other) == blocks(README)
+
+    def links(text: str) -> list[str]:
+        return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if link.startswith(("docs/", "CHANGELOG"))]
+
+    def tables(text: str) -> list[list[str]]:
+        return [re.findall(r"`([^`]+)`", line) for line in text.splitlines() if line.startswith("| `")]
+
+    assert links(other) == links(README)
+    assert tables(other) == tables(README)
+    assert len(re.findall(r"^#+ ", other, re.MULTILINE)) == len(re.findall(r"^#+ ", README, re.MULTILINE))
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------
@@ -96,14 +113,14 @@ def test_the_demos_commands_run_the_demo(written: str, run: str) -> None:
 
 
 def test_ci_runs_the_two_commands_of_the_readme() -> None:
-    ran = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    ran = text_of(ROOT / ".ci" / "run")
     assert commands()[:2] == ["make demo", "make test"]
     assert "make demo ARGS=--once" in ran
     assert "make test" in ran
 
 
 def test_the_picture_of_the_demo_is_what_it_prints() -> None:
-    (picture,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
+    (block,) = blocks(README.partition("<!-- demo -->")[2].partition("<!-- end of demo -->")[0], "text")
     printed = subprocess.run(
         [sys.executable, "-m", "gpu_device_plugin", "demo", "--once"],
         capture_output=True,
@@ -113,7 +130,7 @@ def test_the_picture_of_the_demo_is_what_it_prints() -> None:
         env={**os.environ, "PYTHONUTF8": "1"},
     ).stdout
     scenes = re.split(r"^(?=\d+/\d+ )", printed, flags=re.MULTILINE)
-    shown = re.split(r"^(?=\d+/\d+ )", picture, flags=re.MULTILINE)[1:]
+    shown = re.split(r"^(?=\d+/\d+ )", block.text, flags=re.MULTILINE)[1:]
     assert shown
     assert f"{len(shown)} of {len(scenes) - 1}" == "2 of 9", "then the sentence above the picture says it wrong"
     for scene in shown:
@@ -132,7 +149,7 @@ def test_files_and_versions_in_commands_are_those_of_the_repository() -> None:
 
 def test_manifests_parse_and_ask_for_resources_that_are_offered() -> None:
     offered = {resource.name for resource in NodeSettings().offered}
-    pods: list[Any] = [yaml.safe_load(block) for block in blocks(README, "yaml")]
+    pods: list[Any] = [yaml.safe_load(block.text) for block in blocks(README, "yaml")]
     assert pods
     for pod in pods:
         assert (pod["apiVersion"], pod["kind"]) == ("v1", "Pod")
@@ -144,9 +161,9 @@ def test_manifests_parse_and_ask_for_resources_that_are_offered() -> None:
 
 
 def test_the_file_of_settings_that_is_shown_is_one(tmp_path: Path) -> None:
-    (shown,) = blocks((ROOT / "docs" / "settings.md").read_text(encoding="utf-8"), "yaml")
+    (shown,) = blocks(text_of(DOCS / "settings.md"), "yaml")
     file = tmp_path / "node.yaml"
-    file.write_text(shown, encoding="utf-8")
+    file.write_text(shown.text, encoding="utf-8")
     assert Sources(flags={"config": str(file)}, environ={}).read().policy == "spread"
 
 

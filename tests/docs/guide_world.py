@@ -1,0 +1,238 @@
+"""The cluster of docs/guide.md, made of doubles: what a manifest does there is what the guide says that it does."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import hashlib
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.extender_settings import Sources
+from gpu_device_plugin.programs.extender import Extender
+from gpu_device_plugin.testing import builders
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
+from tests.programs.extender_harness import QUICK
+from tests.programs.harness import World, world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "docs" / "examples"
+
+NODE = "gpu-1"
+GPUS = "fake:1xP4,3xT4"
+"""The node of the guide: GPU 0 has 7 shares, GPUs 1 to 3 have 14 each."""
+SCHEDULER = "gpushare-scheduler"
+
+_KUBECTL = """\
+#!{python}
+import sys, urllib.request
+words = sys.argv[1:]
+if "config" in words:
+    print("default", end="")
+else:
+    print(urllib.request.urlopen("{url}" + words[words.index("--raw") + 1]).read().decode())
+"""
+"""As much of kubectl as `kubectl inspect gpushare` needs."""
+
+
+def documents(path: Path) -> list[Json]:
+    """Return the objects of a manifest."""
+    return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+
+
+def pods_of(body: Json) -> list[Json]:
+    """Return the pods that an object stands for, itself or through its controller, and none for other objects."""
+    match body["kind"]:
+        case "Pod":
+            return [copy.deepcopy(body)]
+        case "Deployment":
+            return [_pod(body, number, _hash(body["metadata"]["name"], 10)) for number in range(_replicas(body))]
+        case "Job":
+            return [_pod(body, number) for number in range(body["spec"].get("parallelism", 1))]
+        case _:
+            return []
+
+
+def _replicas(body: Json) -> int:
+    return int(body["spec"].get("replicas", 1))
+
+
+def _pod(body: Json, number: int, *middle: str) -> Json:
+    """Make one pod of a template, with a name such as a controller gives."""
+    template, meta = copy.deepcopy(body["spec"]["template"]), body["metadata"]
+    name = "-".join([meta["name"], *middle, _hash(f"{meta['name']}/{number}", 5)])
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {**template.get("metadata", {}), "name": name, "namespace": meta.get("namespace", "default")},
+        "spec": template["spec"],
+    }
+
+
+def _hash(text: str, length: int) -> str:
+    alphabet = "bcdfghjklmnpqrstvwxz2456789"
+    return "".join(alphabet[byte % len(alphabet)] for byte in hashlib.sha256(text.encode()).digest()[:length])
+
+
+@dataclass
+class Guide:
+    """What a test acts on and looks at."""
+
+    api: ApiServer
+    node: World
+    extender: Extender
+    kubectl: Path
+    priorities: dict[str, int] = field(default_factory=dict)
+    running: dict[str, Pod] = field(default_factory=dict)
+    """What the kubelet runs, by name."""
+
+    async def apply(self, path: Path) -> None:
+        """Do as `kubectl apply -f`, as the controllers and as admission do, and settle after every pod."""
+        for body in documents(path):
+            if body["kind"] == "PriorityClass":
+                self.priorities[body["metadata"]["name"]] = body["value"]
+            for pod in pods_of(body):
+                pod["spec"]["priority"] = self.priorities.get(pod["spec"].get("priorityClassName", ""), 0)
+                pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+                self.api.add(pod)
+                # One after the other: of pods that are bound at the same time, either may be first.
+                await self._settle()
+
+    async def _settle(self) -> None:
+        """Let the scheduler try every pod, once more where it evicted one, and the kubelet run what is bound."""
+        await self._schedule()
+        if any(body["status"].get("nominatedNodeName") for body in self.api.all("pods")):
+            await self._schedule()
+
+    async def _schedule(self) -> None:
+        await self._seen()
+        config = ExtenderConfig(f"http://127.0.0.1:{self.extender.ports['listen']}/gpushare-scheduler")
+        async with Scheduler(self.api, config, name=SCHEDULER) as scheduler:
+            await scheduler.schedule()
+        for body in self.api.all("pods"):
+            name = body["metadata"]["name"]
+            if "deletionTimestamp" in body["metadata"]:
+                await self._end(name, body["metadata"]["namespace"])
+            elif body["spec"].get("nodeName") and name not in self.running:
+                await self._run(body)
+        await self._publish()
+
+    async def _seen(self) -> None:
+        newest = self.api.store.version
+        watches = (self.extender._pods, self.extender._nodes)
+        await self.node.until(lambda: min(each.version for each in watches) >= newest)
+
+    async def _run(self, body: Json) -> None:
+        """Let the kubelet run a pod, and wait until the agent has written where it is."""
+        meta = body["metadata"]
+        name, namespace = meta["name"], meta["namespace"]
+        assert self.node.agent is not None
+        assert self.node.agent._cluster is not None
+        mirror = self.node.agent._cluster._mirror
+        await self.node.until(lambda: meta["uid"] in mirror.pods)
+        made = self.running[name] = await self.node.kubelet.admit(spec_of(body))
+        self.api.patch("pods", name, {"status": {"phase": made.phase}}, namespace, subresource="status")
+        assert made.phase == "Running", made
+        await self.node.until(lambda: self._annotation(name, namespace, "ALIYUN_COM_GPU_MEM_ASSIGNED") == "true")
+
+    async def _end(self, name: str, namespace: str) -> None:
+        made = self.running.pop(name)
+        await self.node.kubelet.delete(made)
+        self.api.patch("pods", name, {"status": {"phase": "Failed"}}, namespace, subresource="status")
+        self.api.delete("pods", name, namespace)
+
+    def _annotation(self, name: str, namespace: str, key: str) -> str:
+        return str(self.api.get("pods", name, namespace)["metadata"].get("annotations", {}).get(key, ""))
+
+    async def _publish(self) -> None:
+        """Write into the node's status what the kubelet offers, as it does every few seconds."""
+        assert self.node.agent is not None
+        await self.node.confirmed()
+        offers = {resource: self.node.kubelet.amounts[resource] for resource in (GPU_MEM, GPU_COUNT)}
+        status = {
+            "capacity": {name: str(offer.capacity) for name, offer in offers.items()},
+            "allocatable": {name: str(offer.allocatable) for name, offer in offers.items()},
+        }
+        self.api.patch("nodes", NODE, {"status": status}, subresource="status")
+
+    def positions(self, name: str, container: str) -> dict[int, int]:
+        """Return how many devices of either resource a container has on each GPU, by what the kubelet gave it."""
+        found: dict[int, int] = {}
+        for devices in self.running[name].container(container).devices.values():
+            for device in devices:
+                at = self.node.uuids.index(device.partition("::")[0])
+                found[at] = found.get(at, 0) + 1
+        return found
+
+    async def inspect(self, *words: str) -> str:
+        """Return what ``kubectl inspect gpushare`` prints, without the blanks at the ends of lines."""
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "gpu_device_plugin", "inspect", *words],
+            env={**os.environ, "PATH": f"{self.kubectl.parent}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines())
+
+
+def spec_of(body: Json) -> PodSpec:
+    """Return a pod as the kubelet knows it."""
+    meta, spec = body["metadata"], body["spec"]
+    return PodSpec(meta["name"], tuple(_containers(spec)), namespace=meta["namespace"], uid=meta["uid"])
+
+
+def _containers(spec: Json) -> Iterator[ContainerSpec]:
+    for kind, containers in ((Kind.INIT, spec.get("initContainers", ())), (Kind.APP, spec["containers"])):
+        for each in containers:
+            limits = {
+                name: int(amount)
+                for name, amount in each["resources"].get("limits", {}).items()
+                if name in {GPU_MEM, GPU_COUNT}
+            }
+            sidecar = each.get("restartPolicy") == "Always"
+            yield ContainerSpec(each["name"], limits, Kind.SIDECAR if sidecar else kind)
+
+
+@asynccontextmanager
+async def guide(folder: Path) -> AsyncIterator[Guide]:
+    """Start the guide's cluster, with an agent on its node and an extender, and no pod."""
+    async with ApiServer(bookmark_s=0.02) as api:
+        node = builders.node(NODE, labels={"gpushare": "true"})
+        node["status"]["addresses"] = [{"type": "InternalIP", "address": "192.168.0.71"}]
+        api.add(node)
+        async with world(GPUS, api=api.url, node_name=NODE) as there:
+            await there.start_agent()
+            await there.until(lambda: "annotations" in api.get("nodes", NODE)["metadata"])
+            flags = {"listen": "127.0.0.1:0", "http": "off"}
+            extender = Extender(Sources(flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK)
+            task = asyncio.create_task(extender.run())
+            try:
+                await there.until(lambda: "listen" in extender.ports and not extender._unready())
+                kubectl = folder / "kubectl"
+                kubectl.write_text(_KUBECTL.format(python=sys.executable, url=api.url), encoding="utf-8")
+                kubectl.chmod(0o755)
+                made = Guide(api, there, extender, kubectl)
+                await made._publish()
+                yield made
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,69 @@
+"""What the documentation shows in its blocks, for tests to hold against the truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+README, README_ZH = ROOT / "README.md", ROOT / "README.zh.md"
+
+_BLOCK = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"<!-- (.*?) -->\n\Z")
+
+
+def pages() -> list[Path]:
+    """Return every page that people read."""
+    return [README, README_ZH, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code."""
+
+    language: str
+    text: str
+    mark: str = ""
+    """The HTML comment directly above it."""
+
+    @property
+    def commands(self) -> list[tuple[str, str]]:
+        """Of a block of the language console every command, without its comment, with what is shown below it."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if line.startswith("$ "):
+                found.append((line.removeprefix("$ ").partition("  #")[0].rstrip(), []))
+            elif line.startswith("> "):  # a command goes on
+                command, output = found.pop()
+                found.append((f"{command.removesuffix(chr(92))}{line.removeprefix('> ').strip()}", output))
+            else:
+                found[-1][1].append(line)
+        return [(command, "\n".join(output).strip("\n")) for command, output in found]
+
+
+def blocks(text: str, *languages: str) -> list[Block]:
+    """Return the blocks of these languages, or of all, in order."""
+    return [block for block in _blocks(text) if not languages or block.language in languages]
+
+
+def _blocks(text: str) -> Iterator[Block]:
+    for match in _BLOCK.finditer(text):
+        mark = _MARK.search(text[: match.start()])
+        shown = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
+        yield Block(match[2], shown, mark[1] if mark is not None else "")
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return what stands under each heading of the second level, by the heading."""
+    _, *parts = re.split(r"^## ", text, flags=re.MULTILINE)
+    return {heading: body for heading, _, body in (part.partition("\n") for part in parts)}

@@ -1,0 +1,82 @@
+"""The manifests of the guide, before a real API server with our admission policies in force."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.testing.builders import container, pod
+from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.policies_world import PERSON, Request, World, apply_policies, create, denial
+from tests.docs.guide_world import EXAMPLES, documents, pods_of
+from tests.docs.pages import DOCS, blocks, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import RealServer
+    from tests.docs.guide_world import Json
+
+_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
+    "ResourceQuota": "/api/v1/namespaces/{}/resourcequotas",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+}
+_STAYS = {"Namespace", "PriorityClass"}
+"""What others name; all else is tried and not kept."""
+
+
+@pytest.fixture(scope="module")
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the manifests of the guide")
+    server: RealServer = request.getfixturevalue("real_server")
+    async with aiohttp.ClientSession() as http:
+        made = World(server.config, http)
+        runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+        await made.make("/apis/node.k8s.io/v1/runtimeclasses", {**runtime, "handler": "nvidia"})
+        await apply_policies(made)
+        refused = create(pod("refused", container(mem=0)))
+        await made.until(PERSON, refused, lambda answer: denial(answer)[0] == "gpushare-no-zero")
+        yield made
+
+
+async def make(world: World, body: Json, *, stays: bool) -> None:
+    """Create an object, and let no field pass that the API server does not know."""
+    path = _PATHS[body["kind"]].format(body["metadata"].get("namespace", "default"))
+    query = "?fieldValidation=Strict" + ("" if stays else "&dryRun=All")
+    status, answer = await world.ask(PERSON, Request("POST", path + query, body), dry_run=False)
+    assert status == 201 or (stays and status == 409), answer
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.stem)
+async def test_the_api_server_accepts_it_to_the_last_field_and_so_do_our_policies(world: World, path: Path) -> None:
+    """The pods too that a controller would make of it."""
+    for body in documents(path):
+        await make(world, body, stays=body["kind"] in _STAYS)
+        for each in pods_of(body):
+            await make(world, each, stays=False)
+
+
+async def test_the_quota_refuses_one_notebook_more_in_the_words_of_the_guide(world: World) -> None:
+    (shown,) = (block.text.strip() for block in blocks(text_of(DOCS / "guide.md"), "text") if "quota" in block.text)
+    namespace, quota, deployment = documents(EXAMPLES / "quota.yaml")
+    await make(world, namespace, stays=True)
+    await make(world, quota, stays=True)
+    # Two notebooks are there, as a controller that is not here would count them.
+    name = f"{_PATHS['ResourceQuota'].format('team-a')}/gpus"
+    _, body = await world.ask(None, Request("GET", name, {}), dry_run=False)
+    hard = body["spec"]["hard"]
+    body["status"] = {"hard": hard, "used": {**hard, "requests.aliyun.com/gpu-mem": "16"}}
+    status, answer = await world.ask(None, Request("PUT", f"{name}/status", body), dry_run=False)
+    assert status == 200, answer
+    third, *_ = pods_of(deployment)
+    status, answer = await world.ask(PERSON, create(third))
+    assert (status, shown in answer["message"]) == (403, True), answer
