@@ -1,36 +1,55 @@
 # Any image with glibc (NVIDIA's libraries need it), libstdc++ (grpc does) and Python 3.11 or newer as python3.
 ARG BASE=python:3.13-slim-bookworm
+# The same Python with pip and venv, where BASE has no pip. Nothing of it gets into the result.
+ARG BUILDER=${BASE}
 
-FROM ${BASE} AS build
+FROM ${BUILDER} AS build
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY requirements.lock requirements-build.lock ./
+# Packages may come from an index of yours: --secret id=pip.conf,src=FILE
+RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
+    pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
+ && for environment in gpu-device-plugin build; do python3 -m venv --without-pip /opt/$environment; done \
+ && $pip --python /opt/gpu-device-plugin/bin/python install --no-compile --no-deps --only-binary=:all: --require-hashes \
+      --requirement requirements.lock \
+ && $pip --python /opt/build/bin/python install --no-deps --only-binary=:all: --require-hashes \
+      --requirement requirements-build.lock
+COPY pyproject.toml README.md LICENSE ./
 COPY gpu_device_plugin gpu_device_plugin
-# pip of the base image installs into an environment that has none itself.
-RUN python3 -m venv --without-pip /opt/gpu-device-plugin \
- && pip --python /opt/gpu-device-plugin/bin/python install --no-cache-dir --disable-pip-version-check --no-compile \
-      --constraint constraints.txt . \
+RUN pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
+ && $pip --python /opt/build/bin/python wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist . \
+ && $pip --python /opt/gpu-device-plugin/bin/python install --no-index --no-compile --no-deps dist/*.whl \
 # Without byte code the agent takes twice the memory while it starts, and on a read-only file system it can never write
-# any. Level 2 leaves out docstrings and assertions: 2 MB less. It is taken as it is, whatever becomes of the files' times on the way into a registry.
+# any. Level 2 leaves out docstrings and assertions: 2 MB less. It is taken as it is,
+# whatever becomes of the files' times on the way into a registry.
  && python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash /opt/gpu-device-plugin/lib \
- && chmod -R a-w /opt/gpu-device-plugin
+ && chmod -R a=rX /opt/gpu-device-plugin
 
 FROM ${BASE}
+ARG BASE
+ARG REVISION=unknown
 LABEL org.opencontainers.image.title="gpu-device-plugin" \
       org.opencontainers.image.description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory." \
-      org.opencontainers.image.licenses="Apache-2.0"
-# The standard library comes without byte code in the official images. What installs software leaves.
-RUN python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash \
-      -x '/(site-packages|test|tests|lib2to3|idlelib|turtledemo)/' \
-      "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
- && python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip \
- && rm -rf "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')/ensurepip"
-COPY --from=build /opt/gpu-device-plugin /opt/gpu-device-plugin
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE}"
 ENV PATH=/opt/gpu-device-plugin/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONOPTIMIZE=2 \
-    NVIDIA_VISIBLE_DEVICES=all \
-    NVIDIA_DRIVER_CAPABILITIES=utility
-# The kubelet's sockets and checkpoint belong to root. The manifest takes away every capability.
-USER 0:0
+    PYTHONOPTIMIZE=2
+# The standard library comes without byte code in the official images. What installs software leaves.
+RUN stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+ && python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash \
+      -x '/(site-packages|dist-packages|test|tests|lib2to3|idlelib|turtledemo)/' "$stdlib" \
+ && if python3 -c 'import pip' 2> /dev/null; then \
+      python3 -m pip uninstall --yes --quiet --root-user-action=ignore pip; \
+    fi \
+ && rm -rf "$stdlib/ensurepip"
+COPY --from=build /opt/gpu-device-plugin /opt/gpu-device-plugin
+# Any user will do, on a root file system that nobody can write to. The node agent has to be root, and its manifest says
+# so: the kubelet's sockets and checkpoint are root's.
+USER 65532:65532
+# An image that cannot start is none.
+RUN ["gpu-device-plugin", "--version"]
 ENTRYPOINT ["gpu-device-plugin"]
-CMD ["node"]
+CMD ["--help"]

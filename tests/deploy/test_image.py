@@ -1,15 +1,24 @@
-"""What the Dockerfile names exists; building it needs a container engine, which a test does not have."""
+"""What the Dockerfile names exists, and what it installs is pinned; `make e2e` builds it."""
 
 from __future__ import annotations
 
+import re
 import subprocess
-import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from gpu_device_plugin import __version__
+from tests.deploy.locks import PYTHONS, project, read, wanted, written
 
 ROOT = Path(__file__).parents[2]
-INSTRUCTIONS = ("ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "ENTRYPOINT", "CMD")
+INSTRUCTIONS = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "ENTRYPOINT", "CMD"}
+AGAIN = "run: .venv/bin/python -m tests.deploy.locks"
+
+every_lock = pytest.mark.parametrize("file", wanted())
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -29,13 +38,18 @@ def copied() -> list[str]:
     return [word for rest in the("COPY") if not rest.startswith("--from") for word in rest.split()[:-1]]
 
 
+def commands() -> list[str]:
+    """What is run by a shell, without what the builder is told of it."""
+    return [re.sub(r"^(--\S+ +)+", "", rest) for rest in the("RUN") if not rest.startswith("[")]
+
+
 def test_every_line_is_an_instruction() -> None:
-    assert {name for name, _ in instructions()} == set(INSTRUCTIONS)
+    assert {name for name, _ in instructions()} == INSTRUCTIONS
 
 
 def test_the_base_image_is_a_choice_made_once() -> None:
-    assert the("ARG") == ["BASE=python:3.13-slim-bookworm"]
-    assert the("FROM") == ["${BASE} AS build", "${BASE}"]
+    assert the("ARG") == ["BASE=python:3.13-slim-bookworm", "BUILDER=${BASE}", "BASE", "REVISION=unknown"]
+    assert the("FROM") == ["${BUILDER} AS build", "${BASE}"]
 
 
 def test_what_is_copied_exists_and_reaches_the_build() -> None:
@@ -46,28 +60,114 @@ def test_what_is_copied_exists_and_reaches_the_build() -> None:
 
 
 def test_the_wheel_finds_everything_it_is_made_of() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = {"pyproject.toml", "constraints.txt", "gpu_device_plugin", project["readme"], *project["license-files"]}
+    described = project()["project"]
+    needed = {"pyproject.toml", "gpu_device_plugin", described["readme"], *described["license-files"]}
     assert needed <= set(copied())
 
 
 def test_the_image_runs_the_program_that_the_wheel_installs() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert the("ENTRYPOINT") == ['["gpu-device-plugin"]']
-    assert "gpu-device-plugin" in project["scripts"]
+    assert "gpu-device-plugin" in project()["project"]["scripts"]
     assert "PATH=/opt/gpu-device-plugin/bin:$PATH" in the("ENV")[0].split()
 
 
-def test_the_runtime_is_asked_for_nvml_and_nothing_more() -> None:
-    assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility"} <= set(the("ENV")[0].split())
+def test_the_image_says_what_it_is() -> None:
+    labels = dict(re.findall(r'org\.opencontainers\.image\.([a-z.]+)="([^"]*)"', the("LABEL")[0]))
+    described = project()["project"]
+    assert labels.keys() == {"title", "description", "version", "revision", "licenses", "base.name"}
+    assert (labels["title"], labels["version"]) == (described["name"], __version__)
+    assert labels["licenses"] == described["license"]
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_commands_are_valid_shell_and_compile_what_they_install(number: int) -> None:
-    command = the("RUN")[number]
+def test_the_image_asks_for_no_gpu_and_runs_as_nobody() -> None:
+    """The extender and `kubectl inspect` need neither. The manifest of the agent, which needs both, says so."""
+    assert "NVIDIA" not in "".join(the("ENV"))
+    assert the("USER") == ["65532:65532"]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_valid_shell(command: str) -> None:
     subprocess.run(["sh", "-n", "-c", command], check=True)
-    assert "-m compileall -q -o 2 --invalidation-mode unchecked-hash" in command
+
+
+def test_what_is_installed_is_compiled_and_so_is_the_standard_library() -> None:
+    assert sum("-m compileall -q -o 2 --invalidation-mode unchecked-hash" in command for command in commands()) == 2
+
+
+def test_packages_come_by_their_hashes_or_from_no_index_at_all() -> None:
+    installs = [each for command in commands() for each in command.split("&&") if re.search(r" (install|wheel) ", each)]
+    assert len(installs) == 4
+    for each in installs:
+        assert "--no-deps" in each
+        assert "--require-hashes" in each or "--no-index" in each
 
 
 def test_byte_code_on_this_machine_stays_out_of_the_image() -> None:
     assert "**/__pycache__" in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+
+
+# --- The locks -------------------------------------------------------------------------------------------------------
+
+
+def needed() -> set[str]:
+    """Everything that the programs need, by what the packages that are installed here say of themselves."""
+    found: set[str] = set()
+    waiting = [("gpu-device-plugin", frozenset[str]())]
+    while waiting:
+        name, extras = waiting.pop()
+        for text in distribution(name).requires or ():
+            asked = Requirement(text)
+            if asked.name not in found and _applies(asked, extras):
+                found.add(asked.name)
+                waiting.append((asked.name, frozenset(asked.extras)))
+    return {canonicalize_name(name) for name in found}
+
+
+def _applies(asked: Requirement, extras: frozenset[str]) -> bool:
+    """Whether it is needed with any Python that the image may be built with."""
+    where = {"sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython"}
+    return asked.marker is None or any(
+        asked.marker.evaluate({**where, "python_version": python, "python_full_version": f"{python}.0", "extra": extra})
+        for python in PYTHONS
+        for extra in ("", *extras)
+    )
+
+
+def test_the_lock_has_all_that_the_programs_need_and_nothing_else() -> None:
+    assert read(ROOT / "requirements.lock").keys() == needed(), AGAIN
+
+
+@every_lock
+def test_a_lock_satisfies_the_project_in_the_versions_that_the_tests_run_with(file: str) -> None:
+    lock = read(ROOT / file)
+    for asked in map(Requirement, wanted()[file][1]):
+        version, _ = lock[canonicalize_name(asked.name)]
+        assert asked.specifier.contains(version), f"{asked}: {AGAIN}"
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins: dict[str, str] = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
+    locked = {name: version for name, (version, _) in lock.items() if name in pins}
+    assert locked == {name: pins[name] for name in locked}, AGAIN
+    assert file != "requirements.lock" or locked.keys() == lock.keys(), "every one of them belongs in constraints.txt"
+
+
+@every_lock
+def test_a_lock_is_as_the_program_writes_it(file: str) -> None:
+    lock = read(ROOT / file)
+    assert (ROOT / file).read_text(encoding="utf-8") == written(lock, wanted()[file][0])
+    for name, (_, hashes) in lock.items():
+        assert hashes, name
+        assert all(re.fullmatch(r"[0-9a-f]{64}", each) for each in hashes), name
+
+
+def test_a_package_with_compiled_code_has_wheels_for_both_machines() -> None:
+    """One for each of them at least; a package of pure Python has one for all."""
+    lock = read(ROOT / "requirements.lock")
+    compiled = {
+        name
+        for name in lock
+        if not any(
+            line == "Root-Is-Purelib: true" for line in (distribution(name).read_text("WHEEL") or "").split("\n")
+        )
+    }
+    assert {"grpcio", "protobuf", "msgspec"} <= compiled
+    assert {name for name in compiled if len(lock[name][1]) < 2} == set()

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.programs.coexistence import registry_of
 from gpu_device_plugin.settings import Address, NodeSettings
 from tests.deploy.calls import rights_granted, rights_needed
 
@@ -71,7 +73,8 @@ def test_mounts_are_where_the_settings_look(
         for mount in container["volumeMounts"]
     }
     plugins, resources = str(settings.device_plugin_dir), str(settings.pod_resources_socket.parent)
-    assert mounts == {plugins: (plugins, False), resources: (resources, True)}
+    registry = str(registry_of(settings))
+    assert mounts == {plugins: (plugins, False), resources: (resources, True), registry: (registry, True)}
     assert {volume["type"] for volume in host.values()} == {"Directory"}
 
 
@@ -105,7 +108,7 @@ def test_a8_no_second_agent_starts_beside_the_first(objects: dict[str, dict[str,
 
 
 def test_the_agent_runs_on_labelled_nodes_and_is_the_last_to_be_evicted(pod: dict[str, Any]) -> None:
-    assert pod["nodeSelector"] == {"gpushare": "true"}
+    assert pod["nodeSelector"] == {"gpushare": "true"} == {SWITCH_LABEL: SWITCHED_ON}
     assert pod["priorityClassName"] == "system-node-critical"
     tolerated = {toleration["key"]: toleration["operator"] for toleration in pod["tolerations"]}
     assert tolerated.keys() >= {"nvidia.com/gpu", *(resource.name for resource in NodeSettings().offered)}

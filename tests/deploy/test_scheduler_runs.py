@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-FILES = [path for path in sorted(DEPLOY.rglob("*.yaml")) if path != CONFIG]
+FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
 """All that is for the API server."""
 PODS = "/api/v1/namespaces/placed/pods"
 APART = {"metadata": {"name": "placed", "labels": {"gpu-device-plugin/set-scheduler": "false"}}}

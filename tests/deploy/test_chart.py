@@ -1,0 +1,408 @@
+"""The Helm chart installs what the manifests in deploy/ do; `python -m tests.deploy.test_chart` writes its tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more package
+import pytest
+import yaml
+
+from gpu_device_plugin import __version__, cli
+from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import RealServer
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = Chart(DEPLOY / "chart")
+VALUES: Json = CHART.values({})
+SCHEMA: Json = json.loads((CHART.root / "values.schema.json").read_text(encoding="utf-8"))
+DOCS = DEPLOY.parent / "docs" / "chart.md"
+PAGES = (DOCS, CHART.root / "README.md")
+
+SECOND = {"scheduler": {"mode": "second"}}
+LOOPBACK = {"scheduler": {"mode": "loopback"}}
+SERVICE = {"scheduler": {"mode": "service"}}
+NONE = {"scheduler": {"mode": "none"}}
+BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
+
+
+def manifests(*names: str) -> Objects:
+    texts = [(DEPLOY / f"{name}.yaml").read_text(encoding="utf-8") for name in names]
+    return by_name(document for text in texts for document in yaml.safe_load_all(text))
+
+
+# --- The same objects ------------------------------------------------------------------------------------------------
+
+SAME: list[tuple[Json, tuple[str, ...]]] = [
+    ({}, ("daemonset", "scheduler", "policies")),
+    ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
+    (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
+    (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
+    (NONE, ("daemonset", "policies")),
+    ({**NONE, "policies": {"enabled": False}}, ("daemonset",)),
+]
+
+
+@pytest.mark.parametrize(("values", "names"), SAME, ids=[" ".join(names) for _, names in SAME])
+def test_the_chart_renders_what_the_manifests_are(values: Json, names: tuple[str, ...]) -> None:
+    """Change the template with the manifest: what differs is named by kind, namespace and name."""
+    rendered, written = CHART.render(values), manifests(*names)
+    assert rendered.keys() == written.keys()
+    for key, made in rendered.items():
+        assert made == written[key], f"deploy/chart has another {key} than deploy/{' or '.join(names)}.yaml"
+
+
+def test_every_manifest_is_in_the_chart() -> None:
+    """But for what is no object of the API: the configuration of the cluster's own scheduler."""
+    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))
+    files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
+    in_chart = {name for _, names in SAME for name in names}
+    assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
+
+
+def test_without_any_part_nothing_but_the_namespace_is_left() -> None:
+    assert CHART.render({**BARE, **NONE}).keys() == {("Namespace", "", "gpushare")}
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+
+def pod_of(objects: Objects, name: str) -> Json:
+    found: Json = next(
+        each for key, each in objects.items() if key[0] in {"DaemonSet", "Deployment"} and key[2] == name
+    )
+    spec: Json = found["spec"]["template"]["spec"]
+    return spec
+
+
+def container(objects: Objects, workload: str, name: str) -> Json:
+    (found,) = (each for each in pod_of(objects, workload)["containers"] if each["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+WORKLOADS = [(SECOND, "gpushare-scheduler"), (LOOPBACK, "gpushare-extender"), (SERVICE, "gpushare-extender")]
+
+
+@pytest.mark.parametrize("values", [SECOND, LOOPBACK, SERVICE])
+def test_everything_moves_to_another_namespace(values: Json) -> None:
+    """The roles that kube-system's own belong to stay there, and nobody else's account is trusted."""
+    objects = CHART.render({**values, "namespace": "gpus", "policies": {"setSchedulerName": values == SECOND}})
+    assert {namespace for _, namespace, _ in objects} - {"", "kube-system"} == {"gpus"}
+    text = json.dumps(list(objects.values()))
+    assert "system:serviceaccount:gpushare:" not in text
+    assert '"namespace": "gpushare"' not in text
+    assert "resourceNamespace: gpushare" not in text
+    assert text.count("system:serviceaccount:gpus:gpushare-node") == 2
+    assert text.count("system:serviceaccount:gpus:gpu-device-plugin-scheduler") == 1
+
+
+def test_the_namespace_is_made_unless_the_release_is_in_it() -> None:
+    """Helm records a release before it makes the objects of the chart."""
+    everything = CHART.render()
+    assert everything.keys() - CHART.render(namespace="gpushare").keys() == {("Namespace", "", "gpushare")}
+    assert "kubectl label namespace gpushare" in CHART.texts(namespace="gpushare")["NOTES.txt"]
+    assert "kubectl label namespace" not in CHART.texts()["NOTES.txt"]
+
+
+@pytest.mark.parametrize(("values", "workload"), [(NONE, "gpushare-node"), *WORKLOADS])
+def test_the_image_is_the_same_everywhere(values: Json, workload: str) -> None:
+    image = {"repository": "here/gdp", "tag": "x", "pullPolicy": "Always", "pullSecrets": ["one", "two"]}
+    pod = pod_of(CHART.render({**values, "image": image}), workload)
+    assert pod["imagePullSecrets"] == [{"name": "one"}, {"name": "two"}]
+    ours = [each for each in pod["containers"] if each["name"] != "kube-scheduler"]
+    assert [(each["image"], each["imagePullPolicy"]) for each in ours] == [("here/gdp:x", "Always")]
+
+
+@pytest.mark.parametrize(("values", "workload"), WORKLOADS)
+def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str) -> None:
+    resources = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}
+    changed = {"scheduler": {**values["scheduler"], "args": ["--gpu-policy=spread"], "resources": resources}}
+    made = container(CHART.render(changed), workload, "extender")
+    assert cli.extender_sources_of(cli.parse(made["args"]), {}).read().gpu_policy == "spread"
+    assert "--gpu-policy=binpack" not in made["args"]
+    assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+
+
+@pytest.mark.parametrize(("values", "workload"), WORKLOADS)
+def test_on_the_control_plane_the_extender_alone_runs_whatever_the_taints_are(values: Json, workload: str) -> None:
+    tainted = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    pod = pod_of(CHART.render({"scheduler": {**values["scheduler"], "tolerations": tainted}}), workload)
+    assert pod["tolerations"] == ([{"operator": "Exists"}] if values == LOOPBACK else tainted)
+
+
+def test_the_agent_takes_its_settings_and_its_place() -> None:
+    changed = {
+        "args": ["--share-size=256MiB"],
+        "runtimeClassName": "",
+        "nodeSelector": {"gpushare": "true", "pool": "a"},
+        "tolerations": [{"operator": "Exists"}],
+        "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
+    }
+    objects = CHART.render({"agent": changed})
+    pod, made = pod_of(objects, "gpushare-node"), container(objects, "gpushare-node", "agent")
+    assert cli.sources_of(cli.parse(made["args"]), {}).read().share_size_mib == 256
+    assert "runtimeClassName" not in pod
+    assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], [{"operator": "Exists"}])
+    paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"]}
+    assert paths == {"/var/snap/microk8s/common/var/lib/kubelet"}
+    assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet"}
+
+
+@pytest.mark.parametrize("part", ["agent", "scheduler"])
+def test_there_need_not_be_any_settings(part: str) -> None:
+    objects = CHART.render({part: {"args": []}})
+    name, workload = {"agent": ("agent", "gpushare-node"), "scheduler": ("extender", "gpushare-scheduler")}[part]
+    assert all(isinstance(each, str) for each in container(objects, workload, name)["args"])
+
+
+@pytest.mark.parametrize(
+    ("server", "tag", "image"),
+    [
+        ("v1.36.2", "", "registry.k8s.io/kube-scheduler:v1.36.2"),
+        ("v1.33.5-gke.1201000", "", "registry.k8s.io/kube-scheduler:v1.33.5"),
+        ("v1.33.5-eks-3cfe0ce", "", "registry.k8s.io/kube-scheduler:v1.33.5"),
+        ("v1.33.5+rke2r1", "", "registry.k8s.io/kube-scheduler:v1.33.5"),
+        ("v1.36.2", "v1.35.7", "registry.k8s.io/kube-scheduler:v1.35.7"),
+    ],
+)
+def test_kube_scheduler_is_of_the_api_servers_version_unless_told(server: str, tag: str, image: str) -> None:
+    objects = CHART.render({"scheduler": {"kubeScheduler": {"tag": tag}}}, kube=server)
+    assert container(objects, "gpushare-scheduler", "kube-scheduler")["image"] == image
+
+
+def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() -> None:
+    changed = {"mode": "service", "replicas": 3, "service": {"type": "ClusterIP", "secretName": "mine"}}
+    objects = CHART.render({"scheduler": changed})
+    service = objects["Service", "gpushare", "gpushare-extender"]["spec"]
+    assert service["type"] == "ClusterIP"
+    assert service["ports"] == [{"name": "verbs", "port": 32766, "targetPort": "verbs"}]
+    assert pod_of(objects, "gpushare-extender")["volumes"] == [{"name": "tls", "secret": {"secretName": "mine"}}]
+    assert objects["Deployment", "gpushare", "gpushare-extender"]["spec"]["replicas"] == 3
+
+
+def test_other_schedulers_and_agents_may_be_trusted() -> None:
+    """As the CHANGE lines of deploy/policies.yaml say for Alibaba's."""
+    accounts = {"schedulers": ["kube-system:gpushare-schd-extender"], "agents": ["kube-system:gpushare-device-plugin"]}
+    objects = CHART.render({"policies": accounts})
+    variables = objects["ValidatingAdmissionPolicy", "", "gpushare-placement"]["spec"]["variables"]
+    lists = {each["name"]: each["expression"] for each in variables}
+    before = "system:serviceaccount:gpushare:"
+    assert lists["schedulers"].replace("\n", "") == (
+        f"['{before}gpu-device-plugin-scheduler', 'system:serviceaccount:kube-system:gpushare-schd-extender']"
+    )
+    assert lists["agents"].replace("\n", "") == (
+        f"['{before}gpushare-node', 'system:serviceaccount:kube-system:gpushare-device-plugin']"
+    )
+
+
+@pytest.mark.parametrize("values", [LOOPBACK, SERVICE, NONE])
+def test_pods_are_not_sent_to_a_scheduler_that_is_not_there(values: Json) -> None:
+    with pytest.raises(ChartError, match=r"set it to second$"):
+        CHART.render({**values, "policies": {"setSchedulerName": True}})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({}, "kubectl label node NODE gpushare=true\n"),
+        ({}, "spec.schedulerName: gpushare-scheduler"),
+        ({"policies": {"setSchedulerName": True}}, "The scheduler gpushare-scheduler places it."),
+        (LOOPBACK, "deploy/optional/kube-scheduler-config.yaml"),
+        (SERVICE, "waits for the Secret gpushare-extender-tls"),
+        (NONE, "by the sum of a node's free memory"),
+    ],
+)
+def test_the_notes_say_what_is_left_to_do(values: Json, sentence: str) -> None:
+    notes = CHART.texts(values)["NOTES.txt"]
+    assert sentence in notes
+    assert not re.search(r"[ \t]+$", notes, re.MULTILINE)
+
+
+# --- The schema ------------------------------------------------------------------------------------------------------
+
+
+def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in_it() -> None:
+    jsonschema.validate(VALUES, SCHEMA)
+
+    def missing(values: Json, schema: Json, path: str) -> Iterator[str]:
+        assert schema.get("additionalProperties") is False, path
+        for key, value in values.items():
+            if key not in schema["properties"]:
+                yield f"{path}{key}"
+            elif "properties" in schema["properties"][key]:
+                yield from missing(value, schema["properties"][key], f"{path}{key}.")
+
+    assert list(missing(VALUES, SCHEMA, "")) == []
+    assert SCHEMA["properties"].keys() - VALUES.keys() == {"global"}, "which Helm itself adds to a chart within another"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"agent": {"runtimeclassname": "x"}},
+        {"schedular": {}},
+        {"scheduler": {"mode": "both"}},
+        {"scheduler": {"replicas": 0}},
+        {"agent": {"args": ["share-size=1GiB"]}},
+        {"agent": {"args": "--share-size=1GiB"}},
+        {"agent": {"kubeletDir": "/var/lib/kubelet/"}},
+        {"agent": {"resources": {"limit": {}}}},
+        {"image": {"repository": "Gpu Device Plugin"}},
+        {"namespace": "GPU"},
+        {"policies": {"schedulers": ["'] || true || ['"]}},
+        {"policies": {"agents": ["system:serviceaccount:a:b"]}},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused(wrong: Json) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(CHART.values(wrong), SCHEMA)
+
+
+def test_the_version_is_the_programs() -> None:
+    described = yaml.safe_load((CHART.root / "Chart.yaml").read_text(encoding="utf-8"))
+    assert (described["version"], described["appVersion"]) == (__version__, __version__)
+
+
+# --- The pages -------------------------------------------------------------------------------------------------------
+
+
+def explained() -> Iterator[tuple[str, Any, str]]:
+    """Yield every value that values.yaml explains: its path, its default, and the comment before it."""
+    lines = (CHART.root / "values.yaml").read_text(encoding="utf-8").splitlines()
+    path: list[str] = []
+    for number, line in enumerate(lines):
+        found = re.match(r"( *)([A-Za-z]+):", line)
+        comments = list(takewhile(lambda each: each.lstrip().startswith("# "), reversed(lines[:number])))
+        if found:
+            path[len(found[1]) // 2 :] = [found[2]]
+        if found and comments:
+            value: Any = VALUES
+            for step in path:
+                value = value[step]
+            yield ".".join(path), value, " ".join(each.strip(" #") for each in reversed(comments))
+
+
+def table() -> str:
+    def shown(value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return f"`{text}`" if text and len(text) <= 60 else "see values.yaml" if text else "empty"
+
+    rows = [f"| `{path}` | {shown(value)} | {meaning} |" for path, value, meaning in explained()]
+    return "\n".join(["| Value | Default | Meaning |", "|---|---|---|", *rows])
+
+
+def with_table(text: str) -> str:
+    head, _, rest = text.partition("<!-- values -->\n")
+    _, end, tail = rest.partition("<!-- end of values -->\n")
+    return f"{head}<!-- values -->\n{table()}\n{end}{tail}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_table_of_values_is_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text == with_table(text), "run: .venv/bin/python -m tests.deploy.test_chart"
+
+
+def test_every_value_is_explained() -> None:
+    def leaves(values: Json, path: str) -> Iterator[str]:
+        for key, value in values.items():
+            if isinstance(value, dict) and f"{path}{key}" not in names:
+                yield from leaves(value, f"{path}{key}.")
+            else:
+                yield f"{path}{key}"
+
+    names = {name for name, _, _ in explained()}
+    assert set(leaves(VALUES, "")) == names
+
+
+def settings(words: list[str]) -> Json:
+    """What Helm makes of `--set a.b=c`."""
+    found: Json = {}
+    for word, text in pairwise(words):
+        if word == "--set":
+            path, _, value = text.partition("=")
+            items = re.fullmatch(r"\{(.*)\}", value)
+            at = found
+            *parents, last = path.split(".")
+            for step in parents:
+                at = at.setdefault(step, {})
+            at[last] = items[1].split(",") if items else {"true": True, "false": False}.get(value, value)
+    return found
+
+
+SHOWN = [settings(text.split()) for text in re.findall(r"--set .*?(?=`|\n)", DOCS.read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("values", SHOWN, ids=str)
+def test_what_the_page_sets_can_be_set_and_has_an_effect(values: Json) -> None:
+    jsonschema.validate(CHART.values(values), SCHEMA)
+    assert CHART.render(values) != CHART.render()
+
+
+# --- Helm itself -----------------------------------------------------------------------------------------------------
+
+
+def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("helm")
+    if program is None:
+        pytest.skip("helm is not on the PATH: what it would render is known from tests/deploy/templates.py alone")
+    return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("values", [*(values for values, _ in SAME), *SHOWN, {"agent": {"args": []}}, BARE], ids=str)
+@pytest.mark.parametrize("namespace", ["default", "gpushare"])
+def test_helm_renders_the_same(values: Json, namespace: str, tmp_path: Path) -> None:
+    file = tmp_path / "values.json"
+    file.write_text(json.dumps(values), encoding="utf-8")
+    where = ("gpushare", str(CHART.root), f"--namespace={namespace}", f"--values={file}", "--kube-version=v1.36.2")
+    rendered = helm("template", *where)
+    assert rendered.returncode == 0, rendered.stderr
+    assert by_name(yaml.safe_load_all(rendered.stdout)) == CHART.render(values, namespace=namespace)
+
+
+def test_helm_finds_nothing_wrong_and_refuses_what_the_schema_does() -> None:
+    assert helm("lint", "--strict", str(CHART.root)).returncode == 0
+    refused = helm("template", str(CHART.root), "--set", "agent.runtimeclassname=x")
+    assert refused.returncode != 0
+    assert "runtimeclassname" in refused.stderr
+
+
+def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path: Path) -> None:  # noqa: F811 - a fixture
+    """On an API server, with every kind that the chart has; the release is in its namespace and then is not."""
+    user = {"users": [{"name": "u", "user": {"token": real_server.config.token}}]}
+    cluster = {"server": real_server.config.url, "certificate-authority": str(real_server.config.ca_file)}
+    context = [{"name": "x", "context": {"cluster": "c", "user": "u"}}]
+    parts = {"clusters": [{"name": "c", "cluster": cluster}], "contexts": context, "current-context": "x", **user}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **parts}), encoding="utf-8")
+
+    def done(*arguments: str) -> str:
+        answer = helm(*arguments, f"--kubeconfig={kubeconfig}")
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout
+
+    for made, release in (("gpushare", "default"), ("apart", "apart")):
+        where = [f"--namespace={release}", "--create-namespace", "--set", f"namespace={made}"]
+        notes = done("install", "gpushare", str(CHART.root), *where, "--set", "policies.setSchedulerName=true")
+        assert ("kubectl label namespace" in notes) == (made == release)
+        notes = done("upgrade", "gpushare", str(CHART.root), *where[:1], *where[2:], "--set", "scheduler.mode=service")
+        assert "gpushare-extender-tls" in notes
+        done("uninstall", "gpushare", where[0])
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        each.write_text(with_table(each.read_text(encoding="utf-8")), encoding="utf-8")
