@@ -198,6 +198,8 @@ class Binding:
             self._doubt(ref, claimed, promised)
             raise
         self._fleet.confirm(ref.uid)
+        where = promised.get(ALLOCATION) or promised.get(INIT_ALLOCATION, "")
+        _log.info("bound", extra={"pod": str(ref), "node": node, "gpus": where})
         return ""
 
     # --- Doubts -------------------------------------------------------------------------------------------------------

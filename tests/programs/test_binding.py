@@ -361,3 +361,11 @@ async def test_whole_gpus_and_shares_exclude_each_other() -> None:
     assert await d.bind(d.pending(wanting("share", mem=1))) == ""
     assert await d.bind(d.pending(wanting("another", count=1))) == "node a: no GPU is unused"
     assert d.free() == [8, 7]
+
+
+async def test_the_log_says_who_was_promised_what(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    d = desk(8)
+    await d.bind(d.pending(wanting("p", mem=3)))
+    (line,) = [record for record in caplog.records if record.getMessage() == "bound"]
+    assert (vars(line)["pod"], vars(line)["node"], vars(line)["gpus"]) == ("default/p", "a", '{"0":{"0":3}}')
