@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -84,6 +85,34 @@ def _inspect(arguments: argparse.Namespace) -> int:
     return inspect.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called)
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    logs.quiet_grpc(os.environ)
+    logs.configure("critical", "text", sys.stderr, colour=False)
+    from gpu_device_plugin.programs import doctor_agent, doctor_node  # noqa: PLC0415 - a second that --help need not take
+
+    running = doctor_agent.agents(Path("/proc"))
+    where = doctor_node.place(arguments.host_root or "", os.environ)
+    settings = doctor_node.below(_settings_of_the_agent(arguments, running or []), where)
+    count = None if running is None or (where.in_container and not running) else len(running)
+    return doctor_node.main(settings, where, agents_running=count, as_json=arguments.json)
+
+
+def _settings_of_the_agent(
+    arguments: argparse.Namespace, running: Sequence[tuple[list[str], dict[str, str]]]
+) -> NodeSettings:
+    """Return what the agent of this node was started with; what is given to us comes first."""
+    ours = sources_of(arguments, os.environ)
+    for words, environ in running:
+        try:
+            theirs = sources_of(parse(words), environ)
+            return Sources(
+                NodeSettings, {**theirs.flags, **ours.flags}, {**environ, **ours.environ}, ours.others
+            ).read()
+        except UsageError:  # of another version, or its files are not to be seen from here
+            continue
+    return ours.read()
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     from gpu_device_plugin.programs import demo  # noqa: PLC0415 - half a second that --help need not take
@@ -101,7 +130,7 @@ def _end_on_sigterm() -> None:
 
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
-    {"node": _node, "extender": _extender, "inspect": _inspect, "demo": _demo}
+    {"node": _node, "extender": _extender, "inspect": _inspect, "doctor": _doctor, "demo": _demo}
 )
 
 S = TypeVar("S", bound=Settings)
@@ -128,7 +157,7 @@ def _sources(make: type[S], arguments: argparse.Namespace, environ: Mapping[str,
 
 _SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
 _FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"demo": ("--once", "--gpus")}
+    {"demo": ("--once", "--gpus"), "doctor": ("--json", "--host-root", *(knob.flag for knob in knobs_of(NodeSettings)))}
     | {settings.COMMAND: tuple(knob.flag for knob in knobs_of(settings)) for settings in _SETTINGS}
 )
 
@@ -184,6 +213,20 @@ def _parser() -> _Parser:
     )
     _add_settings(extender, knobs_of(ExtenderSettings))
     commands.add_parser("inspect", help="who uses which GPU of the cluster", add_help=False)  # see parse
+
+    doctor = commands.add_parser(
+        "doctor",
+        usage="%(prog)s [--json] [--host-root DIR] [settings of the agent]",
+        help="what is wrong on this node, and what to do",
+        description="Look at everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
+        "and API server. Nothing is changed.",
+        epilog="Settings are by default those with which the agent of this node runs. Exit code 0: nothing is wrong; "
+        "3: there are warnings; 4: there are errors; 1 and 2: the doctor itself could not work.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="print what was found for machines")
+    doctor.add_argument("--host-root", metavar="DIR", help="where the node's own file system is mounted")
+    _add_settings(doctor, knobs_of(NodeSettings))
 
     demo = commands.add_parser(
         "demo",

@@ -149,6 +149,13 @@ class NodeSettings:
         PATH,
         "Where the kubelet tells which container holds which device.",
     )
+    allow_other_plugins: bool = knob(
+        "false",
+        SWITCH,
+        "Share GPUs also while another device plugin or DRA driver hands out GPUs of this node. Only where each has "
+        "GPUs of its own: see exclude_gpus.",
+        live=True,
+    )
     node_name: str = knob(
         "",
         object_name("node", "use the one that kubectl get nodes shows"),

@@ -356,13 +356,25 @@ def version_number(version: str) -> int:
 
 
 def read_node(raw: bytes | msgspec.Raw) -> NodeRecord:
-    """Read a node's metadata, all of it; use a `NodeReader` for the rest.
+    """Read a node's metadata and what it offers, all of it; use a `NodeReader` for the rest.
 
     Raises:
         UnreadableObjectError: this is no node.
     """
-    meta = read_metadata(raw)
-    return NodeRecord(meta.name, meta.uid, meta.resource_version, meta.labels or {}, meta.annotations or {})
+    try:
+        node = msgspec.json.decode(raw, type=_Node)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableObjectError(f"not a node: {_without_values(error)}") from None
+    meta, offered = node.metadata, node.status.allocatable or {}
+    amounts = ((name, whole_quantity(str(amount))) for name, amount in offered.items())
+    return NodeRecord(
+        meta.name,
+        meta.uid,
+        meta.resource_version,
+        meta.labels or {},
+        meta.annotations or {},
+        allocatable={name: amount for name, amount in amounts if amount is not None},
+    )
 
 
 class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):

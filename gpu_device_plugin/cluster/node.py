@@ -71,7 +71,14 @@ class NodeSelf:
         Raises:
             ApiError: it does not carry them, or it is unknown whether it does.
         """
-        node = await self.read()
+        return await self.put(notes, await self.read())
+
+    async def put(self, notes: NodeNotes, node: NodeRecord) -> bool:
+        """Make the node, as it was just read, carry `notes`; return whether that took a patch.
+
+        Raises:
+            ApiError: it does not carry them, or it is unknown whether it does.
+        """
         changes = notes.missing(node)
         if changes:
             # The uid, lest a node that was replaced under our name gets what we know of the old one.

@@ -29,10 +29,17 @@ class Kubectl:
     It may have to: login plugins ask for a password or show an address there, and wait.
     """
 
-    def __init__(self, flags: Sequence[str], program: str = "kubectl") -> None:
-        """Use `program` with these flags."""
+    def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
+        """Use `program` with these flags.
+
+        Args:
+            flags: which cluster is meant.
+            program: what is called.
+            answer_within_s: for what we can go on without; by then whoever had to log in has done so.
+        """
         self._flags = tuple(flags)
         self._program = program
+        self._answer_within_s = answer_within_s
 
     def namespace(self) -> str:
         """Return the namespace that kubectl would use: that of the context, else `default`.
@@ -69,6 +76,30 @@ class Kubectl:
             return self._page(path, query).items or []
         return found
 
+    def raw(self, path: str) -> bytes:
+        """Return what the API server answers, for what may be missing or forbidden.
+
+        Raises:
+            ClusterUnreadableError: it cannot be read; the message is what kubectl said, which is not shown otherwise.
+        """
+        done = self._run("get", "--raw", path, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+        if done.returncode:
+            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
+        return done.stdout
+
+    def patch(self, resource: str, name: str, patch: object, *, subresource: str = "") -> None:
+        """Change an object of the cluster by a merge patch.
+
+        Raises:
+            ClusterUnreadableError: it was not changed, or nobody knows; the message is what kubectl said.
+        """
+        beneath = [f"--subresource={subresource}"] if subresource else []
+        written = msgspec.json.encode(patch).decode()
+        words = ["patch", resource, name, *beneath, "--type=merge", "-p", written]
+        done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+        if done.returncode:
+            raise ClusterUnreadableError(f"{resource} {name}: {_last_line(done.stderr) or _ending(done.returncode)}")
+
     def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[list[msgspec.Raw]]:
         following = ""
         while True:
@@ -94,17 +125,26 @@ class Kubectl:
                 "prints, and whether the kubectl on the PATH is the real one"
             ) from None
 
-    def _run(self, *words: str, stderr: int | None = None) -> subprocess.CompletedProcess[bytes]:
+    def _run(
+        self, *words: str, stderr: int | None = None, within_s: float | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
         command = [self._program, *self._flags, *words]
         try:
             # The program is what the user calls kubectl, and no shell reads the words.
-            return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False)  # noqa: S603
+            return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False, timeout=within_s)  # noqa: S603
+        except subprocess.TimeoutExpired as error:
+            raise ClusterUnreadableError(f"{' '.join(words[:3])}: no answer within {within_s:g} s") from error
         except OSError as error:
             why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
             raise ClusterUnreadableError(
                 f"{self._program}: {why}; the cluster is read through it: install it "
                 "(https://kubernetes.io/docs/tasks/tools/)"
             ) from error
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
 
 
 def _ending(code: int) -> str:

@@ -37,6 +37,7 @@ from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_di
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.advertiser import Advertiser
 from gpu_device_plugin.programs.answers import NobodyWaits, NodeAnswers
+from gpu_device_plugin.programs.coexistence import ALLOW, Coexistence
 from gpu_device_plugin.programs.reconciler import Reconciler
 from gpu_device_plugin.settings import NodeSettings, SettingsError, UsageError, reload
 
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from gpu_device_plugin.aio.http import Page
+    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.admitting import Refused
     from gpu_device_plugin.core.resources import Resource
     from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
@@ -54,6 +56,8 @@ _log = logging.getLogger(__name__)
 
 _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
+_LEAVE_S = 3.0
+"""How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
 _REMEMBER_S = 2.0
 """How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
 _ADVICE: Mapping[Why, str] = MappingProxyType(
@@ -102,6 +106,8 @@ async def _until_signal(settings: NodeSettings, reread: Callable[[], NodeSetting
     stopping.cancel()
     work.cancel()
     (outcome,) = await asyncio.gather(work, return_exceptions=True)
+    if stopping.done() and not stopping.cancelled():
+        await agent.leave()
     return _exit_code(outcome)
 
 
@@ -173,6 +179,7 @@ class NodeAgent:
             self._prepare,
             self._tell,
         )
+        self.coexistence = Coexistence(settings)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
@@ -210,10 +217,16 @@ class NodeAgent:
                 tasks.create_task(self._follow_hardware(), name="follow the hardware")
                 tasks.create_task(self._follow_pause(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
+                tasks.create_task(self.coexistence.run(), name="look for others")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 if self._cluster is not None:
                     tasks.create_task(self._cluster.run(), name="Kubernetes API")
         raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def leave(self) -> None:
+        """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""
+        if self._cluster is not None:
+            await self._cluster.leave(_LEAVE_S)
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
@@ -226,6 +239,8 @@ class NodeAgent:
         self.reconciler.process_wait_s = settings.process_wait_s
         self.advertiser.limit(settings.refusal_limit)
         self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
+        self.coexistence.settings = settings
+        self.coexistence.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._choose_by()
         _log.info("the configuration was read again", extra={"applied": list(outcome.applied)})
@@ -292,10 +307,32 @@ class NodeAgent:
         self._show()
 
     async def _serve(self) -> None:
-        await self._equipped.wait()  # with nothing to offer there is nothing to register
+        """Serve the kubelet while there is something to offer and nobody else offers it."""
+        await self._equipped.wait()
+        self.coexistence.look()  # before the first registration, whichever task ran first
+        serving: asyncio.Task[NoReturn] | None = None
+        refused = False
+        async with asyncio.TaskGroup() as tasks:
+            async for others in self.coexistence.others.values():
+                for other in others:
+                    _log.error("GPUs are not shared: %s; %s", other, ALLOW)
+                    self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
+                if others and serving is not None:
+                    serving.cancel()
+                    await asyncio.wait({serving})
+                    serving = None
+                elif not others and serving is None:
+                    if refused:
+                        _log.info("GPUs are shared: nobody else hands them out any more")
+                    serving = tasks.create_task(self._serve_kubelet(), name="offer and reconcile")
+                refused = bool(others)
+                self._show()
+
+    async def _serve_kubelet(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.lives.run(), name="plugins")
             tasks.create_task(self.reconciler.run(), name="reconcile")
+        raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _prepare(self) -> None:
         self._lock.take()
@@ -386,8 +423,12 @@ class NodeAgent:
             self.book,
             self._metrics,
             pods_changed=lambda: self.reconciler.changed(),  # noqa: PLW0108 - there is no reconciler yet
-            labelled=self._labelled,
+            looked=self._looked_at_node,
         )
+
+    def _looked_at_node(self, node: NodeRecord) -> None:
+        self.coexistence.offered(node.allocatable)
+        self._labelled(node.labels)
 
     def _labelled(self, labels: Mapping[str, str]) -> None:
         """Do as the labels of our node say."""
@@ -411,7 +452,8 @@ class NodeAgent:
     def _show(self) -> None:
         view = self.hardware.view.value
         if self._cluster is not None and view.state is not State.STARTING:
-            self._cluster.show(view.inventory, self._answers.policy, view.sentence)
+            withheld = "; ".join(other.found for other in self.coexistence.others.value)
+            self._cluster.show(view.inventory, self._answers.policy, view.sentence, withheld)
 
     def _event(self, reason: str, note: str, action: str) -> None:
         if self._cluster is not None:
@@ -424,7 +466,8 @@ class NodeAgent:
         return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
 
     async def _alive(self) -> tuple[str, ...]:
-        if not self._equipped.is_set() or await self.lives.answer_ourselves():
+        serving = self._equipped.is_set() and not self.coexistence.others.value
+        if not serving or await self.lives.answer_ourselves():
             return ()
         return ("our own sockets do not answer",)
 
@@ -433,7 +476,8 @@ class NodeAgent:
         if not self._equipped.is_set():
             return (view.sentence,)
         unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
-        return (*(() if view.state is State.WATCHING else (view.sentence,)), *unread, *self.lives.unmet())
+        missing = () if view.state is State.WATCHING else (view.sentence,)
+        return (*missing, *self.coexistence.unmet(), *unread, *self.lives.unmet())
 
     def state(self) -> m.State:
         """Return the node as metrics show it."""

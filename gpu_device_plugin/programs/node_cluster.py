@@ -34,6 +34,7 @@ from gpu_device_plugin.core.annotations import (
     node_labels,
 )
 from gpu_device_plugin.core.gpus import Inventory
+from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.positions import last_said
 from gpu_device_plugin.core.preferring import spread_over
 from gpu_device_plugin.core.resources import Kind
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.book import Book
+    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.gpus import Gpu
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.kubelet.checkpoint import Record
@@ -65,6 +67,7 @@ class _Shown:
     inventory: Inventory
     policy: str
     sentence: str
+    withheld: str
 
 
 def config_for(api: str) -> ClusterConfig | None:
@@ -98,7 +101,7 @@ class NodeCluster:
         metrics: m.Metrics,
         *,
         pods_changed: Callable[[], None],
-        labelled: Callable[[Mapping[str, str]], None],
+        looked: Callable[[NodeRecord], None],
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
@@ -108,13 +111,13 @@ class NodeCluster:
             book: the node.
             metrics: where to count.
             pods_changed: told when a pod that had asked for devices went or ended.
-            labelled: told the labels of our node, again and again.
+            looked: told how our node is, with all labels and what it offers, again and again.
         """
         self._settings = settings
         self._book = book
         self._metrics = metrics
         self._pods_changed = pods_changed
-        self._labelled = labelled
+        self._tell_of_node = looked
         self._client = Client(config, on_error=self._count_error)
         keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
@@ -130,6 +133,8 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
         self._looked = asyncio.Event()
+        self._switched_on = False
+        """Our node had the label by which people have it share its GPUs."""
         self._asked: dict[str, Mapping[str, str]] = {}
         """What was last to be written on each pod, by UID, as long as it does not stand there."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
@@ -151,6 +156,30 @@ class NodeCluster:
             tasks.create_task(self._follow_pods(), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
+    async def leave(self, within_s: float) -> None:
+        """Take from the node what we wrote on it, if it lost the label by which its GPUs were shared; after `run`.
+
+        To a process that is told to end, a rollout looks the same: there the label stays, and all of it. A node that
+        never had the label is shared by some other rule, which we do not know.
+        """
+        if not self._switched_on:
+            return
+        try:
+            async with asyncio.timeout(within_s), self._client:
+                node = await self._self.read()
+                if switched_on(node.labels):
+                    return
+                left = NodeNotes(
+                    dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations))
+                )
+                if await self._self.put(left, node):
+                    _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.warning(
+                "whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why
+            )
+
     def event(self, reason: str, note: str, action: str, *, warning: bool) -> None:
         """Have an Event written on our node."""
         self._events.post(
@@ -166,15 +195,16 @@ class NodeCluster:
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 
-    def show(self, inventory: Inventory, policy: str, sentence: str) -> None:
+    def show(self, inventory: Inventory, policy: str, sentence: str, withheld: str = "") -> None:
         """Have the node say what GPUs it has, and by which policy they are chosen.
 
         Args:
             inventory: what the driver shows.
             policy: which GPU this node prefers.
             sentence: what is known of the driver, for a node without a GPU that can be seen.
+            withheld: why none of them is offered though all may be well; empty: they are.
         """
-        self._shown = _Shown(inventory, policy, sentence)
+        self._shown = _Shown(inventory, policy, sentence, withheld)
         self._note()
 
     def learn(self, records: Iterable[Record]) -> None:
@@ -236,6 +266,8 @@ class NodeCluster:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
+        if shown.withheld:
+            unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
         labels = node_labels(shares, shown.inventory, shown.policy)
         notes = NodeNotes(
             labels={**self._forgotten, **dict.fromkeys(_OF_GPUS), **labels},
@@ -254,7 +286,8 @@ class NodeCluster:
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
-            self._labelled(node.labels)
+            self._switched_on = self._switched_on or switched_on(node.labels)
+            self._tell_of_node(node)
             self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
             if not self._looked.is_set():
                 self._before = last_said(node.annotations.get(NODE_GPUS, ""))

@@ -1,0 +1,57 @@
+"""What our account may do, as the API server judges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import Kind
+from gpu_device_plugin.cluster.errors import Call, UnavailableError
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.cluster.client import Client
+
+_REVIEWS = Kind("selfsubjectaccessreviews", group="authorization.k8s.io")
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One thing to do with one kind of object, anywhere."""
+
+    verb: str
+    resource: str
+    """Plural, with its subresource."""
+    group: str = ""
+
+    def __str__(self) -> str:
+        """Return it as people say it."""
+        return f"{self.verb} {self.resource}"
+
+
+class _Verdict(msgspec.Struct):
+    allowed: bool = False
+
+
+class _Review(msgspec.Struct):
+    status: _Verdict
+
+
+async def may(client: Client, right: Right) -> bool:
+    """Return whether our account has a right. Every account may ask for its own.
+
+    Raises:
+        ApiError: nobody says.
+    """
+    asked = {"verb": right.verb, "resource": right.resource, "group": right.group}
+    body = {
+        "apiVersion": f"{_REVIEWS.group}/{_REVIEWS.version}",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": asked},
+    }
+    answer = await client.create(_REVIEWS, body)
+    try:
+        return msgspec.json.decode(answer, type=_Review).status.allowed
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UnavailableError(Call("create", _REVIEWS.plural, _REVIEWS.group), "the answer is no review") from None

@@ -1,0 +1,453 @@
+"""What is wrong in a cluster that shares GPUs, by what its API shows."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.memory import format_mib
+from gpu_device_plugin.core.nodegpus import NO_GPUS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.core.nodegpus import NodeGpus
+    from gpu_device_plugin.core.others import Sighting
+
+_NAMED = 5
+"""So many of a kind are named, and the others are counted."""
+_UNSEEN_S = 30.0
+"""After so long a scheduler that serves a pod has looked at it."""
+_STALE_S = 60.0
+"""A lease that was not renewed for so much longer than it lasts has no holder, whatever our clock says."""
+_CONFIGURATION = "kubescheduler.config.k8s.io/v1"
+POLICIES = frozenset(
+    {
+        "gpushare-variables",
+        "gpushare-one-resource",
+        "gpushare-no-zero",
+        "gpushare-node-name",
+        "gpushare-placement",
+        "gpushare-own-node",
+    }
+)
+"""What deploy/policies.yaml installs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSeen:
+    """One node that shares GPUs, is meant to, or did."""
+
+    name: str
+    labelled: bool = False
+    """It has the label by which people switch sharing on."""
+    told: bool = False
+    """An agent has written its GPUs on it."""
+    problem: str = ""
+    """Why that cannot be read."""
+    gpus: NodeGpus = NO_GPUS
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Of our resources, those that it has."""
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[Sighting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSeen:
+    """A pod of ours, or of the original gpushare."""
+
+    name: str
+    """With its namespace."""
+    node: str = ""
+    ready: bool = False
+    why: str = ""
+    """Why it is not, as far as Kubernetes says."""
+    version: str = ""
+    """The tag of its image."""
+    original: bool = False
+    """Of Alibaba's gpushare."""
+    asked: int | None = None
+    """How often a scheduler had this extender filter nodes since it started; None: it does not tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSeen:
+    """A pod that asks for GPUs."""
+
+    name: str
+    """With its namespace."""
+    node: str = ""
+    scheduler: str = ""
+    promised: bool = False
+    """A scheduler wrote on it which GPU it gets."""
+    seen: bool = True
+    """A scheduler has said something of it."""
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who leads."""
+
+    holder: str
+    age_s: float
+    """Since it was last renewed, by our clock."""
+    lasts_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSymptoms:
+    """Everything that the API shows of sharing GPUs."""
+
+    memory_resource: str
+    version: str | Unknown = ""
+    nodes: tuple[NodeSeen, ...] = ()
+    agents: tuple[PartSeen, ...] = ()
+    extenders: tuple[PartSeen, ...] = ()
+    own_scheduler: bool = False
+    """The extender runs beside a kube-scheduler of its own."""
+    runtime_class: str | Unknown = ""
+    """What the DaemonSet's pods ask for; empty: nothing."""
+    daemonset: bool | Unknown = True
+    runtime_classes: frozenset[str] | Unknown = frozenset()
+    pods: tuple[PodSeen, ...] = ()
+    meddling: tuple[str, ...] = ()
+    """Pods on sharing nodes that set NVIDIA_VISIBLE_DEVICES themselves."""
+    leases: Mapping[str, Lease] | Unknown = field(default_factory=dict)
+    """By the name that they should have; those that are missing are not there."""
+    configurations: Mapping[str, str] | Unknown = field(default_factory=dict)
+    """Versions of the scheduler's configurations, by where they stand."""
+    policies: frozenset[str] | Unknown = frozenset()
+
+
+def _names(names: Iterable[str]) -> str:
+    every = sorted(names)
+    more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
+    return f"{', '.join(every[:_NAMED])}{more}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if isinstance(cluster.daemonset, Unknown):
+        yield unknown(cluster.daemonset)
+    elif not cluster.daemonset and not cluster.agents:
+        yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
+    labelled = [node for node in cluster.nodes if node.labelled]
+    if not labelled and not any(node.told for node in cluster.nodes):
+        yield error(
+            f"no node is labelled {SWITCH_LABEL}={SWITCHED_ON}",
+            f"kubectl label node NODE {SWITCH_LABEL}={SWITCHED_ON} for every node whose GPUs are to be shared",
+        )
+    agents = {agent.node for agent in cluster.agents}
+    silent = [node.name for node in labelled if not node.told and node.name in agents]
+    deserted = [node.name for node in labelled if node.name not in agents]
+    if silent:
+        yield error(
+            f"no GPUs are told of {_names(silent)}, though an agent runs there",
+            "see its log, and kubectl -n gpushare exec POD -- gpu-device-plugin doctor",
+        )
+    if deserted:
+        yield error(
+            f"no agent runs on {_names(deserted)}, labelled {SWITCH_LABEL}={SWITCHED_ON}",
+            "kubectl -n gpushare describe daemonset gpushare-node says why: most often taints, or a runtime class that "
+            "the cluster does not have",
+        )
+    if labelled and not silent and not deserted:
+        yield ok(f"{_count(len(labelled), 'labelled node')} with an agent")
+
+
+def _agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    unready = [agent for agent in cluster.agents if not agent.ready]
+    for agent in unready[:_NAMED]:
+        yield error(
+            f"{agent.name} on {agent.node or 'no node'} is not ready{f': {agent.why}' if agent.why else ''}",
+            f"kubectl -n {' logs '.join(agent.name.split('/', 1))}; kubectl describe says what its /readyz answers",
+        )
+    if len(unready) > _NAMED:
+        yield error(f"{len(unready) - _NAMED} more agents are not ready", "begin with the first")
+    if cluster.agents and not unready:
+        yield ok(f"{len(cluster.agents)} ready")
+
+
+def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    wanted, known = cluster.runtime_class, cluster.runtime_classes
+    if isinstance(wanted, Unknown) or isinstance(known, Unknown):
+        yield unknown(wanted if isinstance(wanted, Unknown) else known)  # type: ignore[arg-type]  # one of the two is
+    elif wanted and wanted not in known:
+        yield error(
+            f"the agents ask for the runtime class {wanted}, which this cluster does not have",
+            f"make it (handler: {wanted}), or take runtimeClassName out of the DaemonSet where NVIDIA's runtime is the "
+            "default",
+        )
+    elif wanted:
+        yield ok(f"{wanted} is there")
+
+
+def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    for node in cluster.nodes:
+        if node.problem:
+            yield error(f"{node.name}: {node.problem}", "upgrade the older of agent and scheduler")
+        ill: dict[str, list[int]] = {}
+        for gpu in node.gpus.gpus:
+            if gpu.unhealthy:
+                ill.setdefault(gpu.unhealthy, []).append(gpu.position)
+        for why, positions in ill.items():
+            which = f"GPU {', '.join(map(str, positions))} {'is' if len(positions) == 1 else 'are'}"
+            yield warning(
+                f"{node.name}: {which} out of service: {why}",
+                "docs/operations.md says what ends that (A GPU is out of service)",
+            )
+    total = sum(len(node.gpus.gpus) for node in cluster.nodes)
+    if total and not any(gpu.unhealthy for node in cluster.nodes for gpu in node.gpus.gpus):
+        yield ok(f"{total} healthy on {_count(sum(bool(node.gpus.gpus) for node in cluster.nodes), 'node')}")
+
+
+def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    ready = {agent.node for agent in cluster.agents if agent.ready}
+    sharing = [node for node in cluster.nodes if node.labelled and node.told]
+    empty = [node.name for node in sharing if not node.allocatable.get(cluster.memory_resource)]
+    lost = [name for name in empty if name not in ready]
+    if lost:
+        yield error(f"no {cluster.memory_resource} on {_names(lost)}: no agent is ready there", "see above")
+    used = [name for name in empty if name in ready]
+    if used:
+        yield note(f"no {cluster.memory_resource} on {_names(used)}: all GPUs are in whole use, or out of service")
+    if sharing and not empty:
+        yield ok(f"{cluster.memory_resource} is offered by {_count(len(sharing), 'node')}")
+
+
+def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    sizes: dict[int, list[str]] = {}
+    for node in cluster.nodes:
+        if node.gpus.share_mib is not None:
+            sizes.setdefault(node.gpus.share_mib, []).append(node.name)
+    if len(sizes) > 1:
+        told = "; ".join(f"{format_mib(size)} on {_names(names)}" for size, names in sorted(sizes.items()))
+        yield warning(
+            f"{cluster.memory_resource}: 1 is not the same memory on every node: {told}",
+            "give all nodes one --share-size, or have pods choose nodes by the label gpu-device-plugin/share-mib",
+        )
+    elif sizes:
+        yield ok(f"{format_mib(next(iter(sizes)))} on every node")
+
+
+def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    found: dict[str, list[str]] = {}
+    advice: dict[str, str] = {}
+    for node in cluster.nodes:
+        for sighting in node.others if node.labelled else ():
+            found.setdefault(sighting.other.name, []).append(node.name)
+            advice[sighting.other.name] = sighting.other.off
+    for name, nodes in found.items():
+        yield error(f"{name} hands out GPUs too, on {_names(nodes)}", advice[name])
+    if not found:
+        yield ok("nobody else hands out GPUs of labelled nodes")
+
+
+def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    agents = {agent.node for agent in cluster.agents}
+    left = [node.name for node in cluster.nodes if not node.labelled and node.name not in agents]
+    if left:
+        yield note(
+            f"{_names(left)} shared GPUs once and still say so",
+            "kubectl inspect gpushare uninstall removes it from nodes without the label",
+        )
+
+
+def _extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if not cluster.extenders:
+        yield warning(
+            "no scheduler extender runs: free memory of a node is added up, and pods that fit on no single GPU fail",
+            "kubectl apply -f deploy/scheduler.yaml (docs/scheduler.md)",
+        )
+        return
+    ready = [part for part in cluster.extenders if part.ready]
+    for part in cluster.extenders:
+        if not part.ready:
+            # Behind a Service all but the leader are not ready, by intent.
+            yield (error if not ready else warning if cluster.own_scheduler else note)(
+                f"{part.name} is not ready{f': {part.why}' if part.why else ''}",
+                f"kubectl -n {' logs '.join(part.name.split('/', 1))} -c extender",
+            )
+    if ready:
+        yield ok(f"{_names(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")
+    told = [part.asked for part in cluster.extenders if part.asked is not None]
+    if not told:
+        yield unknown(Unknown("how often schedulers asked it cannot be read", "that needs the right to get pods/proxy"))
+    elif sum(told):
+        yield ok(f"schedulers asked it {_count(sum(told), 'time')} since it started")
+    elif cluster.pods:
+        yield warning(
+            "no scheduler has asked it about any pod since it started",
+            "set schedulerName: gpushare-scheduler on GPU pods, or configure the cluster's own scheduler "
+            "(docs/scheduler.md)",
+        )
+    else:
+        yield note("no scheduler has asked it yet, and there is no GPU pod")
+
+
+def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if isinstance(cluster.leases, Unknown):
+        yield unknown(cluster.leases)
+        return
+    for name, lease in cluster.leases.items():
+        stale = lease.age_s > lease.lasts_s + _STALE_S
+        if lease.holder and not stale:
+            yield ok(f"{name} is held by {lease.holder}")
+        else:
+            late = f"{lease.holder} has not renewed it for {lease.age_s:.0f} s" if lease.holder else "nobody holds it"
+            yield error(f"{name}: {late}, so nobody schedules", "see whether the pods above run, and their logs")
+    if cluster.own_scheduler and not cluster.leases:
+        yield error(
+            "the scheduler's lease is not there: no replica ever led", "see the log of kube-scheduler in its pods"
+        )
+
+
+def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if isinstance(cluster.configurations, Unknown):
+        yield unknown(cluster.configurations)
+        return
+    for where, version in cluster.configurations.items():
+        if version == _CONFIGURATION:
+            yield ok(f"{where} is of version v1")
+        else:
+            yield error(
+                f"{where} is of version {version or '(none)'}, which no supported kube-scheduler reads",
+                f"set apiVersion: {_CONFIGURATION}",
+            )
+
+
+def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    bound = [pod for pod in cluster.pods if pod.node]
+    by_scheduler: dict[str, list[PodSeen]] = {}
+    for pod in bound:
+        if not pod.promised:
+            by_scheduler.setdefault(pod.scheduler, []).append(pod)
+    for scheduler, pods in sorted(by_scheduler.items()):
+        names = _names(pod.name for pod in pods)
+        yield warning(
+            f"{scheduler} bound {_count(len(pods), 'GPU pod')} without asking the extender: {names}",
+            f"configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; of pods "
+            "that set nodeName themselves nobody is asked",
+        )
+    if bound and not by_scheduler:
+        yield ok(f"{_count(len(bound), 'GPU pod')} on nodes, placed by GPU")
+
+
+def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    ignored = [pod for pod in cluster.pods if not pod.node and not pod.seen and pod.age_s > _UNSEEN_S]
+    for scheduler, count in sorted(Counter(pod.scheduler for pod in ignored).items()):
+        names = _names(pod.name for pod in ignored if pod.scheduler == scheduler)
+        yield error(
+            f"{scheduler} has not looked at {_count(count, 'GPU pod')}: {names}",
+            "start a scheduler of that name (deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
+        )
+    waiting = [pod for pod in cluster.pods if not pod.node and pod not in ignored]
+    if waiting:
+        names = _names(pod.name for pod in waiting)
+        yield note(
+            f"{_count(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD says for what"
+        )
+    if not waiting and not ignored:
+        yield ok("no GPU pod waits")
+
+
+def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if cluster.meddling:
+        yield warning(
+            f"{_names(cluster.meddling)} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others",
+            "take it out of their env; deploy/policies.yaml refuses it in pods that ask for GPUs",
+        )
+    else:
+        yield ok("no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
+
+
+def _versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    ours = [part for part in (*cluster.agents, *cluster.extenders) if not part.original]
+    versions = {part.version: _minor(part.version) for part in ours if _minor(part.version)}
+    if len(versions) < len({part.version for part in ours}):
+        yield unknown(Unknown("some images have no version for a tag"))
+    if not versions:
+        return
+    told = _names(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())
+    minors = [minor for minor in versions.values() if minor is not None]
+    if max(minors)[0] != min(minors)[0] or max(minors)[1] - min(minors)[1] > 1:
+        yield warning(f"agents and extenders are more than one minor version apart: {told}", "upgrade the older ones")
+    elif len(versions) > 1:
+        yield note(f"agents and extenders are of several versions: {told}", "one minor version apart is supported")
+    else:
+        yield ok(told)
+
+
+def _minor(version: str) -> tuple[int, int] | None:
+    found = re.match(r"v?([0-9]+)\.([0-9]+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    if isinstance(cluster.policies, Unknown):
+        yield unknown(cluster.policies)
+    elif missing := POLICIES - cluster.policies:
+        which = "the admission policies are" if missing == POLICIES else f"the admission policy {_names(missing)} is"
+        yield note(
+            f"{which} not installed: pods may ask for what breaks the sharing",
+            "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)",
+        )
+    else:
+        yield ok("all admission policies are installed")
+
+
+def _original(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    agents = [part for part in cluster.agents if part.original]
+    extenders = [part for part in cluster.extenders if part.original]
+    ours = {part.node for part in cluster.agents if not part.original}
+    if both := [part.node for part in agents if part.node in ours]:
+        yield error(
+            f"gpushare's own device plugin runs beside our agent on {_names(both)}",
+            "delete it: kubectl -n kube-system delete daemonset gpushare-device-plugin-ds",
+        )
+    if extenders and len(extenders) < len(cluster.extenders):
+        yield error(
+            f"gpushare's own extender runs beside ours ({_names(part.name for part in extenders)}): pods of one are "
+            "unknown to the other until they are bound",
+            "leave one of them: docs/operations.md tells how gpushare's works with our agent",
+        )
+    elif extenders:
+        yield note("gpushare's own extender is in use, which knows gpu-mem only", "docs/operations.md tells its limits")
+
+
+def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    yield unknown(cluster.version) if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
+
+
+CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(
+    {
+        "API server": _server,
+        "nodes": _installed,
+        "agents": _agents,
+        "runtime class": _runtime_class,
+        "GPUs": _gpus,
+        "allocatable": _allocatable,
+        "share size": _share_sizes,
+        "other plugins": _others,
+        "leftovers": _leftovers,
+        "extender": _extender,
+        "leader": _leases,
+        "scheduler configuration": _configuration,
+        "placement": _placement,
+        "pending pods": _pending,
+        "variables": _variables,
+        "versions": _versions,
+        "policies": _policies,
+        "gpushare's own parts": _original,
+    }
+)
+"""In the order in which one thing needs the other."""

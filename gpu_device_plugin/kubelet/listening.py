@@ -1,0 +1,39 @@
+"""Which sockets in a directory of the kubelet somebody listens on."""
+
+from __future__ import annotations
+
+import socket
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+def listened_to(directory: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of sockets in `directory` that match one of the shell `patterns` and have a listener.
+
+    A plugin that was killed leaves its file behind, and only a call tells. None is waited for: the connection is closed
+    as soon as it is there.
+    """
+    patterns = tuple(patterns)
+    try:
+        names = sorted(path.name for path in directory.iterdir())
+    except OSError:
+        return ()
+    wanted = (name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    return tuple(name for name in wanted if is_listened_to(directory / name))
+
+
+def is_listened_to(path: Path) -> bool:
+    """Return whether a socket is there with somebody behind it. One that we may not call is taken for such a one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.setblocking(False)
+        try:
+            caller.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # BlockingIOError: its queue is full; PermissionError: see above
+            return True
+    return True
