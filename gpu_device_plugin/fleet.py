@@ -183,8 +183,8 @@ class Fleet:
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
             self._drain(entry, now)
         for pod in pods:
-            entry = self._entries.get(pod.uid)
-            if entry is not None and entry.seen and not pod.node_name:
+            known = self._entries.get(pod.uid)
+            if known is not None and known.seen and not pod.node_name:
                 self._drop(pod.uid)  # the API server's memory was put back to before the binding
             self.put_pod(pod, now)
 

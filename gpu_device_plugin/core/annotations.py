@@ -312,6 +312,11 @@ def node_gpus(shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str]
     )
 
 
+def going_away(text: str) -> str:
+    """Return the value of `NODE_GPUS` of an agent that is about to end: the next one writes it anew."""
+    return json.dumps({**json.loads(text), "away": True}, separators=(",", ":"))
+
+
 def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[str, str]:
     """Return the labels that let pods choose nodes by their GPUs. Values are made fit for a label.
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+AWAY = "its GPU agent has ended, or is being restarted"
+"""Until it is back the kubelet would refuse whoever comes, and for good."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
     """The GPUs of a node, and how it wants them to be used."""
@@ -21,7 +25,7 @@ class NodeFacts:
     policy: str | None = None
     """Which GPU is preferred on it, a name in `POLICIES`; None: as the scheduler's configuration says."""
     problem: str = ""
-    """Why its GPUs are not known though it claims to have some; empty: they are."""
+    """Why nothing is to be placed on it though it claims to have GPUs; empty: nothing stands in the way."""
 
 
 def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory: int, count: int) -> NodeFacts:
@@ -39,6 +43,8 @@ def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory
             gpus = read_node_gpus(annotations[NODE_GPUS])
         except MalformedAnnotationError as error:
             problem = str(error)
+        if gpus.away:
+            problem = AWAY
     else:
         gpus = by_division(memory, count)
     policy = next((said for said in (labels.get(PLACEMENT_LABEL), gpus.policy) if said in POLICIES), None)

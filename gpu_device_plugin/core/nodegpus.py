@@ -45,6 +45,8 @@ class NodeGpus:
     policy: str | None = None
     """Which GPU the node's own agent prefers."""
     driver: str | None = None
+    away: bool = False
+    """The node's agent is being restarted: the kubelet would refuse whoever comes."""
     divided: bool = False
     """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
     links: tuple[tuple[int, int, Closeness, int], ...] = ()
@@ -95,6 +97,7 @@ def read_node_gpus(text: str) -> NodeGpus:
     return NodeGpus(
         gpus,
         share_mib=_whole(said, "shareMiB", 1),
+        away=said.get("away") is True,
         policy=_text(said, "policy") or None,
         driver=_text(said, "driver") or None,
         links=links,

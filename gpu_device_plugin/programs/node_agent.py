@@ -56,6 +56,8 @@ _log = logging.getLogger(__name__)
 
 _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
+_GOING_S = 1.0
+"""How long an agent that is told to end tries to say so on its node."""
 _LEAVE_S = 3.0
 """How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
 _REMEMBER_S = 2.0
@@ -103,6 +105,7 @@ async def _until_signal(settings: NodeSettings, reread: Callable[[], NodeSetting
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
         _log.info("stopping")
+        await agent.going()
     stopping.cancel()
     work.cancel()
     (outcome,) = await asyncio.gather(work, return_exceptions=True)
@@ -222,6 +225,11 @@ class NodeAgent:
                 if self._cluster is not None:
                     tasks.create_task(self._cluster.run(), name="Kubernetes API")
         raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def going(self) -> None:
+        """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
+        if self._cluster is not None:
+            await self._cluster.going(_GOING_S)
 
     async def leave(self) -> None:
         """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""

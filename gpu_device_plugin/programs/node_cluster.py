@@ -30,6 +30,7 @@ from gpu_device_plugin.core.annotations import (
     STATIC_POD,
     WISHES,
     assignment,
+    going_away,
     node_gpus,
     node_labels,
 )
@@ -155,6 +156,20 @@ class NodeCluster:
             tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self._follow_pods(), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def going(self, within_s: float) -> None:
+        """Say on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs."""
+        said = self._notes.value
+        if NODE_GPUS not in said.annotations:
+            return
+        self._shown = None  # nothing else is said from now on
+        text = said.annotations[NODE_GPUS] or ""
+        self._notes.set(NodeNotes(said.labels, {NODE_GPUS: going_away(text)}))
+        try:
+            async with asyncio.timeout(within_s):
+                await self._self.publish(self._notes.value)
+        except (ApiError, TimeoutError) as error:
+            _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
 
     async def leave(self, within_s: float) -> None:
         """Take from the node what we wrote on it, if it lost the label by which its GPUs were shared; after `run`.

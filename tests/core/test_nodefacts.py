@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gpu_device_plugin.core.annotations import NODE_GPUS, PLACEMENT_LABEL
-from gpu_device_plugin.core.nodefacts import NodeFacts, read_facts
+from gpu_device_plugin.core.annotations import NODE_GPUS, PLACEMENT_LABEL, going_away
+from gpu_device_plugin.core.nodefacts import AWAY, NodeFacts, read_facts
 from gpu_device_plugin.core.nodegpus import NO_GPUS, by_division, read_node_gpus
 
 SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
@@ -55,3 +55,8 @@ def test_the_label_counts_where_the_gpus_are_divided_or_not_known() -> None:
     labels = {PLACEMENT_LABEL: "spread"}
     assert read_facts({}, labels, 30, 2) == NodeFacts(by_division(30, 2), "spread")
     assert read_facts({NODE_GPUS: ""}, labels, 30, 2).policy == "spread"
+
+
+def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
+    facts = read_facts({NODE_GPUS: going_away(SAID)}, {}, 14, 1)
+    assert (facts.problem, facts.gpus.gpus) == (AWAY, read_node_gpus(SAID).gpus)

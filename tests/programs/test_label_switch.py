@@ -27,6 +27,7 @@ async def stop(there: Cluster) -> None:
     """Stop the agent as SIGTERM does."""
     agent = there.node.agent
     assert agent is not None
+    await agent.going()
     await there.node.stop_agent()
     await agent.leave()
 
@@ -47,17 +48,44 @@ async def test_a_rollout_keeps_everything() -> None:
         await published(there)
         before = there.said_of_node(), there.labels()
         await stop(there)
-        assert (there.said_of_node(), there.labels()) == before
+        assert (there.said_of_node(), there.labels()) == ({**before[0], "away": True}, before[1])
+
+
+async def test_the_next_agent_says_that_it_is_there() -> None:
+    """In between schedulers send no pod: the kubelet would refuse it for want of healthy devices."""
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        await published(there)
+        before = there.said_of_node()
+        await stop(there)
+        await there.start_agent()
+        await there.node.until(lambda: there.said_of_node() == before)
+
+
+async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        await published(there)
+        there.api.fail(Hang(), resources=["nodes"])
+        await there.cluster.going(0.05)
+        assert "does not say that its agent ends: no answer within 0.05 s" in caplog.text
+        there.api.heal()
+
+
+async def test_an_agent_that_has_said_nothing_yet_has_nothing_to_take_back() -> None:
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        there.api.fail(Hang(), resources=["nodes"])
+        await there.start_agent()
+        await there.cluster.going(5)
+        there.api.heal()
 
 
 async def test_a_node_that_is_shared_by_another_rule_than_the_label_keeps_everything() -> None:
     """The DaemonSet was given another node selector; its rollout is none of the label's business."""
     async with cluster() as there:
         await published(there)
-        asked = there.api.count("get", "nodes")
         await stop(there)
-        assert there.said_of_node()
-        assert there.api.count("get", "nodes") == asked
+        assert there.said_of_node()["gpus"]
+        assert "count" in there.labels()
 
 
 async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_only(
