@@ -26,6 +26,9 @@ _MIB = 1024 * 1024
 LARGEST_BODY = 64 * _MIB
 """Bytes. Above what kube-scheduler sends of 5,000 nodes where it sends them whole (42 MB)."""
 
+MOST_STRANGERS = 64
+"""Connections to a port that everybody reaches. The kubelet and a few Prometheus servers have one each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Page:
@@ -34,6 +37,8 @@ class Page:
     body: str
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
+    last: bool = False
+    """Whether the connection ends with it: whoever asks again may then reach another replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class Json:
     body: bytes
     status: int = 200
     content_type: str = "application/json"
+    last: bool = False
+    """As of a Page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +60,7 @@ class Request:
     rest: str = ""
     """What follows the path of a route that ends in a slash."""
     body: bytes = field(default=b"", repr=False)
-    """Whatever its Content-Type says; nothing of it gets into a log."""
+    """Of a POST, whatever its Content-Type says; nothing of it gets into a log. Other methods' bodies are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,16 @@ class Route:
 
 @contextlib.asynccontextmanager
 async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> AsyncIterator[int]:
-    """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does."""
+    """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does.
+
+    Whoever reaches the port can ask, so that it keeps `MOST_STRANGERS` connections.
+    """
 
     def asking_nothing(page: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
         return lambda _request: page()
 
     routes = [Route("GET", path, asking_nothing(page)) for path, page in pages.items()]
-    async with serving_routes(host, port, routes) as chosen:
+    async with serving_routes(host, port, routes, most_peers=MOST_STRANGERS) as chosen:
         yield chosen
 
 
@@ -89,6 +99,7 @@ async def serving_routes(
     largest_body: int = LARGEST_BODY,
     body_within_s: float = 30.0,
     finish_within_s: float = 0.5,
+    most_peers: int | None = None,
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
@@ -104,6 +115,7 @@ async def serving_routes(
         largest_body: bytes.
         body_within_s: how long a body may take to come in; after that its sender has stopped in the middle.
         finish_within_s: how long requests that are there at the end may take.
+        most_peers: connections that are kept; one more ends the one that was opened first. None: as many as come.
 
     Yields:
         The port that is listened on.
@@ -112,15 +124,14 @@ async def serving_routes(
         OSError: the address cannot be listened on; the message names it.
     """
     # 9 MB that an agent without probes and API access does not pay, and 1 MB less than aiohttp.web as a whole.
-    from aiohttp.web_server import Server  # noqa: PLC0415
+    from gpu_device_plugin.aio.fewpeers import FewPeers  # noqa: PLC0415
 
     try:
         listener = _listener(host, port)
     except OSError as error:
-        where = f"{f'[{host}]' if ':' in host else host}:{port}"
-        raise OSError(error.errno, f"cannot listen on {where} for HTTP: {error.strerror}") from error
+        raise OSError(error.errno, f"cannot listen on {written(host, port)} for HTTP: {error.strerror}") from error
     desk = _Desk(routes, largest_body, body_within_s)
-    peers = Server(desk.answer, access_log=None, logger=_Terse(_log, {}))
+    peers = FewPeers(desk.answer, most_peers, access_log=None, logger=_Terse(_log, {}))
     server = await asyncio.get_running_loop().create_server(peers, sock=listener, ssl=tls)
     try:
         yield listener.getsockname()[1]
@@ -179,16 +190,19 @@ class _Desk:
         methods = self._routes[found]
         if request.method not in methods:
             return Response(status=405, headers={"Allow": ",".join(methods)})
-        body = await self._body(request)
+        body = await self._body(request) if request.method == "POST" else b""
         if isinstance(body, Page):
             page: Page | Json = body
         else:
             page = await _made(methods[request.method], Request(path, path.removeprefix(found), body))
-        return Response(
+        response = Response(
             body=page.body.encode() if isinstance(page.body, str) else page.body,
             status=page.status,
             headers={"Content-Type": page.content_type, "Cache-Control": "no-store"},
         )
+        if page.last or request.can_read_body:  # what was not read stands before the next request
+            response.force_close()
+        return response
 
     async def _body(self, request: BaseRequest) -> bytes | Page:
         """Return the body, or the page that says why there is none."""
@@ -234,6 +248,11 @@ class _Terse(LoggerAdapter):
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Keep the kind of error alone."""
         return msg, {"extra": {"error": type(kwargs.get("exc_info")).__name__, "once_per_s": 60}}
+
+
+def written(host: str, port: int) -> str:
+    """Write an address as people do."""
+    return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.errors import (
 from gpu_device_plugin.core.annotations import ASSIGNED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.api import PodRecord
     from gpu_device_plugin.cluster.client import Client
@@ -57,8 +57,10 @@ class BinderTiming:
     pause_s: float = 0.1
     """Before a binding whose answer was lost is tried again."""
 
-
-DEFAULT_TIMING = BinderTiming()
+    @classmethod
+    def within(cls, total_s: float) -> BinderTiming:
+        """Return the times of a binding that may take so long: half of it is for one answer, half for looking again."""
+        return cls(call_s=total_s / 2, total_s=total_s, pause_s=min(0.1, total_s / 40))
 
 
 class BindError(ApiError):
@@ -94,9 +96,10 @@ class _Status(msgspec.Struct):
 class Binder:
     """Makes bindings. Any number may be under way; none waits for another."""
 
-    def __init__(self, client: Client, *, timing: BinderTiming = DEFAULT_TIMING) -> None:
+    def __init__(self, client: Client, *, timing: Callable[[], BinderTiming] = BinderTiming) -> None:
+        """Bind through `client`; `timing` is asked anew all the time."""
         self._client = client
-        self._timing = timing
+        self._timing_now = timing
         self._reader = PodReader((), lambda _: True)
         self._copies: bool | None = None
         """Whether the API server writes the annotations of a binding on the pod; None: not seen yet."""
@@ -104,6 +107,10 @@ class Binder:
     def __repr__(self) -> str:
         how = {None: "nothing bound yet", True: "in one call", False: "patches before it binds"}
         return f"<Binder: {how[self._copies]}>"
+
+    @property
+    def _timing(self) -> BinderTiming:
+        return self._timing_now()
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         """Bind `pod` to `node` and write `annotations` on it. On return both stand.

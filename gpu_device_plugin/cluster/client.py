@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
+import socket
+import ssl
 import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +27,6 @@ from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
 
@@ -59,6 +62,20 @@ class Timing:
 
 
 DEFAULT_TIMING = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An API server, as it describes itself."""
+
+    version: str
+    """Like ``v1.36.2``."""
+    clock_s: float | None
+    """What its clock showed, in whole seconds since the epoch; None if it did not say."""
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    git_version: str = ""
 
 
 class Client:
@@ -104,6 +121,23 @@ class Client:
         """Return one object as it is now. `timeout_s` here and below: if less patience is wanted than `Timing` has."""
         call = Call("get", kind.plural, kind.group, namespace, name)
         return await self._call(call, "GET", _path(kind, namespace, name), timeout_s=timeout_s)
+
+    async def server(self) -> Server:
+        """Return what the server says of itself."""
+        call = Call("get", "/version")
+        timeout = aiohttp.ClientTimeout(total=self._timing.request_s, sock_connect=self._timing.connect_s)
+        async with self._answer(call, "GET", "/version", timeout=timeout) as response:
+            with _translated(call):
+                answer = await response.read()
+            date = response.headers.get("Date", "")
+        try:
+            version = msgspec.json.decode(answer, type=_Version).git_version
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise UnavailableError(call, "the answer is no version") from None
+        try:
+            return Server(version, parsedate_to_datetime(date).timestamp())
+        except ValueError:
+            return Server(version, None)
 
     async def newest(self, kind: Kind) -> int:
         """Return the newest version there is: what the server tells of `kind` from now on is not older.
@@ -376,9 +410,20 @@ def _translated(call: Call) -> Iterator[None]:
     except TimeoutError as error:
         sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
         raise UnavailableError(call, "no answer in time", sent=sent) from error
+    except aiohttp.ClientConnectorError as error:
+        why = f"cannot connect to {error.host}:{error.port}: {_no_connection(error.os_error)}"
+        raise UnavailableError(call, why, sent=False) from error
     except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
-        sent = not isinstance(error, (aiohttp.ClientConnectorError, ClusterConfigError))
+        sent = not isinstance(error, ClusterConfigError)
         raise UnavailableError(call, str(error) or type(error).__name__, sent=sent) from error
+
+
+def _no_connection(error: OSError) -> str:
+    # asyncio writes the address in the place of the system's word; where names are resolved, and in TLS, the number
+    # is not one of the system's.
+    if error.errno and not isinstance(error, (ssl.SSLError, socket.gaierror)):
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _page(call: Call, body: bytes) -> Page:

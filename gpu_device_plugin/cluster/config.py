@@ -87,7 +87,7 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
     if not host or not port:
         raise ClusterConfigError(
             "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod of a cluster; "
-            "name a kubeconfig, or run without API access"
+            "outside of one give the path of a kubeconfig: --api=PATH"
         )
     for name in ("token", "ca.crt"):
         if not (folder / name).is_file():

@@ -12,8 +12,14 @@ from http import HTTPStatus
 import msgspec
 
 _LONGEST_QUOTE = 300
+_LONGEST_DENIAL = 600
+"""What admission has against a request is a sentence for its sender, behind the names of the policy."""
 LONGEST_RETRY_AFTER_S = 60.0
 """A server that asks for more patience is asked again after this long."""
+
+
+_READING = frozenset({"get", "list", "watch"})
+_WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,11 @@ class Call:
     """API group; empty for the core group."""
     namespace: str = ""
     name: str = ""
+
+    @property
+    def harmless(self) -> bool:
+        """Whether what was sent can be quoted: the API server may repeat it in its refusal."""
+        return self.verb in _READING or self.resource in _WITHOUT_ENVIRONMENT
 
     def __str__(self) -> str:
         target = "/".join(part for part in (self.namespace, self.name) if part)
@@ -70,7 +81,7 @@ class UnauthorizedError(ApiError):
 
 
 class ForbiddenError(ApiError):
-    """403: the server knows us and our account lacks a right, which the message names."""
+    """403: the server knows us and our account lacks a right, or admission is against it; the message says which."""
 
 
 class NotFoundError(ApiError):
@@ -160,7 +171,10 @@ def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_
 
 def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
     answer = f"{status} {told.reason or _phrase(status)}".strip()
-    if kind is ForbiddenError:
+    message = " ".join(told.message.split())
+    # Admission looks at writing alone; the words are RBAC's.
+    unlawful = not message or call.verb in _READING or f"cannot {call.verb} resource" in message
+    if kind is ForbiddenError and unlawful:
         group = f" of the API group {call.group}" if call.group else ""
         return f"{answer}; grant {call.verb!r} on {call.resource!r}{group} to the service account"
     if kind is UnauthorizedError:
@@ -168,9 +182,16 @@ def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
     if kind is InvalidError:
         causes = (told.details or _NO_DETAILS).causes or ()
         fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes if cause.field)
-        return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
-    message = " ".join(told.message.split())[:_LONGEST_QUOTE]
-    return f"{answer}: {message}" if message else answer
+        if fields or not call.harmless:
+            return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
+    if kind is ForbiddenError and not call.harmless:
+        return f"{answer}; the right is there, but an admission policy, a webhook or a quota is against it"
+    if kind in _DENIALS:
+        return f"{answer}: {message[:_LONGEST_DENIAL]}" if message else answer
+    return f"{answer}: {message[:_LONGEST_QUOTE]}" if message else answer
+
+
+_DENIALS = (ForbiddenError, InvalidError)
 
 
 def _phrase(status: int) -> str:

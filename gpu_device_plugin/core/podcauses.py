@@ -64,6 +64,8 @@ def causes(
     elif isinstance(asked, Impossible):
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         fact = [f"{name}{where} asks what no node can give: {asked.sentence}."]
+    elif not asked.parts and (nothing := _nothing(pod, resources)):
+        fact = [*nothing, *_said(told)]
     elif not asked.parts:
         names = " nor ".join(resource.name for resource in resources)
         fact = [f"{name} asks for neither {names}, so GPUs are not what it waits for.", *_said(told)]
@@ -72,6 +74,17 @@ def causes(
     else:
         fact = [f"{name} is being deleted and gets no node any more."]
     return [*fact, *ignored], None
+
+
+def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
+    """Say of which container the limit is 0; nothing if of none."""
+    return [
+        f"Container {container.name!r} of {pod.namespace}/{pod.name} asks for 0 of {resource.name}, which is nothing, "
+        "so GPUs are not what it waits for. Write how much it needs, or leave the line out."
+        for container in pod.containers
+        for resource in resources
+        if container.limits.get(resource.name) == 0
+    ]
 
 
 def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView]) -> Iterator[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import math
 import os
 import time
 import uuid
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import Json, Page, Request, Route, serving_routes
+from gpu_device_plugin.aio.http import MOST_STRANGERS, Json, Page, Request, Route, serving_routes, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
@@ -36,6 +38,8 @@ from gpu_device_plugin.core.annotations import (
     POD_ANNOTATIONS,
     SPLIT_LABEL,
     WISHES,
+    MalformedAnnotationError,
+    promises,
 )
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.knobs import SettingsError, UsageError, reload
@@ -60,6 +64,9 @@ _log = logging.getLogger(__name__)
 PREFIX = "/gpushare-scheduler"
 """Where gpushare's extender answered, too."""
 
+_LONGEST_FIELD = 600
+"""Characters of a log line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Timings:
@@ -67,7 +74,8 @@ class Timings:
 
     api: Timing = field(default_factory=Timing)
     follow: ReflectorTiming = field(default_factory=ReflectorTiming)
-    bind: BinderTiming = field(default_factory=BinderTiming)
+    bind: BinderTiming | None = None
+    """None: what the setting of how long binding may take leaves."""
     lease: LeaseTiming = field(default_factory=LeaseTiming)
     catch_up_s: float = 3.0
     """How long to learn what others did. A scheduler gives up on a binding after 5 s."""
@@ -78,6 +86,10 @@ class Timings:
     at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
     tick_s: float = 0.5
     """How often to let go of pods that vanished."""
+    quiet_s: float = 1.0
+    """How much longer than a binding a scheduler that ends waits for us, which are told to end in the same moment."""
+    unfollowed_s: float = 60.0
+    """After so long without a way to follow nodes or pods, what is known of them is too old to answer by."""
 
 
 DEFAULT_TIMINGS = Timings()
@@ -129,7 +141,7 @@ def keep_for_good() -> None:
 class _Pods:
     """The API server's pods, as binding needs them."""
 
-    def __init__(self, client: Client, reader: PodReader, timing: BinderTiming) -> None:
+    def __init__(self, client: Client, reader: PodReader, timing: Callable[[], BinderTiming]) -> None:
         self._client = client
         self._reader = reader
         self._binder = Binder(client, timing=timing)
@@ -167,7 +179,7 @@ class Extender:
         self.settings = settings
         self._timings = timings
         self._when_known = when_known
-        resources = settings.offered
+        self._resources = resources = settings.offered
         names = tuple(resource.name for resource in resources)
         self._metrics: m.Metrics = (
             m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
@@ -201,7 +213,7 @@ class Extender:
         self._fresh = Freshness(self._catch_up, time.monotonic)
         self.binding = Binding(
             self.fleet,
-            _Pods(self._client, self._pod_reader, timings.bind),
+            _Pods(self._client, self._pod_reader, self._bind_timing),
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
@@ -221,6 +233,11 @@ class Extender:
         )
         self.ports: dict[str, int] = {}
         """Where we listen, once we do."""
+        self._ending = False
+        self._quiet = asyncio.Event()
+        """We end, and bind nothing any more."""
+        self._followed_at: dict[str, float] = {}
+        """When nothing was last wrong with following what, monotonic seconds."""
 
     def __repr__(self) -> str:
         return f"<Extender: {self.fleet!r}, {self.binding!r}>"
@@ -240,12 +257,12 @@ class Extender:
             OSError: an address cannot be listened on, or a certificate not be read.
         """
         settings = self.settings
-        _log.info("the scheduler extender begins", extra={"version": __version__, "listen": str(settings.listen)})
+        _log.info("the scheduler extender begins", extra={"version": __version__, "listen": written(*settings.listen)})
         if settings.exposed:
             _log.warning(
                 "whoever reaches this address can have pods bound; let only the scheduler reach it, "
                 "or give tls_cert, tls_key and client_ca",
-                extra={"listen": str(settings.listen)},
+                extra={"listen": written(*settings.listen)},
             )
         tls = (
             server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
@@ -255,9 +272,11 @@ class Extender:
         async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
                 pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
+                pages.append(Route("GET", "/quiet", self._when_quiet))
                 self.ports["http"] = await servers.enter_async_context(
-                    serving_routes(settings.http.host, settings.http.port, pages)
+                    serving_routes(settings.http.host, settings.http.port, pages, most_peers=MOST_STRANGERS)
                 )
+            servers.callback(self._quiet.set)  # once nothing comes from the scheduler, before the probes end
             self.ports["listen"] = await servers.enter_async_context(
                 serving_routes(
                     settings.listen.host,
@@ -281,6 +300,7 @@ class Extender:
                 finally:
                     # First what was begun is ended, then the lead is given away: our successor lists before it binds,
                     # and would not find a binding that is still on its way.
+                    self._ending = True
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
 
@@ -295,15 +315,33 @@ class Extender:
             _log.warning(
                 "a pod asks for something odd", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
+        if pod.node_name and pod.annotations and not pod.ended:
+            self._count_malformed(pod)
         return pod if pod.containers else None
+
+    def _count_malformed(self, pod: Pod) -> None:
+        """Count a pod once, however often it is read: as long as it stands on no GPU in our books, it has been."""
+        try:
+            promises(pod, self._resources)
+        except MalformedAnnotationError:
+            known = self.fleet.entries.get(pod.uid)
+            if known is None or not known.usage.unplaced:
+                self._metrics.count(m.MALFORMED_ANNOTATIONS)
 
     async def _catch_up(self) -> None:
         await self._pods.caught_up(self._timings.catch_up_s)
 
+    def _bind_timing(self) -> BinderTiming:
+        return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
+
     async def _tick(self) -> NoReturn:
+        self._followed_at = {what: time.monotonic() for what, _ in self._followed}
         while True:
+            now = time.monotonic()
+            self.fleet.expire(now)
+            fine = (what for what, reflector in self._followed if reflector.live or reflector.problem is None)
+            self._followed_at.update(dict.fromkeys(fine, now))
             await asyncio.sleep(self._timings.tick_s)
-            self.fleet.expire(time.monotonic())
 
     async def _say_when_ready(self) -> None:
         began = time.monotonic()
@@ -357,9 +395,13 @@ class Extender:
             began = time.perf_counter()
             body = answer(request.body)
             self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
-            return Json(body)
+            return self._json(body)
 
         return answered
+
+    def _json(self, body: bytes) -> Json:
+        """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
+        return Json(body, last=bool(self._unready()))
 
     async def _bind(self, request: Request) -> Json:
         """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
@@ -368,14 +410,23 @@ class Extender:
             args = wire.read_binding(request.body)
             why = next(iter(self._unready()), "")
             why = why or await self.binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
+            if why:
+                self._tell_refused(args, why)
         except wire.UnreadableRequestError as error:
             why = str(error)
         outcome = "refused" if why else "bound"
         self._metrics.count(m.BINDS, outcome)
         self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
-        return Json(wire.binding_result(why))
+        return self._json(wire.binding_result(why))
+
+    def _tell_refused(self, args: wire.BindingArgs, why: str) -> None:
+        said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
+        brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # whoever calls chose the names
+        _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})
 
     async def _inspect(self, request: Request) -> Json:
+        if unknown := self._unknown():
+            return Json(wire.inspect_result([], unknown[0]), status=503, last=True)
         return self.verbs.inspect(request.rest.strip("/"))
 
     # --- Probes and metrics ---------------------------------------------------------------------------------------
@@ -387,21 +438,44 @@ class Extender:
     async def _ready(self) -> tuple[str, ...]:
         return self._unready()
 
+    async def _when_quiet(self, _request: Request) -> Page:
+        """Answer when we have been told to end and bind nothing any more, or when that does not come about.
+
+        Beside us kube-scheduler waits for it before it gives its lease away.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.bind_timeout_s + self._timings.quiet_s):
+                await self._quiet.wait()
+        return Page("quiet\n" if self._quiet.is_set() else "nobody has told this extender to end\n")
+
+    @property
+    def _followed(self) -> tuple[tuple[str, Reflector[NodeRecord] | Reflector[Pod]], ...]:
+        return (("nodes", self._nodes), ("pods", self._pods))
+
     def _unready(self) -> tuple[str, ...]:
         """Return why we had better not answer the scheduler; nothing if we can."""
-        unread = [
-            f"the cluster's {what} have not all been read yet" + (f": {problem}" if problem is not None else "")
-            for what, synced, problem in (
-                ("nodes", self._nodes.synced, self._nodes.problem),
-                ("pods", self._pods.synced, self._pods.problem),
-            )
-            if not synced
-        ]
-        led = self._lease is not None and not self._lease.leading
-        others = (
-            [f"another extender leads: {self._lease.holder or 'none yet'}"] if led and self._lease is not None else []
-        )
-        return (*unread, *others)
+        ending = ("this extender is ending, another one takes over",) if self._ending else ()
+        return (*ending, *self._unknown(), *self._unled())
+
+    def _unknown(self) -> tuple[str, ...]:
+        """Return what we know too little of."""
+        oldest = time.monotonic() - self._timings.unfollowed_s
+        found = []
+        for what, reflector in self._followed:
+            why = f": {reflector.problem}" if reflector.problem is not None else ""
+            if not reflector.synced:
+                found.append(f"the cluster's {what} have not all been read yet{why}")
+            elif why and not reflector.live and self._followed_at.get(what, math.inf) < oldest:
+                found.append(f"the cluster's {what} cannot be followed{why}")
+        return tuple(found)
+
+    def _unled(self) -> tuple[str, ...]:
+        """Return why we do not lead, if one of several is to."""
+        if self._lease is None or self._lease.leading:
+            return ()
+        if self._lease.problem is not None:
+            return (f"whether this extender may lead is unknown: {self._lease.problem}",)
+        return (f"another extender leads: {self._lease.holder or 'none yet'}",)
 
     def state(self) -> m.ExtenderState:
         """Return the cluster as metrics show it."""
@@ -423,7 +497,7 @@ class Extender:
                     lists=reflector.lists,
                     unreadable=reflector.unreadable,
                 )
-                for kind, reflector in (("nodes", self._nodes), ("pods", self._pods))
+                for kind, reflector in self._followed
             ),
         )
 

@@ -12,6 +12,10 @@ from urllib.parse import quote
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.core.diagnosing import document as findings_document
+from gpu_device_plugin.core.diagnosing import examine, exit_code
+from gpu_device_plugin.core.diagnosing import lines as findings_lines
+from gpu_device_plugin.core.diagnosing_cluster import CHECKS
 from gpu_device_plugin.core.explaining import answers, describe, explain
 from gpu_device_plugin.core.nodechecks import Surroundings, besides
 from gpu_device_plugin.core.overview import details, summary
@@ -20,8 +24,10 @@ from gpu_device_plugin.core.overview_wide import wide
 from gpu_device_plugin.core.podcauses import causes
 from gpu_device_plugin.extender_settings import ExtenderSettings
 from gpu_device_plugin.knobs import Sources, UsageError, knobs_of, nearest
+from gpu_device_plugin.programs.inspect_doctor import symptoms
 from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect_reading import cluster, pod_and_more, surroundings
+from gpu_device_plugin.programs.inspect_uninstall import uninstall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +42,9 @@ OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
 """Of all pods only those that may have something of a GPU."""
+
+_REALLY = "really"
+"""What a person has to write to end sharing where it goes on."""
 
 _TOLD = 10
 """So many nodes are told one by one where nobody asks for all."""
@@ -82,12 +91,13 @@ def main(
         environ: where settings may stand.
 
     Returns:
-        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense.
+        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
+        doctor those of `EXIT_CODES`.
     """
     try:
         arguments = _parse(prog, sys.argv[1:] if argv is None else argv)
         resources = _resources(arguments, environ)
-        told = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
+        told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
         for line in told:
             _say(sys.stdout, line)
         sys.stdout.flush()
@@ -102,7 +112,7 @@ def main(
     except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    return OK
+    return code
 
 
 def _say(stream: TextIO, line: str) -> None:
@@ -112,20 +122,34 @@ def _say(stream: TextIO, line: str) -> None:
     stream.write(harmless.encode(encoding, "replace").decode(encoding) + "\n")
 
 
-# --- The two commands -------------------------------------------------------------------------------------------------
+# --- The commands -----------------------------------------------------------------------------------------------------
 
 
-def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> list[str]:
-    name = arguments.node
+_Told = tuple[list[str], int]
+"""Lines, and the exit code."""
+
+
+def _raw_nodes(name: str, kubectl: Kubectl) -> list[msgspec.Raw]:
+    """Return one node as JSON, or without a name all of them.
+
+    Raises:
+        ClusterUnreadableError: there is none of this name.
+    """
     raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [])
     if name and not raw_nodes:
         raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes shows those that there are')
+    return raw_nodes
+
+
+def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    name = arguments.node
+    raw_nodes = _raw_nodes(name, kubectl)
     placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
     found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
     _warn(found)
     if name and not found.nodes:
         _say(sys.stderr, f"Node {name} shares no GPUs.")
-    return _LAYOUTS[arguments.output](found)
+    return _LAYOUTS[arguments.output](found), OK
 
 
 def _as_yaml(found: Cluster) -> list[str]:
@@ -146,7 +170,7 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
 )
 
 
-def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> list[str]:
+def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
     namespace = arguments.namespace or kubectl.namespace()
     pod, told = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
     raw_nodes = kubectl.items(_NODES)
@@ -154,7 +178,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     _warn(found)
     lines, asked = causes(pod, told, resources, {node.name: node for node in found.nodes})
     if asked is None:
-        return lines
+        return lines, OK
     around = surroundings(raw_nodes)
     kept_away = {
         node.name: besides(node, around.get(node.name, Surroundings()), told.terms, asked, resources)
@@ -162,11 +186,31 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     }
     policy = ExtenderSettings().gpu_policy
     most = len(found.nodes) if arguments.all_nodes else _TOLD
-    return [
+    answer = [
         f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
         *lines,
         *explain(asked, answers(asked, found.nodes, kept_away, policy, most), most),
     ]
+    return answer, OK
+
+
+def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    findings = examine(CHECKS, symptoms(kubectl, resources))
+    told = (
+        json.dumps(findings_document(findings), indent=2).splitlines() if arguments.json else findings_lines(findings)
+    )
+    return told, exit_code(findings)
+
+
+def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    told, well = uninstall(
+        kubectl,
+        _raw_nodes(arguments.node, kubectl),
+        resources,
+        labelled_too=arguments.all == _REALLY,
+        dry_run=arguments.dry_run,
+    )
+    return told, OK if well else FAILED
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
@@ -193,8 +237,8 @@ def _warn(found: Cluster) -> None:
         _say(sys.stderr, f"warning: {warning}")
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], list[str]]] = MappingProxyType(
-    {"overview": _overview, "why": _why}
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Told]] = MappingProxyType(
+    {"overview": _overview, "why": _why, "doctor": _doctor, "uninstall": _uninstall}
 )
 
 
@@ -221,36 +265,78 @@ def _parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
         raise UsageError(f"{flag}: there is no such argument; {nearest(flag, known, see, prefix='--')}")
-    words: list[str] = arguments.words
-    arguments.command, arguments.node, arguments.pod = "overview", "", ""
+    arguments.command, arguments.node, arguments.pod = _command(prog, arguments.words)
+    _refuse_what_belongs_elsewhere(arguments)
+    if arguments.all not in {"", _REALLY}:
+        raise UsageError(f"--all: this ends sharing on nodes where it goes on; if you mean that, write --all={_REALLY}")
+    return arguments
+
+
+def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
+    """Return the command, a node and a pod, or empty texts where there are none.
+
+    Raises:
+        UsageError: the words make no sense.
+    """
     match words:
         case ["why"]:
             raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
         case ["why", pod]:
-            arguments.command, arguments.pod = "why", pod
-            if arguments.output != "summary":
-                raise UsageError("why: -d and -o are for the overview; leave them out")
-        case [word, _] if word != "why":
-            hint = nearest(word, ["why"], f"name one node, or none: {prog} [NODE]")
-            raise UsageError(f"{word}: there is no such command; {hint}")
+            return "why", "", pod
+        case ["doctor"]:
+            return "doctor", "", ""
+        case ["doctor", _]:
+            raise UsageError("doctor: it looks at the whole cluster; on a node there is gpu-device-plugin doctor")
+        case ["uninstall", *nodes] if len(nodes) < 2:
+            return "uninstall", "".join(nodes), ""
+        case [word, other]:
+            meant = nearest(word, ["why", "uninstall"], "")
+            hint = f"there is no such command; {meant}" if meant else f"name one node: {prog} {word}"
+            raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
-            raise UsageError(f"{' '.join(words)}: these are too many words; {see}")
+            raise UsageError(f"{' '.join(words)}: these are too many words; see {prog} --help")
         case _:
-            arguments.node = "".join(words)
-    if arguments.command != "why" and (arguments.namespace or arguments.all_nodes):
-        raise UsageError("-n and --all-nodes go with why POD; the overview shows the pods of all namespaces")
-    return arguments
+            return "overview", "".join(words), ""
+
+
+def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
+    """Refuse flags that mean nothing to the command.
+
+    Raises:
+        UsageError: there are some.
+    """
+    command = arguments.command
+    given = (
+        (
+            "why",
+            arguments.namespace or arguments.all_nodes,
+            "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces",
+        ),
+        ("overview", arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
+        ("doctor", arguments.json, "--json goes with doctor; the overview has -o json"),
+        ("uninstall", arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
+    )
+    for its_own, value, sentence in given:
+        if value and command != its_own:
+            raise UsageError(sentence)
 
 
 def _parser(prog: str) -> _Parser:
     parser = _Parser(
         prog=prog,
-        usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]",
-        description="Show who uses which GPU of the cluster, or why a pod gets none.",
+        usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
+        "       %(prog)s doctor [--json]\n"
+        f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
+        description="Show who uses which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("words", nargs="*", metavar="NODE | why POD", help="one node only; or the pod to explain")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NODE | why POD | doctor | uninstall [NODE]",
+        help="one node only; the pod to explain; what is wrong; or remove what is left on nodes that share no more",
+    )
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument(
         "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
@@ -264,6 +350,11 @@ def _parser(prog: str) -> _Parser:
     )
     parser.add_argument("-n", "--namespace", help="of the pod; by default that of kubectl's context")
     parser.add_argument("--all-nodes", action="store_true", help=f"explain more than the nearest {_TOLD} nodes")
+    parser.add_argument("--json", action="store_true", help="have the doctor tell machines what was found")
+    parser.add_argument("--dry-run", action="store_true", help="say only what uninstall would remove")
+    parser.add_argument(
+        "--all", default="", metavar=_REALLY, help="uninstall also from nodes that are labelled, and end sharing there"
+    )
     parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
     for knob in knobs_of(ExtenderSettings):
         if knob.name in _NAMES:

@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
-from gpu_device_plugin.core.annotations import NODE_GPUS, PLACEMENT_LABEL, POD_ANNOTATIONS, SPLIT_LABEL, WISHES
+from gpu_device_plugin.core.annotations import (
+    NODE_GPUS,
+    NODE_LABELS,
+    PLACEMENT_LABEL,
+    POD_ANNOTATIONS,
+    SPLIT_LABEL,
+    WISHES,
+)
 from gpu_device_plugin.core.nodechecks import Surroundings, Taint, Terms, Toleration
 from gpu_device_plugin.core.nodefacts import read_facts
 from gpu_device_plugin.core.nodeview import NodeView, PodUse
 from gpu_device_plugin.core.podcauses import DEFAULT_SCHEDULER, Told
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.knobs import nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Resource
 
 _KEPT_OF_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
+_CHOICES = tuple(sorted(WISHES))
 _NODE_KEYS = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 
 
@@ -161,8 +170,18 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
             ),
             spec.node_selector or {},
         ),
-        ignored=ignored,
+        ignored=(*ignored, *_misspelt(more.metadata)),
     )
+
+
+def _misspelt(meta: ObjectMeta) -> Iterator[str]:
+    """Say which annotations and labels look like ours and mean nothing to anybody, one sentence each."""
+    for key in sorted(meta.annotations or ()):
+        if key.startswith(NODE_LABELS) and key not in _KEPT_OF_PODS:
+            known = f"there are {', '.join(_CHOICES)}"
+            yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
+    for key in sorted(WISHES & (meta.labels or {}).keys()):
+        yield f"{key} is a label of this pod; write it as an annotation"
 
 
 class _Taint(msgspec.Struct, gc=False):

@@ -196,6 +196,50 @@ async def test_what_is_no_http_is_one_line_that_quotes_nothing(caplog: pytest.Lo
     assert "SECRET" not in caplog.text
 
 
+async def test_what_comes_with_a_question_is_not_read(http: aiohttp.ClientSession) -> None:
+    """Its answer does not wait for what was announced, and the rest does not pass for the next request."""
+    head = b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n"
+    async with serving_routes("127.0.0.1", 0, ROUTES) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"x" * 1000)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert b" 200 OK\r\n" in answer
+        assert b"Connection: close\r\n" in answer
+        await close(writer)
+        for data in (b"", b"{}"):
+            async with http.get(f"http://127.0.0.1:{port}/scheduler/inspect/n", data=data) as response:
+                assert (response.status, await response.text()) == (200, "n")
+
+
+async def test_an_answer_may_be_the_last_on_its_connection(http: aiohttp.ClientSession) -> None:
+    async def last(_request: Request) -> Page:
+        return Page("elsewhere", last=True)
+
+    async with serving_routes("127.0.0.1", 0, [Route("GET", "/", last), *ROUTES]) as port:
+        for path, connection in (("/", "close"), ("/scheduler/inspect", None)):
+            async with http.get(f"http://127.0.0.1:{port}{path}") as response:
+                assert response.headers.get("Connection") == connection
+
+
+async def test_strangers_who_hold_connections_do_not_keep_others_out() -> None:
+    """Three connections are kept. A fourth ends the one that was opened first, and no other."""
+    async with serving_routes("127.0.0.1", 0, ROUTES, most_peers=3) as port:
+        held = []
+        for _ in range(3):
+            held.append(await asyncio.open_connection("127.0.0.1", port))
+            held[-1][1].write(b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: x\r\n\r\n")
+            await held[-1][0].readuntil(b"\r\n\r\nn")
+        held[0][1].write(b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: ")
+        assert (await raw(port, QUICK)).endswith(b"\r\n\r\nn")
+        with contextlib.suppress(ConnectionError):
+            assert await held[0][0].read() == b""
+        for reader, writer in held[1:]:
+            writer.write(QUICK)
+            assert (await reader.read()).endswith(b"\r\n\r\nn")
+        for _, writer in held:
+            await close(writer)
+
+
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 

@@ -27,7 +27,7 @@ QUICK = BinderTiming(call_s=0.5, total_s=2.0, pause_s=0.001)
 @asynccontextmanager
 async def binding(server: ApiServer) -> AsyncIterator[Binder]:
     async with Client(ClusterConfig(server.url), timing=Timing(connect_s=1)) as client:
-        yield Binder(client, timing=QUICK)
+        yield Binder(client, timing=lambda: QUICK)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_a_server_that_never_answers_is_in_doubt_within_the_time(server: A
     server.add(pod("a", uid="u"))
     server.fail(Hang(), resources={"pods/binding"})
     async with Client(ClusterConfig(server.url)) as client:
-        binder = Binder(client, timing=BinderTiming(call_s=0.05, total_s=0.1, pause_s=0.001))
+        binder = Binder(client, timing=lambda: BinderTiming(call_s=0.05, total_s=0.1, pause_s=0.001))
         with pytest.raises(InDoubtError, match="no answer in time"):
             await binder.bind(POD, "n", PROMISE)
 

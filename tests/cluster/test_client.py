@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -314,8 +315,11 @@ async def test_an_authority_that_was_replaced_is_read_anew(tmp_path: Path) -> No
     ca.write_text(theirs.read_text())
     async with ApiServer(tls=tls) as server, Client(ClusterConfig(server.url, ca_file=ca, token="hunter2")) as client:
         server.add(node("n"))
-        with pytest.raises(UnavailableError, match="certificate"):
+        with pytest.raises(UnavailableError, match="certificate") as caught:
             await client.get(NODES, "n")
+        where = f"cannot connect to 127.0.0.1:{server.url.rpartition(':')[2]}: "
+        assert str(caught.value).startswith(f"get nodes n: {where}")
+        assert " object at 0x" not in str(caught.value)
         assert server.requests == []
         ca.write_text("")
         with pytest.raises(UnavailableError, match="cannot be used"):
@@ -339,6 +343,20 @@ async def test_a_client_certificate_from_text_logs_us_in(tmp_path: Path) -> None
         async with Client(ClusterConfig(server.url, ca_pem=ours.read_text())) as stranger:
             with pytest.raises(UnavailableError):
                 await stranger.get(NODES, "n")
+
+
+async def test_an_address_where_nobody_listens_and_a_name_that_nobody_knows_are_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for url, why in (
+        (f"http://127.0.0.1:{port}", f"cannot connect to 127.0.0.1:{port}: Connection refused"),
+        ("http://nobody.invalid:1", "cannot connect to nobody.invalid:1: "),
+    ):
+        async with Client(ClusterConfig(url)) as client:
+            with pytest.raises(UnavailableError) as caught:
+                await client.get(NODES, "n")
+            assert str(caught.value).startswith(f"get nodes n: {why}")
+            assert not caught.value.sent
 
 
 async def test_the_answer_of_a_write_is_the_object(server: ApiServer, client: Client) -> None:

@@ -63,6 +63,41 @@ def test_forbidden_names_the_right_that_is_missing() -> None:
     )
 
 
+BINDING = Call("create", "pods/binding", "", "default", "p")
+DENIED = 'admission webhook "x" denied the request: no GPU pods on Fridays'
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "expected"),
+    [
+        (
+            BINDING,
+            'pods "p" is forbidden: User "s" cannot create resource "pods/binding" in API group "" in namespace "d"',
+            "403 Forbidden; grant 'create' on 'pods/binding' to the service account",
+        ),
+        (BINDING, DENIED, f"403 Forbidden: {DENIED}"),
+        (Call("update", "leases", "coordination.k8s.io"), DENIED, f"403 Forbidden: {DENIED}"),
+        (Call("patch", "nodes"), DENIED, f"403 Forbidden: {DENIED}"),
+        (Call("get", "pods"), "not today", "403 Forbidden; grant 'get' on 'pods' to the service account"),
+        (
+            CALL,
+            'pods "a" is forbidden: {Env: PASSWORD=hunter2}',
+            "403 Forbidden; the right is there, but an admission policy, a webhook or a quota is against it",
+        ),
+    ],
+)
+def test_forbidden_is_no_missing_right_where_admission_says_why(call: Call, message: str, expected: str) -> None:
+    """And it is quoted where what was sent holds no environment."""
+    body = json.dumps({"reason": "Forbidden", "message": message}).encode()
+    assert str(error_from(call, body, status=403)) == f"{call}: {expected}"
+
+
+@pytest.mark.parametrize(("status", "reason"), [(400, "BadRequest"), (422, "Invalid")])
+def test_what_admission_has_against_a_binding_is_shown(status: int, reason: str) -> None:
+    body = json.dumps({"reason": reason, "message": DENIED}).encode()
+    assert str(error_from(BINDING, body, status=status)) == f"{BINDING}: {status} {reason}: {DENIED}"
+
+
 def test_an_invalid_object_is_not_quoted() -> None:
     """The API server quotes pods, environment included, when it refuses a change of one."""
     body = {

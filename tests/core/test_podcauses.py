@@ -70,6 +70,18 @@ def test_a_pod_that_asks_for_no_gpu() -> None:
     )
 
 
+def test_a_pod_that_asks_for_nothing_in_so_many_words() -> None:
+    lines, asked = causes(pod({MEM: 0}), OURS, RESOURCES, NODES)
+    assert lines == [
+        (
+            f"Container 'main' of default/web asks for 0 of {MEM}, which is nothing, so GPUs are not what it waits "
+            "for. Write how much it needs, or leave the line out."
+        ),
+        "gpushare-scheduler says (Unschedulable): 0/1 nodes are available",
+    ]
+    assert asked is None
+
+
 def test_a_pod_that_asks_the_impossible() -> None:
     lines, asked = causes(pod({MEM: 1, COUNT: 1}), OURS, RESOURCES, NODES)
     assert lines[0].startswith("default/web asks what no node can give: container 'main' asks for ")

@@ -428,6 +428,18 @@ async def test_e8_a_bound_pod_whose_annotation_makes_no_sense_counts_on_every_gp
         assert w.only.free("a") == [2, 2]
 
 
+async def test_e8_a_promise_that_makes_no_sense_is_counted_once_however_often_it_is_read() -> None:
+    async with world() as w:
+        w.node("a", 8, 8)
+        await w.start()
+        w.pod("p", mem=4, node="a", annotations={"ALIYUN_COM_GPU_MEM_IDX": "x"})
+        await w.seen()
+        for change in (w.run, w.run, w.end):
+            change("p")
+            await w.seen()
+        assert "gpushare_malformed_annotations_total 1.0" in await w.metrics()
+
+
 async def test_e9_a_pod_that_somebody_else_bound_counts_on_every_gpu_until_its_node_says_where_it_is() -> None:
     async with world() as w:
         w.node("a", 8, 8)

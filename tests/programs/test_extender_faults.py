@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Reset, Slow
-from tests.programs.extender_harness import LEASE_RIGHTS, QUICK, RIGHTS, world
+from tests.programs.extender_harness import LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 IMPATIENT = replace(QUICK, api=Timing(connect_s=1, request_s=0.3, watch_s=1, silence_s=0.2))
 """Notices a dead connection soon."""
+FIRST, SECOND = "first", "second"
+"""What two extenders log in with, so that trouble can be made for one of them."""
 LISTING = replace(QUICK, follow=replace(QUICK.follow, check_s=0.05))
 """Lists often, in case an event never came."""
 
@@ -286,6 +289,10 @@ async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
         }
         async with w.http.get(f"{running.probes}/readyz") as said:
             assert said.status == 503
+        for node in ("", "a"):
+            status, answer = await w.inspect(node)
+            assert (status, answer["nodes"]) == (503, [])
+            assert answer["error"].startswith("the cluster's pods have not all been read yet")
         w.api.heal()
         await w.until(lambda: not running.extender._unready())
         assert (await w.schedule())["p"].node == "a"
@@ -338,6 +345,92 @@ async def test_an_extender_that_ends_finishes_what_it_was_asked() -> None:
         await w.until(lambda: w.api.count("create", "pods/binding") > 0)
         await w.stop()
         assert (await call, w.where("p")) == ("", "a")
+
+
+async def test_the_lead_is_handed_on_when_nothing_is_being_bound_any_more() -> None:
+    """Beside a scheduler each: what the first still binds must stand before the second's scheduler may lead."""
+    async with world() as w:
+        one_gpu(w, "a")
+        first, second = await w.start(token=FIRST), await w.start(token=SECOND)
+        for name in "pq":
+            w.pod(name, mem=8)
+        await w.seen()
+        w.api.fail(Slow(0.1), verbs={"create"}, resources={"pods/binding"}, tokens={FIRST})
+        binding = asyncio.create_task(w.bind("p", "a", first))
+        await w.until(lambda: w.api.count("create", "pods/binding") > 0)
+
+        async def pre_stop() -> str:
+            async with w.http.get(f"{first.probes}/quiet") as answer:
+                return await answer.text()
+
+        waiting = asyncio.create_task(pre_stop())
+        stopping = asyncio.create_task(w.stop(first))
+        assert (await waiting, binding.done()) == ("quiet\n", True)
+        assert await w.bind("q", "a", second) == "node a: no GPU has 8 GiB free"
+        await stopping
+        assert await binding == ""
+        w.check()
+
+
+async def test_an_extender_that_ends_begins_nothing_new() -> None:
+    async with world() as w:
+        w.node("a", 8, 8)
+        running = await w.start()
+        w.bindings_meet(Slow(0.2))
+        for name in "pq":
+            w.pod(name, mem=8)
+        await w.seen()
+        async with aiohttp.ClientSession() as scheduler:
+            # A connection from before: no new ones are taken at the end.
+            async with scheduler.get(f"{running.url}/healthz"):
+                pass
+            binding = asyncio.create_task(w.bind("p", "a"))
+            await w.until(lambda: w.api.count("create", "pods/binding") > 0)
+            stopping = asyncio.create_task(w.stop())
+            await w.until(lambda: running.extender._ending)
+            body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
+            async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
+                assert (await answer.json())["Error"] == "this extender is ending, another one takes over"
+        await asyncio.gather(stopping, binding)
+        assert (w.where("p"), w.where("q")) == ("a", "")
+
+
+async def test_nobody_waits_for_the_end_of_an_extender_that_goes_on() -> None:
+    async with world(bind_timeout="10ms", timings=replace(QUICK, quiet_s=0.01)) as w:
+        running = await w.start()
+        async with w.http.get(f"{running.probes}/quiet") as answer:
+            assert await answer.text() == "nobody has told this extender to end\n"
+
+
+async def test_a_binding_gets_the_time_that_is_set() -> None:
+    """An API server that takes half a second is too slow for a binding of 0.2 s, and quick enough for one of 60."""
+    async with world(bind_timeout="60s", timings=replace(QUICK, api=Timing(), bind=None)) as w:
+        one_gpu(w, "a")
+        await w.start()
+        w.bindings_meet(Slow(0.5))
+        w.pod("p", mem=8)
+        await w.seen()
+        w.only.extender.reload(replace(w.only.extender.settings, bind_timeout_s=0.2))
+        assert await w.bind("p", "a") != ""
+        w.only.extender.reload(replace(w.only.extender.settings, bind_timeout_s=60.0))
+        assert await w.bind("p", "a") == ""
+        assert w.where("p") == "a"
+
+
+async def test_a_cluster_that_cannot_be_followed_is_not_known_for_long() -> None:
+    """A list alone grows old. Without the right to watch there are no news of the nodes."""
+    quick = replace(QUICK, unfollowed_s=0.1)
+    async with world(allowed=RIGHTS - {("watch", "nodes")}, timings=quick) as w:
+        one_gpu(w, "a")
+        running = await w.launch()
+        await w.until(lambda: "cannot be followed" in "".join(running.extender._unready()))
+        (why,) = running.extender._unready()
+        assert why == (
+            "the cluster's nodes cannot be followed: watch nodes: 403 Forbidden; "
+            "grant 'watch' on 'nodes' to the service account"
+        )
+        w.api.allowed = frozenset(RIGHTS)
+        await w.until(lambda: not running.extender._unready())
 
 
 async def test_every_restart_finds_the_same_books() -> None:
@@ -470,6 +563,47 @@ async def test_of_several_extenders_one_leads_and_the_others_send_away() -> None
         assert (await w.schedule(led))["p"].node == "a"
 
 
+async def test_whoever_leads_no_more_ends_the_schedulers_connection() -> None:
+    """A Service sends new connections to the new leader; one kept alive stays with the old one for good."""
+    async with world(allowed=RIGHTS | LEASE_RIGHTS) as w:
+        one_gpu(w, "a")
+        first = await w.launch(token=FIRST, **elected(0))
+        await w.until(lambda: not first.extender._unready())
+        await w.launch(token=SECOND, **elected(1))
+        pod = w.pod("p", mem=8)
+        pool = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=pool) as scheduler:
+
+            async def connection() -> tuple[str | None, str]:
+                body = {"Pod": pod, "Nodes": None, "NodeNames": ["a"]}
+                async with scheduler.post(f"{first.url}{PREFIX}/filter", json=body) as answer:
+                    return answer.headers.get("Connection"), (await answer.json())["Error"]
+
+            assert await connection() == (None, "")
+            w.api.fail(Answer(500), verbs={"get", "update"}, resources={"leases"}, tokens={FIRST})
+            await w.until(lambda: bool(first.extender._unready()))
+            ended, why = await connection()
+            assert (ended, why.startswith("whether this extender may lead is unknown: ")) == ("close", True)
+            await w.until(lambda: not w.running[1].extender._unready())
+            w.api.heal()
+            await w.until(lambda: first.extender._unready()[0].startswith("another extender leads: extender-1_"))
+            assert (await connection())[0] == "close"
+
+
+async def test_rights_that_an_election_lacks_are_named_by_the_probe() -> None:
+    async with world() as w:
+        running = await w.launch(**elected(0))
+        await w.until(lambda: "grant" in "".join(running.extender._unready()))
+        async with w.http.get(f"{running.probes}/readyz") as said:
+            assert (said.status, await said.text()) == (
+                503,
+                (
+                    "whether this extender may lead is unknown: get leases default/gpu-device-plugin-extender: 403 "
+                    "Forbidden; grant 'get' on 'leases' of the API group coordination.k8s.io to the service account\n"
+                ),
+            )
+
+
 async def test_when_the_leader_ends_another_leads_at_once_and_knows_all() -> None:
     """Its watch has told nothing of the last pods."""
     async with world(allowed=RIGHTS | LEASE_RIGHTS) as w:
@@ -506,7 +640,7 @@ async def test_a_leader_that_is_cut_off_leads_no_more_and_its_successor_gives_no
             assert await w.bind("q", "a", first) != ""
             await w.until(lambda: bool(first.extender._unready()))
             await w.until(lambda: not second.extender._unready())
-            assert "leads" in (await w.filter(pods[1], "a", running=first))["Error"]
+            assert "lead" in (await w.filter(pods[1], "a", running=first))["Error"]
             assert await w.bind("q", "a", second) == ""
             line.mend()
             await w.until(lambda: first.extender._pods.live and first.extender.binding.doubts == 0)

@@ -451,6 +451,24 @@ def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.
     assert "odd: its GPUs have room, but the pod wants the node label zone=x" in lines
 
 
+def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """One misspelt, one of our domain and like none, one that is a label; what others write is theirs."""
+    written = {"gpu-device-plugin/use-modell": "T4", "gpu-device-plugin/zzz": "1", "example.com/use-model": "T4"}
+    wish = pod("want", 8)
+    wish["metadata"] |= {"annotations": written, "labels": {"gpu-device-plugin/gpu-policy": "spread"}}
+    world.has(node("a", gpu(0)), wish)
+    assert world.inspect("why", "want") == 0
+    printed = capsys.readouterr().out.replace("gpu-device-plugin", "gdp")
+    assert [line for line in printed.splitlines() if line.startswith("Ignored")] == [
+        "Ignored: the annotation gdp/use-modell means nothing (did you mean gdp/use-model?).",
+        (
+            "Ignored: the annotation gdp/zzz means nothing (there are gdp/avoid-model, gdp/avoid-uuid, gdp/gpu-policy, "
+            "gdp/node-policy, gdp/use-model, gdp/use-uuid)."
+        ),
+        "Ignored: gdp/gpu-policy is a label of this pod; write it as an annotation.",
+    ]
+
+
 def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.has(*(node(f"n{n:02}", gpu(0, shares=4)) for n in range(12)), pod("want", 8))
     for words, number in (([], 10), (["--all-nodes"], 12)):
@@ -465,8 +483,11 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["wy", "x"], "wy: there is no such command; did you mean why?"),
-        (["a", "b"], "a: there is no such command; name one node, or none: kubectl inspect gpushare [NODE]"),
+        (["wy", "x"], "wy x: there is no such command; did you mean why?"),
+        (
+            ["a", "b"],
+            "a b: name one node: kubectl inspect gpushare a",
+        ),
         (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
         (["why", "a", "b"], "why a b: these are too many words; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "why: -d and -o are for the overview; leave them out"),
