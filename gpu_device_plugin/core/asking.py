@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.pods import Container, Pod
     from gpu_device_plugin.core.resources import Resource
 
-_MOST_PARTS = 100
-"""Each is placed beside all others, by trying."""
+_MOST_PARTS = 16
+"""Each is placed beside all others, by trying. A node has no more than 16 GPUs, nearly always."""
+_MOST_SHARES = 1 << 20
+"""No GPU has more, however small its shares. Whoever asks for more wrote a quantity of memory, `10Gi`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
     parts = parts_of(pod, resources)
     if not parts:
         return Ask()
+    if any(part.demand.kind is Kind.MEMORY and part.demand.amount > _MOST_SHARES for part in parts):
+        return Impossible(
+            "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
+        )
     if len(parts) > _MOST_PARTS:
         return Impossible(f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer")
     try:

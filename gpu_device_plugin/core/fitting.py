@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import accumulate, groupby
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpu_device_plugin.core.candidate import summary
 from gpu_device_plugin.core.memory import format_mib
@@ -12,7 +13,7 @@ from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.asking import Ask
     from gpu_device_plugin.core.candidate import Candidate, Summary
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 
     _Likeness = tuple[int, int, bool, bool, bool]
 
-# A pod of several parts is put together by trying, and after so many steps it is taken for one that does not fit. Six
-# containers on eight GPUs that are all different take a few hundred.
+T = TypeVar("T")
+
 _MOST_STEPS = 1000
+"""A pod of several parts is put together by trying, and after so many steps it is taken for one that does not fit. Six
+containers on eight GPUs that are all different take a few dozen; a step takes some microseconds."""
+
+TOGETHER = "its GPUs have no room for all containers of the pod together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +49,39 @@ class Unfit:
     """No pod of this node could make room by ending."""
 
 
-def unfit(ask: Ask, node: Candidate) -> Unfit | None:
-    """Say why a pod does not fit on `node`, None if it does: as `fit` decides, mostly without placing anything."""
-    if len(ask.parts) == 1:
-        if ask.wishes.choosy:
-            return _hopeless(ask, node) or _alone(ask, node, _allowed(ask, node))
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Whether all demands of a pod go onto some GPUs at once, by how much these have free and nothing else."""
+
+    taken: tuple[tuple[int, ...], ...] | None
+    """For each demand for memory, in the order of `_order`, what its GPUs have free before it takes its part of them;
+    None: no way was found. Whole are the GPUs that have the least."""
+    steps: int
+    """How many it took to find that out, each of some microseconds."""
+
+
+class Pack(Protocol):
+    """`pack`, or what remembers its answers."""
+
+    def __call__(self, demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...], /) -> Packing:
+        """Put demands onto GPUs."""
+
+
+def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
+    """Say why a pod does not fit on `node`, None if it does: as `fit` decides, without placing anything.
+
+    Args:
+        ask: what the pod asks; without any part it fits everywhere.
+        node: the node with what is taken of it.
+        pack: what to ask instead of `pack`.
+    """
+    if len(ask.parts) == 1 and not ask.wishes.choosy:
         # Asked of every node for nearly every pod.
         return _hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
-    answer = fit(ask, node, next(iter(POLICIES)))
-    return answer if isinstance(answer, Unfit) else None
+    if not ask.parts:
+        return None
+    found = _packed(ask, node, _allowed(ask, node), pack or _pack)
+    return found if isinstance(found, Unfit) else None
 
 
 def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
@@ -66,20 +95,27 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     if not ask.parts:
         return Fit(())
     rooms = _allowed(ask, node)
+    found = _packed(ask, node, rooms, _pack)
+    if isinstance(found, Unfit):
+        return found
     demands = [part.demand for part in ask.parts]
     rank = POLICIES[ask.wishes.gpu_policy or node.policy or policy]
+    placements = _preferred(demands, rooms, rank, node.gpus.connection) or _as_packed(demands, rooms, found)
+    return Fit(tuple(placements[n] for n in range(len(demands))))
+
+
+def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tuple[tuple[int, ...], ...] | Unfit:
+    """Find a way to place all parts of a pod, or say why there is none."""
     why = _hopeless(ask, node) or _alone(ask, node, rooms)
-    if why is None:
-        found = _together(demands, rooms, rank, node.gpus.connection)
-        if found is not None:
-            return Fit(found)
-    elif why.lasting or len(demands) == 1:
+    if why is not None and (why.lasting or len(ask.parts) == 1):
         return why
-    emptied = tuple(replace(room, free=room.total, shared=False, whole=False) for room in rooms)
-    lasting = _together(demands, emptied, rank, node.gpus.connection) is None
+    demands = tuple(part.demand for part in ask.parts)
+    if why is None and (taken := pack(demands, *_numbers(rooms)).taken) is not None:
+        return taken
+    sizes = tuple(room.total for room in rooms if room.healthy)
+    lasting = pack(demands, sizes, sizes).taken is None
     if why is None or lasting:
-        together = "its GPUs have no room for all containers of the pod together"
-        return Unfit(together + _among(node, rooms), lasting)
+        return Unfit(TOGETHER + _among(node, rooms), lasting)
     return why
 
 
@@ -162,35 +198,123 @@ def _memory(shares: int, node: Candidate) -> str:
     return f"a gpu-mem of {shares}" if node.gpus.share_mib is None else format_mib(shares * node.gpus.share_mib)
 
 
-def _together(
-    demands: Sequence[Demand], rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
-) -> tuple[Placement, ...] | None:
-    """Place all demands at once; None if no way is found. The first found is taken: the best for the largest demand."""
-    # Whole GPUs first: they need what nobody else uses.
-    order = sorted(
+# --- All parts at once ------------------------------------------------------------------------------------------------
+
+
+def pack(
+    demands: Sequence[Demand], frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS
+) -> Packing:
+    """Find out whether all demands go together onto GPUs.
+
+    Args:
+        demands: what is asked.
+        frees: shares free on each GPU that gives shares.
+        idle: of those GPUs, which may also be taken whole: shares free on each.
+        most_steps: when to give up.
+    """
+    ordered = [demands[n] for n in _order(demands)]
+    whole = sum(demand.amount for demand in ordered if demand.kind is Kind.COUNT)
+    if whole > len(idle):
+        return Packing(None, 0)
+    pieces = [(demand.gpus, demand.amount // demand.gpus) for demand in ordered if demand.kind is Kind.MEMORY]
+    left = sorted(frees)
+    for free in sorted(idle)[:whole]:
+        # Those with the least: nothing that is left could do more than what is left so.
+        left.remove(free)
+    # What the n-th piece and all after it take in all, and the smallest part of any.
+    sums = list(accumulate((gpus * each for gpus, each in reversed(pieces)), initial=0))[::-1]
+    least = list(accumulate((each for _, each in reversed(pieces)), min))[::-1]
+    vain: set[tuple[int, tuple[int, ...]]] = set()
+    steps = 0
+
+    def rest(done: int, left: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+        nonlocal steps
+        if done == len(pieces):
+            return ()
+        useful = tuple(free for free in left if free >= least[done])
+        if sum(useful) < sums[done] or (done, useful) in vain:
+            return None
+        gpus, each = pieces[done]
+        alike = [tuple(group) for free, group in groupby(useful) if free >= each]
+        for taken in groups(alike, gpus):
+            if steps >= most_steps:
+                return None
+            steps += 1
+            after = list(useful)
+            for free in taken:
+                after.remove(free)
+            others = rest(done + 1, sorted([*after, *(free - each for free in taken)]))
+            if others is not None:
+                return (taken, *others)
+        vain.add((done, useful))
+        return None
+
+    return Packing(rest(0, left), steps)
+
+
+_pack: Pack = pack
+
+
+def _order(demands: Sequence[Demand]) -> list[int]:
+    """Return in which order demands are placed: whole GPUs first, for they need what nobody else uses."""
+    return sorted(
         range(len(demands)),
         key=lambda n: (demands[n].kind is not Kind.COUNT, -demands[n].gpus, -demands[n].amount, n),
     )
-    steps = iter(range(_MOST_STEPS))
-    vain: set[tuple[int, tuple[_Likeness, ...]]] = set()
 
-    def rest(done: int, rooms: Sequence[Room]) -> tuple[Placement, ...] | None:
-        if done == len(order):
-            return ()
-        state = done, tuple(sorted(map(_likeness, rooms)))
-        if state in vain:
-            return None
-        for placement in _ways(demands[order[done]], rooms, rank, closeness):
-            if next(steps, None) is None:
+
+def _numbers(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what `pack` wants to know of rooms."""
+    ready = [room for room in rooms if room.healthy and not room.whole]
+    return tuple(room.free for room in ready), tuple(room.free for room in ready if not room.shared)
+
+
+def _preferred(
+    demands: Sequence[Demand], rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
+) -> dict[int, Placement] | None:
+    """Give the largest demand the best place that leaves room for all others, then the next; None if it takes long."""
+    order = _order(demands)
+    found: dict[int, Placement] = {}
+    steps = _MOST_STEPS
+    for done, n in enumerate(order):
+        others = [demands[later] for later in order[done + 1 :]]
+        ways = _ways(demands[n], rooms, rank, closeness)
+        packing = Packing(None, 0)
+        while packing.taken is None:
+            placement = next(ways, None)
+            if placement is None or steps < 0:
                 return None
-            others = rest(done + 1, _without(rooms, placement))
-            if others is not None:
-                return (placement, *others)
-        vain.add(state)
-        return None
+            left = _without(rooms, placement)
+            packing = pack(others, *_numbers(left), steps)
+            steps -= 1 + packing.steps
+            found[n] = placement
+        rooms = left
+    return found
 
-    found = rest(0, rooms)
-    return None if found is None else tuple(found[order.index(n)] for n in range(len(demands)))
+
+def _as_packed(
+    demands: Sequence[Demand], rooms: Sequence[Room], taken: Sequence[tuple[int, ...]]
+) -> dict[int, Placement]:
+    """Place demands in the way that `pack` has found."""
+    found: dict[int, Placement] = {}
+    ready = [room for room in rooms if room.healthy and not room.whole]
+    idle = sorted((room for room in ready if not room.shared), key=lambda room: room.free)
+    left = {room.position: room.free for room in ready}
+    ways = iter(taken)
+    for n in _order(demands):
+        demand = demands[n]
+        if demand.kind is Kind.COUNT:
+            group, idle = idle[: demand.amount], idle[demand.amount :]
+            shares = {room.position: room.total for room in group}
+            left = {position: free for position, free in left.items() if position not in shares}
+        else:
+            shares = {}
+            for free in next(ways):
+                position = next(at for at, now in left.items() if now == free and at not in shares)
+                shares[position] = demand.amount // demand.gpus
+            left = {position: free - shares.get(position, 0) for position, free in left.items()}
+        found[n] = Placement(demand, tuple(sorted(shares.items())))
+    return found
 
 
 def _ways(
@@ -198,27 +322,27 @@ def _ways(
 ) -> Iterator[Placement]:
     """Yield the ways to place one demand, the preferred first; then, of ways that leave the same room, one of each."""
     best = place(demand, rooms, rank, closeness)
-    if isinstance(best, Refusal):
-        return
-    yield best
+    yield from () if isinstance(best, Refusal) else (best,)
     memory = demand.kind is Kind.MEMORY
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}
     for room in sorted(rooms, key=lambda room: (rank(room.free), room.position)):
         if room.healthy and not room.whole and (room.free >= each if memory else not room.shared):
             alike.setdefault(_likeness(room), []).append(room)
-    for group in _groups(list(alike.values()), len(best.positions)):
-        taken = sorted((room.position, each if memory else room.total) for room in group)
-        yield Placement(demand, tuple(taken))
+
+    def on(group: Iterable[Room]) -> Placement:
+        return Placement(demand, tuple(sorted((room.position, each if memory else room.total) for room in group)))
+
+    yield from map(on, groups(list(alike.values()), demand.gpus if memory else demand.amount))
 
 
-def _groups(alike: Sequence[Sequence[Room]], size: int) -> Iterator[tuple[Room, ...]]:
-    """Yield the groups of rooms that differ by more than which of several rooms of the same kind they take."""
+def groups(alike: Sequence[Sequence[T]], size: int) -> Iterator[tuple[T, ...]]:
+    """Yield the groups that differ by more than which of several of the same kind they take."""
     if not size:
         yield ()
     elif sum(map(len, alike)) >= size:
         for number in range(min(size, len(alike[0])), -1, -1):
-            for others in _groups(alike[1:], size - number):
+            for others in groups(alike[1:], size - number):
                 yield (*alike[0][:number], *others)
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate, combinations, islice, product
-from math import comb
+from itertools import accumulate, combinations, groupby, islice, product
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.fitting import unfit
+from gpu_device_plugin.core.fitting import groups, unfit
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.asking import Ask
     from gpu_device_plugin.core.candidate import Candidate
+    from gpu_device_plugin.core.fitting import Unfit
     from gpu_device_plugin.core.nodegpus import ListedGpu
     from gpu_device_plugin.core.placing import Demand
     from gpu_device_plugin.core.usage import Usage
 
-# A whole group of 4 GPUs has 70 places on a node of 8, three containers have 512.
-_MOST_PLACES = 2000
-# 5 of 16 pods on one GPU are 4,368 sets. Of more only the largest pods are looked at.
-_MOST_SETS = 5000
+# A whole group of 4 GPUs has 70 places on a node of 8. Of three containers' 512 only the first are looked at.
+_MOST_PLACES = 100
+# 5 of 16 pods on one GPU are 4,368 sets, but of six different sizes at most 252 that differ by more than the name.
+_MOST_SETS = 300
+# A request names up to a tenth of a cluster's nodes. Each step takes some microseconds.
+_MOST_STEPS = 30_000
+_STEPS_OF_A_TRY = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,30 @@ class Occupant:
     priority: int = 0
     leaving: bool = False
     """It ends anyway, so that nobody has to evict it; its room will be there, if it is not yet."""
+
+
+def choose_on_each(
+    ask: Ask, nodes: Iterable[tuple[Candidate, Collection[Occupant], frozenset[str]]], priority: int
+) -> Iterator[tuple[Candidate, frozenset[str]]]:
+    """Yield the nodes on which evicting helps, with whom to evict there: as `choose` says, one after the other.
+
+    It ends early where that takes long. Nodes that are left out are none to evict anybody from; any of the others will
+    do for a scheduler. At least one node is looked at.
+
+    Args:
+        ask: what the pod asks.
+        nodes: for each node what `choose` wants to know of it; not asked for further than needed.
+        priority: of the pod.
+    """
+    steps = 0
+    for node, occupants, victims in nodes:
+        search = _Choice(ask, node)
+        found = search.choose(occupants, victims, priority)
+        if found is not None:
+            yield node, found
+        steps += search.steps
+        if steps > _MOST_STEPS:
+            return
 
 
 def choose(
@@ -56,27 +83,53 @@ def choose(
     Returns:
         None where evicting does not help, or where there is nobody to evict.
     """
-    staying = [pod for pod in occupants if not pod.leaving and pod.uid not in victims]
-    why = unfit(ask, _with(node, staying))
-    if why is None:
-        return victims or None
-    if why.lasting:
+    return _Choice(ask, node).choose(occupants, victims, priority)
+
+
+class _Choice:
+    """Whom to evict from one node, and how long it took to find out."""
+
+    def __init__(self, ask: Ask, node: Candidate) -> None:
+        self._ask = ask
+        self._node = node
+        self.steps = 0
+
+    def choose(self, occupants: Collection[Occupant], victims: frozenset[str], priority: int) -> frozenset[str] | None:
+        """As the function `choose`."""
+        staying = [pod for pod in occupants if not pod.leaving and pod.uid not in victims]
+        why = self._unfit(staying)
+        if why is None:
+            return victims or None
+        if why.lasting:
+            return None
+        for most in sorted({pod.priority for pod in staying if pod.priority < priority}):
+            if self._unfit([pod for pod in staying if pod.priority > most]) is None:
+                search = _Search(self._ask, self._node, staying, most, self._unfit)
+                more = search.best()
+                self.steps += search.sets
+                return victims | {pod.uid for pod in more}
         return None
-    for most in sorted({pod.priority for pod in staying if pod.priority < priority}):
-        more = _Search(ask, node, staying, most).best()
-        if more is not None:
-            return victims | {pod.uid for pod in more}
-    return None
 
-
-def _with(node: Candidate, occupants: Collection[Occupant]) -> Candidate:
-    return candidate(node.name, node.gpus, [pod.usage for pod in occupants], node.policy, node.problem)
+    def _unfit(self, occupants: Collection[Occupant]) -> Unfit | None:
+        self.steps += _STEPS_OF_A_TRY
+        before = self._node
+        usages = [pod.usage for pod in occupants]
+        return unfit(self._ask, candidate(before.name, before.gpus, usages, before.policy, before.problem))
 
 
 class _Search:
-    """The ways to make room on one node by evicting pods up to some priority."""
+    """The ways to make room on one node by evicting pods up to some priority; to evict all of them helps."""
 
-    def __init__(self, ask: Ask, node: Candidate, pods: Sequence[Occupant], most: int) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        node: Candidate,
+        pods: Sequence[Occupant],
+        most: int,
+        unfit: Callable[[Collection[Occupant]], Unfit | None],
+    ) -> None:
+        self._unfit = unfit
+        self.sets = 0
         self._ask = ask
         self._node = node
         self._pods = sorted(pods, key=lambda pod: pod.uid)
@@ -85,16 +138,15 @@ class _Search:
         self._memory = {pod: self._held(pod) for pod in self._pods}
         self._known: dict[tuple[int, int], frozenset[Occupant] | None] = {}
 
-    def best(self) -> frozenset[Occupant] | None:
-        """Return whom to evict, None if no way is found."""
+    def best(self) -> frozenset[Occupant]:
+        """Return whom to evict."""
         sets = {pods for place in self._places() if (pods := self._emptying(place)) is not None}
         # Where pods have GPUs whole of which nobody knows which, these sets may not do.
         everybody = frozenset(pod for pod in self._pods if pod.priority <= self._most)
-        found = next(filter(self._helps, (*sorted(sets, key=self._cost), everybody)), None)
-        return None if found is None else self._at_most(found)
+        return self._at_most(next(filter(self._helps, sorted(sets, key=self._cost)), everybody))
 
     def _helps(self, pods: frozenset[Occupant]) -> bool:
-        return unfit(self._ask, _with(self._node, [pod for pod in self._pods if pod not in pods])) is None
+        return self._unfit([pod for pod in self._pods if pod not in pods]) is None
 
     def _at_most(self, pods: frozenset[Occupant]) -> frozenset[Occupant]:
         """Return `pods` without those that can stay after all, as where one lies on several GPUs."""
@@ -119,9 +171,9 @@ class _Search:
         gpus.sort(key=lambda gpu: (sum(self._touches(pod, gpu.position) for pod in self._pods), gpu.position))
         demands = [part.demand for part in self._ask.parts]
         every = product(*(self._groups(demand, gpus) for demand in demands))
-        for groups in islice(every, _MOST_PLACES // len(demands)):
+        for place_of_each in islice(every, _MOST_PLACES // len(demands)):
             place: dict[int, int] = {}
-            for demand, group in zip(demands, groups, strict=True):
+            for demand, group in zip(demands, place_of_each, strict=True):
                 each = 0 if demand.kind is Kind.COUNT else demand.amount // demand.gpus
                 if any(gpu.position in place and not (each and place[gpu.position]) for gpu in group):
                     break  # what is taken whole is not shared
@@ -160,16 +212,20 @@ class _Search:
 
     def _fewest(self, pods: list[Occupant], position: int, lacking: int) -> frozenset[Occupant] | None:
         """Return the fewest of some pods that give back so many shares of a GPU, None if all of them do not."""
-        largest = sorted(pods, key=lambda pod: (-self._shares(pod, position), self._cost([pod])))
-        sums = accumulate((self._shares(pod, position) for pod in largest), initial=0)
-        number = next((n for n, shares in enumerate(sums) if shares >= lacking), None)
+        shares = {pod: self._shares(pod, position) for pod in pods}
+
+        def size(pod: Occupant) -> tuple[int, int]:
+            return -shares[pod], self._memory[pod]
+
+        largest = sorted(pods, key=lambda pod: (*size(pod), pod.uid))
+        sums = accumulate((shares[pod] for pod in largest), initial=0)
+        number = next((n for n, given in enumerate(sums) if given >= lacking), None)
         if number is None:
             return None
-        while comb(len(largest), number) > _MOST_SETS:
-            largest.pop()
-        sets = combinations(largest, number)
-        enough = (some for some in sets if sum(self._shares(pod, position) for pod in some) >= lacking)
-        return min(map(frozenset, enough), key=self._cost)
+        # The largest come first, so that what is left out is no set that is sure to do.
+        sets = list(islice(groups([list(alike) for _, alike in groupby(largest, size)], number), _MOST_SETS))
+        self.sets += len(sets)
+        return min((frozenset(some) for some in sets if sum(map(shares.__getitem__, some)) >= lacking), key=self._cost)
 
     def _if_allowed(self, pods: Iterable[Occupant]) -> frozenset[Occupant] | None:
         wanted = frozenset(pods)

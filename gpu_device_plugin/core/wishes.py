@@ -18,7 +18,10 @@ from gpu_device_plugin.core.annotations import (
 from gpu_device_plugin.core.policy import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
+
+_MOST_NAMES = 64
+"""In one annotation; every node is compared with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +32,9 @@ class Wishes:
     """Only GPUs of one of these models; empty: of any."""
     avoid_models: tuple[str, ...] = ()
     """No GPU of any of these models."""
-    use_uuids: tuple[str, ...] = ()
+    use_uuids: Collection[str] = frozenset()
     """Only these GPUs; empty: any."""
-    avoid_uuids: tuple[str, ...] = ()
+    avoid_uuids: Collection[str] = frozenset()
     """None of these GPUs."""
     gpu_policy: str | None = None
     """Which GPU within a node, a name in `POLICIES`; None: as the node or the configuration says."""
@@ -66,8 +69,8 @@ def read_wishes(annotations: Mapping[str, str]) -> Wishes:
     wishes = Wishes(
         use_models=_list(annotations, USE_MODEL),
         avoid_models=_list(annotations, AVOID_MODEL),
-        use_uuids=_list(annotations, USE_UUID),
-        avoid_uuids=_list(annotations, AVOID_UUID),
+        use_uuids=frozenset(_list(annotations, USE_UUID)),
+        avoid_uuids=frozenset(_list(annotations, AVOID_UUID)),
         gpu_policy=_policy(annotations, GPU_POLICY),
         node_policy=_policy(annotations, NODE_POLICY),
     )
@@ -93,6 +96,8 @@ def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     named = tuple(dict.fromkeys(word.strip() for word in annotations[key].split(",") if word.strip()))
     if not named or not all(map(_words, named)):
         raise MalformedAnnotationError(f"the annotation {key} names nothing; write names with commas between them")
+    if len(named) > _MOST_NAMES:
+        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES}; name fewer")
     return named
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_device_plugin.aio.http import Json
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.asking import Ask, Impossible, ask
-from gpu_device_plugin.core.preempting import Occupant, choose
+from gpu_device_plugin.core.preempting import Occupant, choose_on_each
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.judging import Judge
@@ -162,15 +162,16 @@ class Verbs:
             return wire.preemption_result({})
         if not asked.parts:
             return wire.preemption_result(args.victims)
+        there = (
+            (node, [_occupant(entry) for entry in self._fleet.on_node(name)], frozenset(victims.uids))
+            for name, victims in args.victims.items()
+            if (node := self._fleet.candidates.get(name)) is not None
+        )
         chosen: dict[str, wire.Victims] = {}
-        for name, victims in args.victims.items():
-            node = self._fleet.candidates.get(name)
-            if node is not None:
-                occupants = [_occupant(entry) for entry in self._fleet.on_node(name)]
-                found = choose(asked, node, occupants, frozenset(victims.uids), pod.priority)
-                if found is not None:
-                    added = sorted(found.difference(victims.uids))
-                    chosen[name] = wire.Victims((*victims.uids, *added), victims.pdb_violations)
+        for node, found in choose_on_each(asked, there, pod.priority):
+            victims = args.victims[node.name]
+            added = sorted(found.difference(victims.uids))
+            chosen[node.name] = wire.Victims((*victims.uids, *added), victims.pdb_violations)
         return wire.preemption_result(chosen)
 
     def inspect(self, name: str = "") -> Json:

@@ -178,8 +178,9 @@ def test_a_split_that_is_no_number_is_impossible(text: str) -> None:
 
 
 def test_the_largest_split_that_can_be_written_is_a_number() -> None:
-    assert asked(pod(("c0", 999_999_999), labels={SPLIT_LABEL: "999999999"})) == Ask(
-        (memory(999_999_999, 999_999_999),)
+    assert refused(pod(("c0", 1), labels={SPLIT_LABEL: "999999999"})) == (
+        "the pod label aliyun.com/gpu-count asks for 999999999 GPUs, over which a gpu-mem of 1 cannot be split evenly; "
+        "ask for a multiple"
     )
 
 
@@ -200,5 +201,18 @@ def test_a_split_that_is_not_even_is_impossible() -> None:
 
 
 def test_a_pod_of_very_many_parts_is_not_tried() -> None:
-    assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(100)]), RESOURCES), Ask)
-    assert "more than 100 of its containers ask for GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(101)]))
+    assert isinstance(ask(pod(*[(f"c{n}", 1) for n in range(16)]), RESOURCES), Ask)
+    assert "more than 16 of its containers ask for GPUs" in refused(pod(*[(f"c{n}", 1) for n in range(17)]))
+
+
+def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
+    """The API server gives us 10Gi as 10,737,418,240."""
+    assert isinstance(ask(pod(("c0", 1 << 20)), RESOURCES), Ask)
+    for shares in ((1 << 20) + 1, 10 << 30):
+        assert refused(pod(("c0", 1), ("c1", shares))) == (
+            "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
+        )
+
+
+def test_whole_gpus_are_not_taken_for_bytes() -> None:
+    assert asked(pod(("c0", 10 << 30), resource=COUNT)) == Ask((whole(10 << 30),))

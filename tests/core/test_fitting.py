@@ -414,3 +414,29 @@ def test_what_was_tried_in_vain_is_not_tried_again() -> None:
     assert isinstance(found, Fit)
     for gpu in range(4):
         assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == 8
+
+
+FULL = (46, 73, 84, 63, 83)
+PIECES = (24, 5, 17, 34, 4, 35, 14, 30, 40, 37, 7, 19, 68, 1, 14)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_takes_long_to_place_as_the_policy_likes_is_placed_all_the_same(policy: str) -> None:
+    """The pieces are 24 + 5 + 17, 34 + 4 + 35 and so on, which fill the GPUs to the last share."""
+    asked, there = asking(*map(mem, PIECES)), node(*FULL)
+    assert unfit(asked, there) is None
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert [placement.demand.amount for placement in found.placements] == list(PIECES)
+    for gpu, size in enumerate(FULL):
+        assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == size
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whole_gpus_beside_them_are_placed_too(policy: str) -> None:
+    """The smallest two are taken whole, and 2 + 2 shares of the two with 3, one of which is in use already."""
+    asked, there = asking(*map(mem, PIECES), whole(2), mem(4, gpus=2)), node(*FULL, 3, 2, 2, 3, used={8: 1})
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert unfit(asked, there) is None
+    assert len(found.placements[-2].positions) == len(found.placements[-1].positions) == 2

@@ -188,7 +188,7 @@ ISLANDS = {(a, b): 7 if a // 4 == b // 4 else 1 for a, b in combinations(range(1
         (4, [], (0, 1, 2, 3)),
         (4, [9], (8, 9, 10, 11)),
         (2, [14, 15], (14, 15)),
-        (6, [5], (0, 1, 4, 5, 6, 7)),
+        (6, [5], (0, 1, 2, 3, 4, 5)),
         (16, [], tuple(range(16))),
     ],
 )
@@ -205,14 +205,27 @@ def test_among_many_gpus_the_best_island_is_found_wherever_it_lies() -> None:
     assert placed(place(whole(3), there.rooms(), BINPACK, there.connection)) == (9, 10, 11)
 
 
-def test_up_to_ten_gpus_every_group_is_compared() -> None:
-    """Beyond, a group grows step by step: beside GPU 0 comes GPU 1 first, though 0, 2 and 3 are closer together."""
+def test_of_few_groups_every_one_is_compared() -> None:
+    """Step by step, GPU 1 would come beside GPU 0 first, though 0, 2 and 3 are closer together."""
     pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 5}
-    ten, eleven = node(*(8,) * 10, closeness=pairs), node(*(8,) * 11, closeness=pairs)
-    assert placed(place(whole(3), ten.rooms(), BINPACK, ten.connection, must=[0])) == (0, 2, 3)
-    assert placed(place(whole(3), eleven.rooms(), BINPACK, eleven.connection, must=[0])) == (0, 1, 2)
-    # Grown from each GPU in turn, the best is found here all the same.
-    assert placed(place(whole(3), eleven.rooms(), BINPACK, eleven.connection)) == (0, 2, 3)
+    there = node(*(8,) * 16, closeness=pairs)
+    assert placed(place(whole(3), there.rooms(), BINPACK, there.connection, must=[0])) == (0, 2, 3)
+
+
+def test_of_many_groups_one_grows_from_each_gpu() -> None:
+    """4 of 16 are 1,820 groups. Beside 0 comes 1 first, in vain; beside 2 come 3, 0 and 4."""
+    pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 6, (2, 4): 5, (3, 4): 5, (0, 4): 5}
+    there = node(*(8,) * 16, closeness=pairs)
+    assert placed(place(whole(4), there.rooms(), BINPACK, there.connection)) == (0, 2, 3, 4)
+    assert placed(place(whole(4), there.rooms(), BINPACK, there.connection, must=[0])) == (0, 2, 3, 4)
+
+
+@pytest.mark.parametrize("number", [10, 12, 16, 36])
+def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int) -> None:
+    """GPUs 0 to 3 are linked all to all, the others in pairs by the same links: a pair is taken. 2 of 36 are 630."""
+    pairs = {(a, b): 4 for a, b in combinations(range(number), 2) if b < 4 or (a >= 4 and a // 2 == b // 2)}
+    there = node(*(8,) * number, closeness=pairs)
+    assert placed(place(whole(2), there.rooms(), BINPACK, there.connection)) == (4, 5)
 
 
 # --- what the owner of the pod is told

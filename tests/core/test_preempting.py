@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,13 @@ from gpu_device_plugin.core.candidate import Candidate, candidate
 from gpu_device_plugin.core.fitting import unfit
 from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.placing import Demand
-from gpu_device_plugin.core.preempting import Occupant, choose
+from gpu_device_plugin.core.preempting import Occupant, choose, choose_on_each
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.usage import Usage
 from gpu_device_plugin.core.wishes import Wishes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 IMPORTANT = 100
 """The priority of the pod that wants in."""
@@ -184,6 +188,43 @@ def test_on_a_crowded_gpu_the_largest_pods_are_looked_at() -> None:
     """64 of 64 shares are held by 64 pods, and 32 are wanted: as many sets as there are not seconds to compare them."""
     pods = [on(0, 1, f"{number:02}") for number in range(64)]
     assert chosen(memory(32), node(64, 1), pods, "x") == {"x", *(f"{number:02}" for number in range(32))}
+
+
+def test_who_is_in_the_way_on_one_gpu_only_as_long_as_another_is_may_stay() -> None:
+    """3 of each GPU are wanted. Alone, GPU 1 would be helped best by c; but a has to go for GPU 0, and is on both."""
+    pods = [Occupant("a", Usage(((0, 3), (1, 3)))), on(1, 3, "c")]
+    assert chosen(memory(6, gpus=2), node(3, 6), pods, "x") == {"a", "x"}
+
+
+# --- Many nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_every_node_has_its_answer() -> None:
+    """On node-a pod a makes room, on the second nothing does, on the third the scheduler's victim is enough."""
+    there = node(8, 8)
+    cases = [
+        (there, [on(0, 8, "a"), on(1, 8, "b", IMPORTANT)], frozenset({"x"})),
+        (there, [on(0, 8, "a", IMPORTANT), on(1, 8, "b", IMPORTANT)], frozenset({"x"})),
+        (there, [on(0, 4, "a"), on(1, 8, "b")], frozenset({"a"})),
+    ]
+    assert [found for _, found in choose_on_each(memory(8), cases, IMPORTANT)] == [{"a", "x"}, {"a"}]
+
+
+def test_a_thousand_crowded_nodes_are_not_all_looked_at() -> None:
+    """Those that are have their best answer; what is left out is not even asked for."""
+    there = node(80, 80, 80, 80)
+    pods = [on(n % 4, 2 + n // 4 % 7, f"{n:02}") for n in range(64)]
+    asked = 0
+
+    def nodes() -> Iterator[tuple[Candidate, list[Occupant], frozenset[str]]]:
+        nonlocal asked
+        for _ in range(1000):
+            asked += 1
+            yield there, pods, frozenset({"x"})
+
+    found = list(choose_on_each(memory(60), nodes(), IMPORTANT))
+    assert 1 < len(found) == asked < 1000
+    assert {victims for _, victims in found} == {choose(memory(60), there, pods, frozenset({"x"}), IMPORTANT)}
 
 
 # --- Against all sets of pods ----------------------------------------------------------------------------------------

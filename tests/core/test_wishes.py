@@ -42,7 +42,9 @@ def test_every_wish_has_a_place() -> None:
             NODE_POLICY: "binpack",
         }
     )
-    assert wishes == Wishes(("A100", "H100"), ("T4",), ("GPU-1", "GPU-2"), ("GPU-2",), "spread", "binpack")
+    assert wishes == Wishes(
+        ("A100", "H100"), ("T4",), frozenset({"GPU-1", "GPU-2"}), frozenset({"GPU-2"}), "spread", "binpack"
+    )
 
 
 @pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
@@ -117,6 +119,14 @@ def test_a_list_that_names_nothing_is_malformed(key: str, text: str) -> None:
         MalformedAnnotationError, match=f"^the annotation {key} names nothing; write names with commas between them$"
     ):
         read_wishes({key: text})
+
+
+@pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
+def test_a_list_of_very_many_is_refused(key: str) -> None:
+    """Each name would be compared on every node."""
+    assert read_wishes({key: ",".join(f"A{n}" for n in range(64))}).choosy
+    with pytest.raises(MalformedAnnotationError, match=f"^the annotation {key} names more than 64; name fewer$"):
+        read_wishes({key: ",".join(f"A{n}" for n in range(65))})
 
 
 @pytest.mark.parametrize("key", [GPU_POLICY, NODE_POLICY])

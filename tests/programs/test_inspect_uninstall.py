@@ -184,7 +184,7 @@ def test_a_node_that_is_not_there(world: World, capsys: pytest.CaptureFixture[st
         (["why", "pod", "--dry-run"], "--all and --dry-run go with uninstall; leave them out"),
         (["--json"], "--json goes with doctor; the overview has -o json"),
         (["doctor", "-d"], "doctor: -d and -o are for the overview; leave them out"),
-        (["unistall", "node"], "unistall: there is no such command; did you mean uninstall?"),
+        (["unistall", "node"], "unistall node: there is no such command; did you mean uninstall?"),
         (["doctor", "node"], "doctor: it looks at the whole cluster; on a node there is gpu-device-plugin doctor"),
     ],
 )

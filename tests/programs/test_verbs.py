@@ -701,15 +701,15 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("wanted", "sentence"),
     [
-        (wanting(LARGE), "the largest GPU has 8 GiB in all"),
-        (wanting(LARGE, LARGE), "the largest GPU has 8 GiB in all"),
+        (wanting(LARGE), "write 10, not 10Gi"),
+        (wanting(LARGE, LARGE), "write 10, not 10Gi"),
         (wanting_whole(LARGE), f"fewer than {LARGE} GPUs are healthy"),
         (wanting(8, labels={GPU_COUNT: "999999999"}), "evenly"),
         (wanting(8, labels={GPU_COUNT: "-1"}), "is no number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
         (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of binpack, spread"),
-        (wanting(*[1] * 100), "together"),
-        (wanting(*[1] * 101), "more than 100 of its containers ask for GPUs of their own"),
+        (wanting(*[2] * 16), "together"),
+        (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
     ],
 )
 def test_an_absurd_request_is_hopeless_and_says_why(wanted: Json, sentence: str) -> None:

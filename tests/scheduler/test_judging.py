@@ -20,7 +20,7 @@ from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.scoring import score
 from gpu_device_plugin.core.usage import Usage
 from gpu_device_plugin.core.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.scheduler.judging import Judge
+from gpu_device_plugin.scheduler.judging import UNTRIED, Judge
 
 policies = st.sampled_from(tuple(POLICIES))
 maybe = st.none() | policies
@@ -174,9 +174,13 @@ def test_nodes_that_differ_in_one_thing_are_told_apart(ask: Ask) -> None:
     values = [score(ask, node, "binpack", "binpack") for node in nodes]
     for step in (1, -1):
         judge = Judge()
-        verdict, value = judge.verdict(ask), judge.score(ask, "binpack", "binpack")
+        verdict = judge.verdict(ask)
         assert [verdict(node) for node in nodes[::step]] == verdicts[::step]
-        assert [value(node) for node in nodes[::step]] == values[::step]
+        # A pod that wants whole GPUs beside memory is not placed on so many nodes at once.
+        for first in range(0, len(nodes), 100):
+            value = judge.score(ask, "binpack", "binpack")
+            some = slice(first, first + 100)
+            assert [value(node) for node in nodes[::step][some]] == values[::step][some]
 
 
 def test_a_node_that_changed_is_judged_anew() -> None:
@@ -218,3 +222,68 @@ def test_what_is_remembered_has_an_end() -> None:
     assert {judge.score(group, "binpack", "binpack")(node) for node in idle} == {10}
     sizes = [candidate("node-a", NodeGpus((ListedGpu(0, shares),)), ()) for shares in range(1, 50_002)]
     assert {judge.score(pods[0], "spread", "spread")(node) for node in sizes} <= set(range(11))
+
+
+# --- How much one request tries ---------------------------------------------------------------------------------------
+
+MANY = Ask(memory(*range(1, 17)))
+"""Sixteen containers that want 136 shares together."""
+
+
+def different_nodes() -> list[Candidate]:
+    """A thousand nodes with room for it on four GPUs, none like another."""
+    sizes = [(34 + a, 54 + b, 74 + c, 33) for a in range(10) for b in range(10) for c in range(10)]
+    return [
+        candidate(f"node-{number}", NodeGpus(tuple(ListedGpu(at, size) for at, size in enumerate(there))), ())
+        for number, there in enumerate(sizes)
+    ]
+
+
+def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_further() -> None:
+    nodes, judge = different_nodes(), Judge()
+    right = [unfit(MANY, node) for node in nodes]
+    untried = []
+    for _ in range(20):
+        verdict = judge.verdict(MANY)
+        found = [verdict(node) for node in nodes]
+        assert all(answer in (UNTRIED, expected) for answer, expected in zip(found, right, strict=True))
+        untried.append(found.count(UNTRIED))
+    assert untried[0] > untried[1] > untried[2]
+    assert untried[-1] == 0
+    assert not UNTRIED.lasting
+
+
+def test_nodes_with_as_much_room_are_tried_once() -> None:
+    """Five thousand of one kind: there is no time to try all of them, and no need."""
+    first = different_nodes()[0]
+    verdict = Judge().verdict(MANY)
+    assert {verdict(replace(first, name=f"node-{number}")) for number in range(5000)} == {unfit(MANY, first)}
+
+
+def test_nodes_for_which_there_is_no_time_are_scored_by_how_full_they_get() -> None:
+    """A whole GPU and 3 shares of two GPUs with 8 fill 11 of 16: binpack gives 4 of 6 points, and none for the rest."""
+    pods = Ask((*whole(1), *memory(3)))
+    nodes = [
+        candidate(f"node-{number}", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), driver=f"{number}"), ())
+        for number in range(400)
+    ]
+    judge = Judge()
+    right = score(pods, nodes[0], "binpack", "binpack")
+    seen = []
+    for _ in range(3):
+        value = judge.score(pods, "binpack", "binpack")
+        seen.append([value(node) for node in nodes])
+    assert right > 4
+    assert set(seen[0]) == {right, 4}
+    assert seen[-1] == [right] * 400
+
+
+def test_nodes_that_have_not_been_asked_about_for_long_are_forgotten() -> None:
+    """The cluster's machines are replaced again and again; the answers stay right for who comes back."""
+    asked, judge = Ask(memory(6), Wishes(use_models=("a",))), Judge()
+    there = NodeGpus((ListedGpu(0, 8, model="a"), ListedGpu(1, 4, model="b")))
+    for wave in range(12):
+        verdict = judge.verdict(asked)
+        assert {verdict(candidate(f"node-{wave}-{number}", there, ())) for number in range(10_000)} == {None}
+    full = candidate("node-0-0", there, [Usage(((0, 8),))])
+    assert judge.verdict(asked)(full) == unfit(asked, full)
