@@ -373,6 +373,9 @@ async def world(
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
+    ours = logging.getLogger("gpu_device_plugin")
+    ours_before = ours.level
+    ours.setLevel(logging.NOTSET)  # a reload of settings sets it, here or in a test before
     try:
         async with (
             ApiServer(allowed=allowed, bookmark_s=0.02) as api,
@@ -393,4 +396,5 @@ async def world(
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+        ours.setLevel(ours_before)
     assert SECRET not in "\n".join(lines)

@@ -152,7 +152,7 @@ async def test_a7_sockets_that_a_killed_agent_left_are_cleared_away() -> None:
 async def test_a8_an_old_plugin_of_the_same_name_that_ends_late_is_survived() -> None:
     """Kubelets 1.25 to 1.36 disconnect whoever is registered under the name when any stream of that name ends."""
     async with world() as node:
-        old = ScriptedPlugin(node.kubelet.device_plugin_dir, MEM, {"GPU-old::0": True}, endpoint="aliyungpushare.sock")
+        old = ScriptedPlugin(node.kubelet.device_plugin_dir, MEM, {"GPU-old::0": True}, endpoint="old.sock")
         await old.start()
         agent = await node.start_agent()
         await old.stop()

@@ -1,0 +1,218 @@
+"""An API server in a process of its own that serves the synthetic cluster, and takes as little time for it as it can.
+
+``python -m bench.bigcluster NODES`` prints its address and runs until its input ends. The double of the test suite
+keeps every object as Python's dicts, which at 90,000 pods takes gigabytes, and seconds that would be measured with the
+rest. Here an object is written in the moment in which somebody asks. Bindings, lists and watches are as Kubernetes has
+them, with nothing that could be refused. What happens in the cluster is ordered below ``/bench/``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from bench import synthetic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.synthetic import Placed
+
+_REMEMBERED = 2000
+"""Events for a watch that begins after its list; enough, since nothing happens in between that we do not order."""
+_CHUNK = 50
+"""Events that are written together, as they are where many happen at once."""
+_AWAY = 200
+"""So many pods, or an eighth of all, have ended before the first of them is replaced."""
+
+
+class BigCluster:
+    """All nodes and pods, and who watches them."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = range(nodes)
+        self._pods = {synthetic.pod_name(pod.number): pod for node in self._nodes for pod in synthetic.pods_of(node)}
+        self._names = list(self._pods)
+        self._created: dict[str, dict[str, Any]] = {}
+        """Pods that somebody made over HTTP."""
+        self._version = 1
+        self._log: dict[str, deque[tuple[int, bytes]]] = {"pods": deque(maxlen=_REMEMBERED), "nodes": deque()}
+        self._watches: dict[str, set[asyncio.Queue[bytes]]] = {"pods": set(), "nodes": set()}
+        self._lists: dict[str, Sequence[Callable[[], str]]] = {}
+        self._number = 10**7
+        self._turn = 0
+        self._away: deque[Placed] = deque()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return what is answered."""
+        pod = "/api/v1/namespaces/{namespace}/pods"
+        return [
+            web.get("/api/v1/{kind:nodes|pods}", self._read),
+            web.post(pod, self._create),
+            web.get(pod + "/{name}", self._get),
+            web.post(pod + "/{name}/binding", self._bind),
+            web.delete(pod + "/{name}", self._delete),
+            web.post("/bench/status", self._status),
+            web.post("/bench/churn", self._churn),
+        ]
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        return await (self._watch if request.query.get("watch") else self._list)(request)
+
+    async def _list(self, request: web.Request) -> web.StreamResponse:
+        kind, limit = request.match_info["kind"], int(request.query.get("limit", 10**9))
+        token, _, begin = request.query.get("continue", f"{kind}-{self._version}:0").rpartition(":")
+        if begin == "0":
+            self._lists[token] = self._all(kind)
+        found, first = self._lists[token], int(begin)
+        version, more = token.rpartition("-")[2], len(found) > first + limit
+        meta = f'"resourceVersion":"{version}"' + (f',"continue":"{token}:{first + limit}"' if more else "")
+        items = ",".join(make() for make in found[first : first + limit])
+        name = {"pods": "PodList", "nodes": "NodeList"}[kind]
+        text = f'{{"kind":"{name}","apiVersion":"v1","metadata":{{{meta}}},"items":[{items}]}}'
+        return web.Response(body=text.encode(), content_type="application/json")
+
+    def _all(self, kind: str) -> Sequence[Callable[[], str]]:
+        if kind == "nodes":
+            return [partial(synthetic.node_json, node, 1) for node in self._nodes]
+        made = [partial(json.dumps, pod) for pod in self._created.values()]
+        return [*(partial(synthetic.pod_json, pod, 1) for pod in self._pods.values()), *made]
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return web.json_response(self._created[request.match_info["name"]])
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        kind, since = request.match_info["kind"], int(request.query["resourceVersion"])
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        lines: asyncio.Queue[bytes] = asyncio.Queue(4)
+        missed = b"".join(line for version, line in self._log[kind] if version > since)
+        self._watches[kind].add(lines)
+        try:
+            await response.write(missed)
+            async with asyncio.timeout(float(request.query.get("timeoutSeconds", 1800))):
+                while True:
+                    await response.write(await lines.get())
+        except (TimeoutError, ConnectionError):
+            return response
+        finally:
+            self._watches[kind].discard(lines)
+
+    # --- Writing ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, lines: bytes) -> None:
+        for watch in tuple(self._watches["pods"]):
+            await watch.put(lines)
+
+    def _line(self, kind: str, make: Callable[[int], str], *, remember: bool = True) -> bytes:
+        self._version += 1
+        text = make(self._version)
+        line = f'{{"type":"{kind}","object":{{"kind":"Pod","apiVersion":"v1",{text[1:]}}}\n'.encode()
+        if remember:
+            self._log["pods"].append((self._version, line))
+        return line
+
+    def _made(self, kind: str, pod: dict[str, Any]) -> bytes:
+        def text(version: int) -> str:
+            pod["metadata"]["resourceVersion"] = str(version)
+            return json.dumps(pod, separators=(",", ":"))
+
+        return self._line(kind, text)
+
+    async def _create(self, request: web.Request) -> web.Response:
+        pod = await request.json()
+        pod["status"] = {"phase": "Pending"}
+        pod["metadata"]["namespace"] = request.match_info["namespace"]
+        self._created[pod["metadata"]["name"]] = pod
+        await self._tell(self._made("ADDED", pod))
+        return web.json_response(pod, status=201)
+
+    async def _bind(self, request: web.Request) -> web.Response:
+        pod, binding = self._created[request.match_info["name"]], await request.json()
+        pod["spec"]["nodeName"] = binding["target"]["name"]
+        pod["metadata"].setdefault("annotations", {}).update(binding["metadata"].get("annotations", {}))
+        await self._tell(self._made("MODIFIED", pod))
+        return web.json_response({"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}, status=201)
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        pod = self._created.pop(request.match_info["name"])
+        pod["status"]["phase"] = "Succeeded"
+        await self._tell(self._made("MODIFIED", pod) + self._made("DELETED", pod))
+        return web.json_response(pod)
+
+    # --- What happens in the cluster ----------------------------------------------------------------------------------
+
+    async def _status(self, request: web.Request) -> web.Response:
+        """Let kubelets write ``count`` statuses in which nothing has changed but the order of devices."""
+        left = int(request.query["count"])
+        while left > 0:
+            chunk = [
+                self._pods[self._names[(self._turn + n) * 7919 % len(self._names)]] for n in range(min(left, _CHUNK))
+            ]
+            self._turn += len(chunk)
+            left -= len(chunk)
+            note = str(self._turn)
+            await self._tell(b"".join(self._line("MODIFIED", _writer(pod, note=note), remember=False) for pod in chunk))
+        return web.Response()
+
+    async def _churn(self, request: web.Request) -> web.Response:
+        """Let ``count`` pods end and go, or come: be created, bound and begin to run, in turn."""
+        lines: list[bytes] = []
+        for n in range(int(request.query["count"])):
+            if n % 2 and len(self._away) >= min(_AWAY, len(self._pods) // 8):
+                self._number += 1
+                new = replace(self._away.popleft(), number=self._number)
+                self._names.append(synthetic.pod_name(new.number))
+                self._pods[self._names[-1]] = new
+                unbound = replace(new, annotations={}, shares=())
+                lines += [
+                    self._line("ADDED", _writer(unbound, unbound=True, phase="Pending")),
+                    self._line("MODIFIED", _writer(new, phase="Pending")),
+                    self._line("MODIFIED", _writer(new)),
+                ]
+            else:
+                self._turn += 1
+                at = self._turn * 7919 % len(self._names)
+                self._names[at], self._names[-1] = self._names[-1], self._names[at]
+                pod = self._pods.pop(self._names.pop())
+                self._away.append(pod)
+                lines += [
+                    self._line("MODIFIED", _writer(pod, phase="Succeeded")),
+                    self._line("DELETED", _writer(pod, phase="Succeeded")),
+                ]
+        for begin in range(0, len(lines), _CHUNK):
+            await self._tell(b"".join(lines[begin : begin + _CHUNK]))
+        return web.json_response({"events": len(lines)})
+
+
+def _writer(pod: Placed, *, unbound: bool = False, **changes: str) -> Callable[[int], str]:
+    def write(version: int) -> str:
+        text = synthetic.pod_json(pod, version, **changes)
+        return text.replace(f'"nodeName":"{synthetic.node_name(pod.node)}",', "") if unbound else text
+
+    return write
+
+
+async def serve(nodes: int) -> None:
+    """Serve until standard input ends."""
+    app = web.Application(client_max_size=16 << 20)
+    app.add_routes(BigCluster(nodes).routes())
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(int(sys.argv[1])))

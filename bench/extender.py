@@ -1,0 +1,347 @@
+"""Measure the scheduler extender as kube-scheduler meets it: ``python -m bench.extender``.
+
+The real command runs as a process of its own, and follows a cluster that a second process makes up (bench.bigcluster).
+With kube-apiserver and etcd in KUBE_BIN, pods are scheduled by way of a real API server as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from bench import memory, synthetic
+from bench.inside import CHANGES, usual
+from bench.kubeapi import KubeApi, binaries, free_ports
+from bench.node_agent import Row, machine, percentiles, show
+from bench.scheduler import PREFIX, Caller, arguments, bind_at_once, create, delete, schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bench.scheduler import Outcome
+    from gpu_device_plugin.testing.builders import Json
+
+BAR_MS, REBUILD_BAR_MS = 5.0, 10_000.0
+MEMORY_BAR_MIB = 286.0
+"""300 MB."""
+_UPDATES_PER_S = 1500
+"""What the kubelets of 90,000 pods send, each pod once a minute."""
+_AT_ONCE, _ROUNDS = 40, 5
+"""Binds, and how many times."""
+_FOREIGN = ("GPUSHARE_", "KUBERNETES_", "POD_NAME", "PYTHON")
+"""Variables that would make another extender of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extender:
+    """One extender under measurement."""
+
+    url: str
+    probes: str
+    pid: int
+    ready_s: float
+    """From starting the process until it said that it is ready."""
+
+    def quiet(self) -> float:
+        """Wait until it has nothing to do, and return how many seconds of CPU it has used in all."""
+        before = -1.0
+        while (now := memory.cpu_s([self.pid])) - before > 0.015:
+            before = now
+            time.sleep(0.3)
+        return now
+
+
+@contextlib.contextmanager
+def running(folder: Path, api: str, *flags: str) -> Iterator[Extender]:
+    """Start an extender that follows the cluster behind `api`, an address or a kubeconfig, and have it ready."""
+    verbs, probes = (f"127.0.0.1:{port}" for port in free_ports(2))
+    command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "extender"]
+    command += ["--api", api, "--listen", verbs, "--http", probes, *flags]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
+    with (folder / "extender.log").open("wb") as log:
+        began = time.monotonic()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
+        try:
+            while not _answers(f"http://{probes}/readyz"):
+                if process.poll() is not None or time.monotonic() - began > 120:
+                    raise SystemExit(f"the extender keeps us waiting; its log:\n{Path(log.name).read_text()}")
+                time.sleep(0.01)
+            yield Extender(f"http://{verbs}", f"http://{probes}", process.pid, time.monotonic() - began)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=20)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - our own address
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def cluster(nodes: int) -> Iterator[str]:
+    """Serve the synthetic cluster from another process; yield its address."""
+    command = [sys.executable, "-m", "bench.bigcluster", str(nodes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.communicate()
+
+
+# --- What is measured -------------------------------------------------------------------------------------------------
+
+
+def both(
+    what: str, samples: Sequence[float], bar: float | None = None, cpu: Sequence[float] | None = None
+) -> Iterator[Row]:
+    """Yield the median and the 99th percentile of some calls, in ms; and of the CPU time in them, where it is known."""
+    notes = ("", "") if cpu is None else tuple(f"{each:.2f} ms of CPU" for each in percentiles(cpu))
+    for name, each, note, most in zip(("p50", "p99"), percentiles(samples), notes, (None, bar), strict=True):
+        yield Row(f"{what}, {name}", each, bar=most, note=note)
+
+
+def asked(extender: Extender, api: str, nodes: int, calls: int, *, churn: bool = True) -> dict[str, list[float]]:
+    """Filter and prioritize pods of all shapes, while others end and come; return the times in ms."""
+    names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable
+    found: dict[str, list[float]] = {"filter": [], "prioritize": []}
+    verbs, world = Caller(extender.url), Caller(api)
+    for number in range(calls):
+        if churn:
+            world.post(f"/bench/churn?count={CHANGES}")
+            time.sleep(0.005)  # until the watch has told
+        pod = synthetic.new_pod(10**9 + number, rng.choice(list(synthetic.SHAPES)))
+        took, answer = verbs.post(f"{PREFIX}/filter", arguments(pod, usual(names, rng)))
+        found["filter"].append(took)
+        took, _ = verbs.post(f"{PREFIX}/prioritize", arguments(pod, json.loads(answer)["NodeNames"]))
+        found["prioritize"].append(took)
+    verbs.close()
+    world.close()
+    return found
+
+
+def followed(folder: Path, nodes: int, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure an extender of one size of cluster, over HTTP."""
+    large = nodes == max(options.nodes)
+    with cluster(nodes) as api, running(folder, api) as extender:
+        of = f"{nodes:,} nodes"
+        pods = sum(1 for node in range(nodes) for _ in synthetic.pods_of(node))
+        spent_s = memory.cpu_s([extender.pid])
+        note = f"{pods:,} pods, {spent_s:.1f} s of CPU"
+        yield Row(f"start to ready, {of}", extender.ready_s * 1000, bar=REBUILD_BAR_MS if large else None, note=note)
+        yield _memory(f"memory, {of}, at first", extender, large=large)
+        times = asked(extender, api, nodes, options.calls)
+        for verb, samples in times.items():
+            yield from both(f"{verb} over HTTP, {of}", samples, BAR_MS if large else None)
+        if large:
+            with updates(api):
+                times = asked(extender, api, nodes, options.calls // 2, churn=False)
+            yield from both(f"filter over HTTP, {of}, {_UPDATES_PER_S:,} updates a second", times["filter"])
+            yield from events(extender, api, options)
+            yield scheduled(f"pods scheduled, {of}, API double", extender, api, nodes, options.pods)
+        yield _memory(f"memory, {of}, after all this", extender, large=large)
+
+
+def _memory(what: str, extender: Extender, *, large: bool) -> Row:
+    peak = next(
+        line for line in Path(f"/proc/{extender.pid}/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    note = f"at most {int(peak.split()[1]) / 1024:,.0f} MiB"
+    return Row(what, memory.alone_mib([extender.pid]), "MiB", MEMORY_BAR_MIB if large else None, note)
+
+
+@contextlib.contextmanager
+def updates(api: str) -> Iterator[None]:
+    """Let kubelets update the status of pods for as long as the block runs."""
+    done = threading.Event()
+
+    def go() -> None:
+        caller = Caller(api)
+        while not done.wait(0.1):
+            caller.post(f"/bench/status?count={_UPDATES_PER_S // 10}")
+        caller.close()
+
+    thread = threading.Thread(target=go, name="status updates")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def events(extender: Extender, api: str, options: argparse.Namespace) -> Iterator[Row]:
+    """Let much happen in the cluster; what the extender pays is its CPU time."""
+    world = Caller(api)
+    for what, path, count in (
+        ("status update", "status", options.events),
+        ("event of pods that end or come", "churn", options.events * 2 // 5),  # each pod has two or three
+    ):
+        before_s, began = extender.quiet(), time.monotonic()
+        _, answer = world.post(f"/bench/{path}?count={count}")
+        spent_s = extender.quiet() - before_s
+        number = json.loads(answer)["events"] if answer else count
+        note = f"{number:,} in {time.monotonic() - began:.1f} s"
+        yield Row(f"CPU for one {what}", spent_s / number * 1e6, "µs", note=note)
+    world.close()
+
+
+def load(nodes: int, number: int) -> tuple[list[str], list[Json]]:
+    """Return the names of nodes, and pods for them as a cluster has them."""
+    rng = random.Random(0)  # noqa: S311 - repeatable
+    shapes = rng.choices(list(synthetic.SHAPES), [shape.share for shape in synthetic.SHAPES.values()], k=number)
+    pods = [synthetic.new_pod(3 * 10**9 + n, shape) for n, shape in enumerate(shapes)]
+    return [synthetic.node_name(node) for node in range(nodes)], pods
+
+
+def session() -> aiohttp.ClientSession:
+    """Return what any number of calls can be made with at once."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False))
+
+
+def scheduled(what: str, extender: Extender, api: str, nodes: int, number: int, *, token: str = "") -> Row:
+    """Have pods scheduled as kube-scheduler would; the figure is pods a second."""
+    names, pods = load(nodes, number)
+
+    async def run() -> Outcome:
+        async with session() as http:
+            made = await create(http, api, pods, token)
+            outcome = await schedule(http, extender.url, made, names)
+            await delete(http, api, made, token)
+            return outcome
+
+    outcome = asyncio.run(run())
+    unbound = f", {number - outcome.bound} not: {max(outcome.refused)}" if outcome.refused else ""
+    median = percentiles(outcome.filter_ms)[0]
+    return Row(what, outcome.bound / outcome.seconds, "/s", note=f"{outcome.bound} bound{unbound}; filter {median:.1f}")
+
+
+def by_kube_scheduler(extender: Extender, api: KubeApi, nodes: int, number: int) -> Iterator[Row]:
+    """Have pods scheduled by kube-scheduler itself; the figure is pods a second."""
+    _, pods = load(nodes, number)
+
+    async def make() -> None:
+        async with session() as http:
+            await create(http, api.url, pods, api.token)
+
+    asyncio.run(make())
+    bound = _bound(extender)
+    with api.scheduler(extender.url + PREFIX) as there:
+        if not there:
+            return
+        while (first := _bound(extender)) == bound:
+            time.sleep(0.05)
+        began = changed = time.monotonic()
+        last = first
+        while last < bound + number and time.monotonic() - changed < 10:
+            time.sleep(0.2)
+            if (now := _bound(extender)) > last:
+                last, changed = now, time.monotonic()
+    what = f"pods scheduled by kube-scheduler, {nodes:,} nodes, real API server"
+    yield Row(what, (last - first) / (changed - began), "/s", note=f"{last - bound} bound of {number}")
+
+
+def bound_at_once(extender: Extender, api: KubeApi, nodes: int) -> Iterator[Row]:
+    """Have small pods bound all at the same time, some times over; the figure is pods a second."""
+
+    async def once(begin: int, chosen: Sequence[str]) -> float:
+        async with session() as http:
+            pods = [synthetic.new_pod(begin + n, "gpu-mem 1") for n in range(len(chosen))]
+            made = await create(http, api.url, pods, api.token)
+            await asyncio.sleep(0.5)  # until the watch has told
+            outcome = await bind_at_once(http, extender.url, made, chosen)
+            await delete(http, api.url, made, api.token)
+            return outcome.bound / outcome.seconds
+
+    for number, (where, spread) in enumerate((("one node", 1), ("as many nodes", nodes))):
+        chosen = [synthetic.node_name(n % spread) for n in range(_AT_ONCE)]
+        rates = [asyncio.run(once(4 * 10**9 + (number * _ROUNDS + n) * _AT_ONCE, chosen)) for n in range(_ROUNDS)]
+        note = f"{min(rates):,.0f} to {max(rates):,.0f}"
+        yield Row(f"{_AT_ONCE} binds at once to {where}, real API server", statistics.median(rates), "/s", note=note)
+
+
+def _bound(extender: Extender) -> int:
+    with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
+        found = re.search(rb'binds_total{outcome="bound"} ([0-9.e+]+)', answer.read())
+    return int(float(found[1])) if found else 0
+
+
+def inside(options: argparse.Namespace) -> Iterator[Row]:
+    """Measure the answers without HTTP."""
+    nodes = max(options.nodes)
+    with cluster(nodes) as api:
+        command = [sys.executable, "-m", "bench.inside", api, str(nodes), str(options.calls)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    shapes = found["shape"]
+    again = [shape in shapes[:number] for number, shape in enumerate(shapes)]
+    for verb in ("filter", "prioritize"):
+        what = f"{verb}, {nodes:,} nodes"
+        yield from both(what, found[verb], BAR_MS, found[f"{verb} cpu"])
+        repeated = [
+            [took for took, seen in zip(found[key], again, strict=True) if seen] for key in (verb, f"{verb} cpu")
+        ]
+        yield from both(f"{what}, not the first of its kind", repeated[0], None, repeated[1])
+    yield from both("bind, up to the call of the API server", found["bind"])
+
+
+def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Schedule by way of a real API server, where there is one."""
+    if not binaries():
+        return
+    with KubeApi(folder) as api:
+        asyncio.run(api.add_nodes([synthetic.new_node(node) for node in range(options.real_nodes)]))
+        # No kubelet says of a pod that is deleted that it has ended.
+        with running(folder, str(api.kubeconfig), "--drain", "0s") as extender:
+            what = f"pods scheduled, {options.real_nodes:,} nodes, real API server"
+            yield scheduled(what, extender, api.url, options.real_nodes, options.pods, token=api.token)
+            yield from bound_at_once(extender, api, options.real_nodes)
+            yield from by_kube_scheduler(extender, api, options.real_nodes, options.pods)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m bench.extender", description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000, 5000], help="sizes of the cluster")
+    parser.add_argument("--calls", type=int, default=400, help="calls of each kind")
+    parser.add_argument("--events", type=int, default=100_000, help="watch events")
+    parser.add_argument("--pods", type=int, default=1000, help="pods to schedule")
+    parser.add_argument("--real-nodes", type=int, default=100, help="nodes where the API server is a real one")
+    options = parser.parse_args(argv)
+    print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        folder = Path(name)
+
+        def rows() -> Iterator[Row]:
+            for nodes in options.nodes:
+                yield from followed(folder, nodes, options)
+            yield from inside(options)
+            yield from real(folder, options)
+
+        show(rows())
+    if not binaries():
+        print("\nWith kube-apiserver and etcd in KUBE_BIN, pods are scheduled by way of a real API server, too.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""The extender's answers without HTTP, from a process that follows the synthetic cluster as the real one does.
+
+``python -m bench.inside API NODES CALLS`` prints what it measured, as JSON; all times in ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from bench import synthetic
+from bench.scheduler import arguments
+from gpu_device_plugin.cluster.binder import PodRef
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.extender_settings import Sources
+from gpu_device_plugin.programs.binding import Binding
+from gpu_device_plugin.programs.extender import Extender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.core.pods import Pod
+
+CHANGES = 10
+"""Pods that end or come between two calls."""
+
+
+def usual(names: list[str], rng: random.Random) -> list[str]:
+    """Return the nodes as a scheduler names them: beginning with another one every time."""
+    first = rng.randrange(len(names))
+    return names[first:] + names[:first]
+
+
+class _Nowhere:
+    """An API server that agrees to everything, and takes no time for it."""
+
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        assert pod.uid
+        assert node
+        assert annotations
+
+    async def read(self, namespace: str, name: str) -> Pod:
+        raise NotImplementedError(f"pod {namespace}/{name} is known")
+
+
+async def _current() -> None:
+    return
+
+
+async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
+    """Return the times of each verb, and what was asked each time."""
+    settings = Sources({"http": "off", "listen": "127.0.0.1:0"}, {}).read()
+    extender = Extender(settings, ClusterConfig(api))
+    running = asyncio.create_task(extender.run(), name="extender")
+    verbs, fleet = extender.verbs, extender.fleet
+    names, rng = [synthetic.node_name(node) for node in range(nodes)], random.Random(0)  # noqa: S311 - repeatable
+    probe = arguments(synthetic.new_pod(0, "gpu-mem 1"), names[:1])
+    while b"read yet" in verbs.filter(probe):
+        assert not running.done(), running
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(1)
+    found: dict[str, list[Any]] = {"shape": []}
+    async with aiohttp.ClientSession() as http:
+        for number in range(calls):
+            await http.post(f"{api}/bench/churn?count={CHANGES}")
+            await asyncio.sleep(0.005)  # until the watch has told
+            shape = rng.choice(list(synthetic.SHAPES))
+            pod = synthetic.new_pod(10**9 + number, shape)
+            body = arguments(pod, usual(names, rng))
+            answer = _timed(verbs.filter, body, found, "filter")
+            fitting = json.loads(answer)["NodeNames"]
+            body = arguments(pod, fitting)
+            _timed(verbs.prioritize, body, found, "prioritize")
+            found["shape"].append(shape)
+    await asyncio.sleep(0.1)
+    found["bind"] = [took async for took in _binds(extender, names, calls)]
+    running.cancel()
+    return {**found, "pods": len(fleet.entries)}
+
+
+def _timed(verb: Callable[[bytes], bytes], body: bytes, found: dict[str, list[Any]], name: str) -> bytes:
+    """Keep the time that one call took, and the time of it in which the processor was ours."""
+    began, began_cpu = time.perf_counter(), time.thread_time()
+    answer = verb(body)
+    found.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+    found.setdefault(f"{name} cpu", []).append((time.thread_time() - began_cpu) * 1000)
+    return answer
+
+
+async def _binds(extender: Extender, names: list[str], calls: int) -> Any:
+    """Yield how long it takes from the scheduler's call until the API server is called."""
+    fleet, resources = extender.fleet, extender.settings.offered
+    binding = Binding(
+        fleet,
+        _Nowhere(),
+        resources,
+        current=_current,
+        gpu_policy=lambda: "binpack",
+        timeout_s=lambda: 4.0,
+        clock=time.monotonic,
+        wall_ns=time.time_ns,
+    )
+    rng = random.Random(1)  # noqa: S311 - repeatable
+    for number in range(calls):
+        shape = rng.choice(list(synthetic.SHAPES))
+        raw = json.dumps(synthetic.new_pod(2 * 10**9 + number, shape)).encode()
+        answer = json.loads(extender.verbs.filter(arguments(json.loads(raw), names)))
+        if not answer["NodeNames"]:
+            continue
+        pod = extender._pod_reader.read(raw)[0]
+        fleet.put_pod(pod)
+        ref, node = PodRef(pod.namespace, pod.name, pod.uid), rng.choice(answer["NodeNames"])
+        began = time.perf_counter()
+        said = await binding.bind(ref, node)
+        yield (time.perf_counter() - began) * 1000
+        assert not said, said
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))))
