@@ -1,0 +1,283 @@
+"""What a test does to a cluster: what a person with kubectl does, and it looks at what such a person sees."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from tests.docs.guide_world import documents, pods_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from tests.e2e.real_cluster import RealCluster
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+ROOT = Path(__file__).parents[2]
+GPU_MEM, GPU_COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+GPUS = "fake:1xP4,3xT4"
+"""The GPUs of docs/guide.md: GPU 0 has 7 shares, GPUs 1 to 3 have 14 each."""
+
+_STAY = ["sh", "-c", "trap 'exit 0' TERM; sleep 2147483647 & wait"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a running container was given, read from within it."""
+
+    uuids: tuple[str, ...]
+    shares: int
+    """In all; 0 of a container that has whole GPUs."""
+    limit_mib: int
+    """Of each GPU."""
+    positions: str
+    devices_shares: str
+    """How many shares its GPU has, or each of its GPUs."""
+    pod_shares: int
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Given:
+        return cls(
+            uuids=tuple(sorted(environ["NVIDIA_VISIBLE_DEVICES"].split(","))),
+            shares=int(environ.get("ALIYUN_COM_GPU_MEM_CONTAINER", "0")),
+            limit_mib=int(environ.get("NVIDIA_GPU_MEMORY_LIMIT", "0")),
+            positions=environ.get("ALIYUN_COM_GPU_MEM_IDX", ""),
+            devices_shares=environ.get("ALIYUN_COM_GPU_MEM_DEV", ""),
+            pod_shares=int(environ.get("ALIYUN_COM_GPU_MEM_POD", "0")),
+        )
+
+
+@dataclass
+class Cluster:
+    """A cluster of ours, or one that was there before; of that one other images are told."""
+
+    node: str
+    environ: Mapping[str, str]
+    own: RealCluster | None = None
+    image: str = ""
+    """Of ours, where the manifests' name is not known there."""
+    next_image: str = ""
+    """The same, of another version."""
+    pod_image: str = ""
+    """For the pods of the guide: something with a shell."""
+    broken: str = ""
+    """The step without which no later one makes sense, and which failed."""
+    applied: list[Path] = field(default_factory=list)
+    """Of the guide, and not removed yet."""
+
+    # --- kubectl ------------------------------------------------------------------------------------------------------
+
+    def run(self, *command: str, given: str = "") -> subprocess.CompletedProcess[str]:
+        if self.own is not None:
+            command = (*self.own.entering_network, *command)
+        return subprocess.run(
+            command, input=given, capture_output=True, text=True, check=False, cwd=ROOT, env=self.environ, timeout=300
+        )
+
+    def kubectl(self, *words: str, given: str = "") -> str:
+        """Return what kubectl prints; it has to end well."""
+        done = self.run("kubectl", *words, given=given)
+        assert done.returncode == 0, f"kubectl {' '.join(words)}: {done.stderr}{done.stdout}"
+        return done.stdout
+
+    def refused(self, *words: str, given: str = "") -> str:
+        """Return why kubectl could not do something."""
+        done = self.run("kubectl", *words, given=given)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def shell(self, command: str) -> str:
+        """Do a command of the documentation."""
+        done = self.run("bash", "-euo", "pipefail", "-c", command)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def get(self, *words: str) -> Json:
+        found: Json = json.loads(self.kubectl("get", *words, "--output=json"))
+        return found
+
+    def items(self, *words: str) -> list[Json]:
+        found: list[Json] = self.get(*words)["items"]
+        return found
+
+    def until(self, look: Callable[[], T], what: str, within_s: float = 120) -> T:
+        """Look again and again until there is something to be seen."""
+        deadline = time.monotonic() + within_s
+        while not (found := look()):
+            assert time.monotonic() < deadline, f"it never came true that {what}\n{self.state()}"
+            time.sleep(0.5)
+        return found
+
+    def state(self) -> str:
+        """Return what helps to understand a failure."""
+        commands = (
+            ("get", "pods", "--all-namespaces", "--output=wide"),
+            ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
+            ("describe", "pods", "--namespace=default"),
+            ("--namespace=gpushare", "logs", "daemonset/gpushare-node", "--tail=20"),
+            ("--namespace=gpushare", "logs", "deployment/gpushare-scheduler", "--container=extender", "--tail=20"),
+        )
+        return "\n".join(self.run("kubectl", *words).stdout[-4000:] for words in commands)
+
+    # --- Manifests ----------------------------------------------------------------------------------------------------
+
+    def apply(self, *paths: Path) -> None:
+        """Apply manifests as they are; on a cluster that was there before, with what it needs changed."""
+        for path in paths:
+            if self.own is not None:
+                self.kubectl("apply", "--filename", str(path))
+            else:
+                self.apply_all(self._adapted(path))
+
+    def apply_all(self, objects: Iterable[Json]) -> None:
+        self.kubectl("apply", "--filename=-", given=yaml.safe_dump_all(objects))
+
+    def version(self, path: Path, image: str) -> list[Json]:
+        """Return the objects of one of our manifests, with another image."""
+        found = list(self._adapted(path) if self.own is None else documents(path))
+        for container in containers(found):
+            if container["name"] in {"agent", "extender"}:
+                container["image"] = image
+        return found
+
+    def _adapted(self, path: Path) -> Iterator[Json]:
+        for body in documents(path):
+            for spec in _pod_specs(body):
+                spec.pop("runtimeClassName", None)
+            for container in containers([body]):
+                if container["name"] in {"agent", "extender"}:
+                    container["image"] = self.image or container["image"]
+                elif container["name"] == "kube-scheduler":
+                    version = json.loads(self.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
+                    container["image"] = f"registry.k8s.io/kube-scheduler:{version.partition('+')[0]}"
+                else:
+                    container |= {"image": self.pod_image, "command": _STAY}
+            yield body
+
+    # --- Pods with GPUs -----------------------------------------------------------------------------------------------
+
+    def apply_and_settle(self, path: Path) -> None:
+        """Apply a manifest of the guide, and wait until the scheduler and the node have done what they can."""
+        self.applied.append(path)
+        before = {pod["metadata"]["uid"] for pod in self.gpu_pods()}
+        self.apply(path)
+        expected = sum(len(pods_of(body)) for body in documents(path))
+
+        def settled() -> bool:
+            pods = self.gpu_pods()
+            new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
+            return len(new) >= expected and all(_settled(pod) for pod in pods)
+
+        self.until(settled, f"{expected} pods of {path.name} are placed or refused")
+
+    def all_gpu_pods(self) -> list[Json]:
+        """Return the pods that ask for GPUs."""
+        return [pod for pod in self.items("pods", "--all-namespaces") if any(map(_asks, containers([pod])))]
+
+    def gpu_pods(self) -> list[Json]:
+        """Return those that have not ended."""
+        return [pod for pod in self.all_gpu_pods() if pod["status"].get("phase") not in {"Succeeded", "Failed"}]
+
+    def given(self) -> dict[str, Given]:
+        """Return what each running container has, by namespace, pod and container."""
+        found = {}
+        for pod in self.gpu_pods():
+            meta = pod["metadata"]
+            running = [
+                each["name"] for each in pod["status"].get("containerStatuses", ()) if "running" in each["state"]
+            ]
+            for container in pod["spec"]["containers"]:
+                if _asks(container) and container["name"] in running:
+                    where = (f"--namespace={meta['namespace']}", meta["name"], f"--container={container['name']}")
+                    lines = self.kubectl("exec", *where, "--", "env").splitlines()
+                    environ = dict(line.split("=", 1) for line in lines if "=" in line)
+                    found[f"{meta['namespace']}/{meta['name']}/{container['name']}"] = Given.of(environ)
+        return found
+
+    def gpus(self) -> dict[str, Json]:
+        """Return the GPUs that the node says it has, by UUID."""
+        notes = self.get("node", self.node)["metadata"]["annotations"]
+        return {gpu["uuid"]: gpu for gpu in json.loads(notes["gpu-device-plugin/gpus"])["gpus"]}
+
+    def offered(self, which: str = "allocatable") -> dict[str, int]:
+        """Return what the node offers of both resources."""
+        amounts = self.get("node", self.node)["status"][which]
+        return {name: int(amounts[name]) for name in (GPU_MEM, GPU_COUNT) if name in amounts}
+
+    def measured(self, component: str, port: int, *names: str) -> list[float]:
+        """Return what the pods of one of our programs tell Prometheus under these names."""
+        pods = self.items("pods", "--namespace=gpushare", f"--selector=app.kubernetes.io/component={component}")
+        found = []
+        for pod in pods:
+            path = f"/api/v1/namespaces/gpushare/pods/{pod['metadata']['name']}:{port}/proxy/metrics"
+            lines = (line.rpartition(" ") for line in self.run("kubectl", "get", "--raw", path).stdout.splitlines())
+            found += [float(value) for name, _, value in lines if name.partition("{")[0] in names]
+        return found
+
+    def tell_to_end(self, pod: Json, container: str) -> None:
+        """Let a container of the guide end well, whose command would have ended on real GPUs."""
+        meta = pod["metadata"]
+        # What is run there may not live to tell how it went.
+        self.run(
+            *("kubectl", "exec", f"--namespace={meta['namespace']}", meta["name"], f"--container={container}"),
+            *("--", "sh", "-c", "kill 1"),
+        )
+
+    def clear(self) -> None:
+        """Remove what was applied of the guide, and wait until the node has everything back."""
+        for path in reversed(self.applied):
+            self.kubectl("delete", "--ignore-not-found", "--wait=false", "--filename", str(path))
+
+        for pod in self.all_gpu_pods():
+            meta = pod["metadata"]
+            self.run("kubectl", "delete", "pod", f"--namespace={meta['namespace']}", meta["name"], "--wait=false")
+        made = {body["metadata"]["name"] for path in self.applied for body in documents(path) if _is_namespace(body)}
+
+        def gone() -> bool:
+            namespaces = {each["metadata"]["name"] for each in self.items("namespaces")}
+            return not self.all_gpu_pods() and not made & namespaces
+
+        self.until(gone, "all pods with GPUs are gone")
+        self.applied.clear()
+
+
+def _is_namespace(body: Json) -> bool:
+    return bool(body["kind"] == "Namespace")
+
+
+def _pod_specs(body: Json) -> Iterator[Json]:
+    if body["kind"] == "Pod":
+        yield body["spec"]
+    elif "template" in body.get("spec", {}):
+        yield body["spec"]["template"]["spec"]
+
+
+def containers(bodies: Iterable[Json]) -> Iterator[Json]:
+    for body in bodies:
+        for spec in _pod_specs(body):
+            yield from (*spec.get("initContainers", ()), *spec["containers"])
+
+
+def _asks(container: Json) -> bool:
+    return bool({GPU_MEM, GPU_COUNT} & container.get("resources", {}).get("limits", {}).keys())
+
+
+def _settled(pod: Json) -> bool:
+    """Whether a pod runs and its agent has written so, or waits and its scheduler has said why."""
+    if "deletionTimestamp" in pod["metadata"]:
+        return False
+    if "nodeName" not in pod["spec"]:
+        if pod["status"].get("nominatedNodeName"):
+            return False
+        return any(each["type"] == "PodScheduled" for each in pod["status"].get("conditions", ()))
+    statuses = [*pod["status"].get("initContainerStatuses", ()), *pod["status"].get("containerStatuses", ())]
+    assigned = pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true"
+    return any("running" in each["state"] for each in statuses) and assigned

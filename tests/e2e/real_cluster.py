@@ -1,0 +1,321 @@
+"""A Kubernetes cluster of one node, of real programs, which leaves nothing behind on the machine that it runs on.
+
+Everything runs in namespaces of its own: mounts, because the kubelet's directories cannot be chosen; processes, because
+all of them end with the first; network, so that every address and port is free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Self
+
+NODE = "gpu-1"
+"""The name and the address of the node in docs/guide.md."""
+ADDRESS = "192.168.0.71"
+
+_API = "10.96.0.1"
+"""The address of the Service `kubernetes`, at which the API server itself listens: there is no kube-proxy."""
+_KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+_TOOLS = ("etcd", "containerd", "ctr", "runc", "unshare", "nsenter", "ip", "mount", "busybox", "openssl", "ldd")
+_CNI = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
+_CGROUPS = Path("/sys/fs/cgroup")
+_USERS = {
+    "admin": ("admin", "system:masters"),
+    "controllers": ("system:kube-controller-manager", "system:masters"),
+    "scheduler": ("system:kube-scheduler", ""),
+    "node": (f"system:node:{NODE}", "system:nodes"),
+}
+"""By the name of the kubeconfig: user and group."""
+
+_INSIDE = f"""
+mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount -t tmpfs none /var/log && mount -t tmpfs none /run
+ip link set lo up && ip address add {ADDRESS}/32 dev lo && ip address add {_API}/32 dev lo
+echo up
+while :; do sleep 60 & wait; done # the first process of a PID namespace inherits orphans, and a shell buries them
+"""
+
+_CONTAINERD = """
+version = 2
+root = "{home}/containerd"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  disable_apparmor = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{cni}"
+    conf_dir = "{home}/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+{runtimes}
+"""
+# What NVIDIA's runtime adds to a container is drivers and devices, and here there are none.
+_RUNTIME = """
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
+      SystemdCgroup = false
+"""
+_NETWORK = {
+    "cniVersion": "0.4.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "ptp",
+            "ipam": {"type": "host-local", "subnet": "10.244.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]},
+        }
+    ],
+}
+
+PAUSE = "localhost/pause:1"
+"""The image of sandboxes; whoever uses the cluster has to load one of this name first."""
+
+
+def missing() -> str:
+    """Say why such a cluster cannot be started here; empty if it can."""
+    if not (folder := os.environ.get("KUBE_BIN")):
+        return f"KUBE_BIN is unset: it names a folder with {', '.join(_KUBERNETES)}"
+    if absent := [name for name in _KUBERNETES if not os.access(Path(folder) / name, os.X_OK)]:
+        return f"KUBE_BIN={folder} holds no {', '.join(absent)}"
+    if absent := [tool for tool in _TOOLS if not shutil.which(tool, path=_path())]:
+        return f"a cluster needs {', '.join(absent)} in KUBE_BIN or on the PATH"
+    if not _cni():
+        return f"a cluster needs the CNI plugins ptp and host-local in one of {', '.join(_CNI)}"
+    if os.geteuid() != 0:
+        return "a cluster has to be started by root"
+    return ""
+
+
+def _path() -> str:
+    return os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ["PATH"], "/usr/sbin", "/sbin"])
+
+
+def _cni() -> str:
+    return next((each for each in _CNI if {"ptp", "host-local"} <= {path.name for path in Path(each).glob("*")}), "")
+
+
+class RealCluster:
+    """The programs in KUBE_BIN, running within the `with` block."""
+
+    def __init__(self) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="cluster"))
+        self.kube = Path(os.environ["KUBE_BIN"]).resolve()
+        self._cgroup = f"test-cluster-{os.getpid()}"
+        self._holder: subprocess.Popen[bytes] | None = None
+        self._inside = 0
+        """The namespaces' first process, as seen from outside."""
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._make_a_place()
+            self._start_control_plane()
+            self._start_containerd()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._holder is not None:
+            if self._inside:
+                os.kill(self._inside, signal.SIGKILL)
+            self._holder.kill()
+            self._holder.communicate()
+        for process in self._running.values():
+            process.wait()
+        _until(self._remove_cgroups, "the cgroups are gone")
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    @property
+    def entering_network(self) -> list[str]:
+        """What stands before a command that is to reach the cluster, and sees this machine's files."""
+        return ["nsenter", f"--target={self._inside}", "--net", "--"]
+
+    def _enter(self, *command: str) -> list[str]:
+        return ["nsenter", f"--target={self._inside}", "--mount", "--pid", "--net", "--", *command]
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """What kubectl needs of an environment."""
+        return {**os.environ, "PATH": _path(), "KUBECONFIG": str(self.home / "admin.kubeconfig")}
+
+    def path(self, inside: str) -> Path:
+        """Return where a file of the cluster's is for us."""
+        return Path(f"/proc/{self._inside}/root{inside}")
+
+    def load(self, image: Path) -> None:
+        """Have the node know an image; and have this machine forget the archive."""
+        self._do(*self._ctr(), "image", "import", str(image))
+        image.unlink()
+
+    def start_kubelet(self) -> None:
+        """Start a kubelet, and wait until it has registered and the node is ready."""
+        self._spawn(
+            "kubelet",
+            *(str(self.kube / "kubelet"), f"--config={self.home}/kubelet.json", f"--hostname-override={NODE}"),
+            *(f"--kubeconfig={self.home}/node.kubeconfig", f"--node-ip={ADDRESS}"),
+        )
+        _until(lambda: self._answers("kubelet", "http://127.0.0.1:10248/healthz"), "the kubelet is well")
+
+    def stop_kubelet(self) -> None:
+        """End the kubelet; containers go on."""
+        process = self._running.pop("kubelet")
+        os.kill(_child(process.pid), signal.SIGTERM)
+        process.wait()
+
+    def logs(self) -> str:
+        """Return the last words of every program."""
+        return "\n".join(f"--- {each.name}\n{each.read_text('utf-8')[-2000:]}" for each in self.home.glob("*.log"))
+
+    # --- Starting -----------------------------------------------------------------------------------------------------
+
+    def _make_a_place(self) -> None:
+        self._make_cgroups()
+        namespaces = ["--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+        self._holder = subprocess.Popen(
+            ["unshare", *namespaces, "sh", "-ec", _INSIDE], stdout=subprocess.PIPE, env={**os.environ, "PATH": _path()}
+        )
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline() == b"up\n"
+        self._inside = _child(self._holder.pid)
+
+    def _start_control_plane(self) -> None:
+        home = self.home
+        key = home / "accounts.key"
+        subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
+        tokens = [f'token-of-{name},{user},{name},"{group}"' for name, (user, group) in _USERS.items()]
+        (home / "tokens.csv").write_text("\n".join(tokens), encoding="utf-8")
+        for name in _USERS:
+            (home / f"{name}.kubeconfig").write_text(json.dumps(self._kubeconfig(name)), encoding="utf-8")
+        self._spawn("etcd", "etcd", f"--data-dir={home}/etcd", "--unsafe-no-fsync")
+        self._spawn(
+            "kube-apiserver",
+            *(str(self.kube / "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379", "--secure-port=443"),
+            *(f"--advertise-address={ADDRESS}", f"--cert-dir={home}/certificates", "--endpoint-reconciler-type=none"),
+            *(f"--token-auth-file={home}/tokens.csv", "--authorization-mode=Node,RBAC", "--allow-privileged=true"),
+            *("--enable-admission-plugins=NodeRestriction", "--kubelet-preferred-address-types=InternalIP"),
+            *(f"--service-account-key-file={key}", f"--service-account-signing-key-file={key}"),
+            *("--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.96.0.0/16"),
+        )
+        _until(lambda: self._kubectl("get", "--raw=/readyz"), "the API server is ready")
+        self._spawn(
+            "kube-controller-manager",
+            *(str(self.kube / "kube-controller-manager"), f"--kubeconfig={home}/controllers.kubeconfig"),
+            *("--leader-elect=false", f"--service-account-private-key-file={key}"),
+            f"--root-ca-file={home}/certificates/apiserver.crt",
+        )
+        self._spawn(
+            "kube-scheduler",
+            *(str(self.kube / "kube-scheduler"), f"--kubeconfig={home}/scheduler.kubeconfig", "--leader-elect=false"),
+            *(f"--{each}-kubeconfig={home}/admin.kubeconfig" for each in ("authentication", "authorization")),
+        )
+
+    def _start_containerd(self) -> None:
+        (self.home / "cni").mkdir()
+        (self.home / "cni" / "pods.conflist").write_text(json.dumps(_NETWORK), encoding="utf-8")
+        (self.home / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()), encoding="utf-8")
+        runtimes = "".join(_RUNTIME.format(name=name) for name in ("runc", "nvidia"))
+        configuration = _CONTAINERD.format(home=self.home, cni=_cni(), pause=PAUSE, runtimes=runtimes)
+        (self.home / "containerd.toml").write_text(configuration, encoding="utf-8")
+        self._spawn("containerd", "containerd", "--config", str(self.home / "containerd.toml"))
+        _until(lambda: self._try(*self._ctr(), "version"), "containerd answers")
+
+    def _kubeconfig(self, name: str) -> dict[str, Any]:
+        server = {"server": f"https://{_API}", "certificate-authority": f"{self.home}/certificates/apiserver.crt"}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "cluster", "cluster": server}],
+            "users": [{"name": name, "user": {"token": f"token-of-{name}"}}],
+            "contexts": [{"name": "context", "context": {"cluster": "cluster", "user": name}}],
+            "current-context": "context",
+        }
+
+    def _kubelet_configuration(self) -> dict[str, Any]:
+        cgroups_v1 = (_CGROUPS / "cpu").exists()
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "cgroupDriver": "cgroupfs",
+            "failCgroupV1": False,
+            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "failSwapOn": False,
+            "enforceNodeAllocatable": [],
+            "makeIPTablesUtilChains": False,
+            "localStorageCapacityIsolation": False,
+            "imageGCHighThresholdPercent": 100,
+            "evictionHard": {"memory.available": "10Mi"},
+            # How soon the scheduler hears of a GPU in whole use; by default after 10 s.
+            "nodeStatusUpdateFrequency": "2s",
+            "registerNode": True,
+            "resolvConf": "",
+        } | ({"cgroupRoot": f"/{self._cgroup}"} if cgroups_v1 else {})
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self.home / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                self._enter(*command), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.home, env=self.environ
+            )
+
+    def _answers(self, name: str, url: str) -> bool:
+        assert self._running[name].poll() is None, (self.home / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+        return self._try("busybox", "wget", "-q", "-O", "-", url)
+
+    def _ctr(self) -> tuple[str, ...]:
+        return ("ctr", "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
+
+    def _kubectl(self, *words: str) -> bool:
+        return self._try(str(self.kube / "kubectl"), *words)
+
+    def _try(self, *command: str) -> bool:
+        done = subprocess.run(self._enter(*command), env=self.environ, capture_output=True, check=False)
+        return done.returncode == 0
+
+    def _do(self, *command: str) -> None:
+        done = subprocess.run(self._enter(*command), env=self.environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    def _make_cgroups(self) -> None:
+        # One hierarchy for every controller (cgroup v1); with cgroup v2 the kubelet makes its own.
+        for controller in _CGROUPS.glob("*/tasks"):
+            mine = controller.parent / self._cgroup
+            mine.mkdir(exist_ok=True)
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if (mine / name).exists():
+                    (mine / name).write_text((mine.parent / name).read_text())
+
+    def _remove_cgroups(self) -> bool:
+        for mine in _CGROUPS.glob(f"*/{self._cgroup}"):
+            for directory, _, _ in os.walk(mine, topdown=False):
+                try:
+                    os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
+                except OSError:
+                    return False
+        return True
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"it never came true that {what}"
+        time.sleep(0.2)
+
+
+def _child(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])

@@ -1,0 +1,502 @@
+"""From a label on a node to a running cluster, and back: the documentation's steps, one after the other, on Kubernetes.
+
+With KUBE_BIN on a cluster that is started for it; with KUBECONFIG and E2E_NODE on one that is there: docs/testing.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from contextlib import contextmanager
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.guide_world import EXAMPLES, documents
+from tests.docs.pages import DOCS, blocks, sections, text_of
+from tests.docs.test_guide import APPLY, INSPECT, SECTIONS, TAINT
+from tests.e2e import archives
+from tests.e2e.cluster import GPU_COUNT, GPU_MEM, GPUS, ROOT, containers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tests.docs.guide_world import Json
+    from tests.e2e.cluster import Cluster, Given
+
+DEPLOY = ROOT / "deploy"
+SHIPPED = sorted(DEPLOY.glob("*.yaml"))
+ALL = {GPU_MEM: 49, GPU_COUNT: 4}
+"""Of the GPUs of the guide."""
+NOTHING = {GPU_MEM: 0, GPU_COUNT: 0}
+BUSY = {GPU_MEM: 42, GPU_COUNT: 2}
+"""With GPU 0 in whole use, and parts of GPUs 1 and 2."""
+PREFIX = "gpu-device-plugin/"
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@contextmanager
+def needed(cluster: Cluster, step: str) -> Iterator[None]:
+    """Do a step without which no later one makes sense."""
+    if cluster.broken:
+        pytest.skip(f"after '{cluster.broken}' failed")
+    try:
+        yield
+    except BaseException:
+        cluster.broken = step
+        raise
+
+
+@pytest.fixture
+def shared(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with everything installed, the node labelled, and no pod with a GPU before and after."""
+    with needed(cluster, "nothing but what is installed"):
+        wait_until_offered(cluster, ALL)
+        cluster.until(lambda: nothing_is_booked(cluster), "agent and extenders have nothing in their books")
+    yield cluster
+    cluster.clear()
+
+
+# --- Install ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_manifests_are_accepted_in_one_go_and_the_scheduler_runs(cluster: Cluster) -> None:
+    with needed(cluster, "install"):
+        if cluster.own is not None:
+            cluster.kubectl("apply", "--filename=deploy/")
+        else:
+            cluster.apply(*SHIPPED)
+        # The one thing that is not as it is on a node with GPUs.
+        cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={GPUS}")
+        rolled_out(cluster, "deployment/gpushare-scheduler")
+
+
+def test_a_node_without_the_label_is_left_alone(cluster: Cluster) -> None:
+    with needed(cluster, "no label"):
+        assert agents(cluster) == []
+        assert ours(cluster) == []
+
+
+def test_the_label_starts_the_agent_and_capacity_appears(cluster: Cluster) -> None:
+    with needed(cluster, "label the node"):
+        cluster.kubectl("label", "node", cluster.node, "gpushare=true")
+        cluster.until(lambda: len(agents(cluster)) == 1, "there is an agent on the node")
+        rolled_out(cluster, "daemonset/gpushare-node")
+        wait_until_offered(cluster, ALL)
+        assert cluster.offered("capacity") == ALL
+        assert {f"{PREFIX}count", f"{PREFIX}product.Tesla-T4", f"{PREFIX}gpus"} <= set(ours(cluster))
+
+
+def test_the_doctors_find_nothing_wrong(shared: Cluster) -> None:
+    """The one for the cluster, and the one for the node, which does not see all of the node from a container."""
+    of_cluster = shared.run("kubectl", "inspect", "gpushare", "doctor", "--json")
+    inside = ("kubectl", "--namespace=gpushare", "exec", "daemonset/gpushare-node", "--", "gpu-device-plugin")
+    of_node = shared.run(*inside, "doctor", "--json")
+    for told, harmless in ((of_cluster, {"ok", "note"}), (of_node, {"ok", "note", "unknown", "warning"})):
+        findings = json.loads(told.stdout)["findings"]
+        assert [each for each in findings if each["severity"] not in harmless] == []
+
+
+# --- The user guide --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_the_guide(heading: str, shared: Cluster) -> None:
+    """What a section shows is what is to be seen, and its containers were given what is written on their pods."""
+    commands = [each for block in blocks(SECTIONS[heading], "console") for each in block.commands]
+    names = [body["metadata"]["name"] for path in EXAMPLES.iterdir() for body in documents(path)]
+    try:
+        for command, shown in commands:
+            if command.startswith(APPLY):
+                shared.apply_and_settle(ROOT / command.removeprefix(APPLY))
+            elif command.startswith(INSPECT):
+                shared.until(lambda c=command, s=shown: sees(shared, c, s, names), f"{command} shows\n{shown}")  # type: ignore[misc]
+            else:
+                shared.shell(command.replace("gpu-1", shared.node))
+        end_init_containers(shared)
+        check(shared)
+    finally:
+        if any(command.startswith(TAINT) for command, _ in commands):
+            shared.kubectl("taint", "node", shared.node, "nvidia.com/gpu-")
+
+
+def sees(cluster: Cluster, command: str, shown: str, names: Iterable[str]) -> bool:
+    """Whether a command prints at least what the guide shows, with GPUs 1 to 3 in any order: they are alike."""
+    printed = plain(cluster, cluster.shell(command.replace("gpu-1", cluster.node)), names)
+    wanted = Counter(plain(cluster, shown, names))
+    return any(not wanted - Counter(in_order(row, order) for row in printed) for order in permutations(range(3)))
+
+
+def in_order(row: str, order: Iterable[int]) -> str:
+    """Return a row of a table with the columns of GPUs 1 to 3 in another order, and other lines as they are."""
+    columns = re.fullmatch(r"(.*? \d+\*?(?:/\d+)?) (\d\S*) (\d\S*) (\d\S*)( \d+/\d+)?", row)
+    if columns is None:
+        return row
+    before, *alike, after = columns.groups(default="")
+    return " ".join([before, *(alike[at] for at in order)]) + after
+
+
+def plain(cluster: Cluster, text: str, names: Iterable[str]) -> list[str]:
+    """Return lines without what differs from cluster to cluster: made-up names, addresses and the width of columns."""
+    for name in sorted(names, key=len, reverse=True):
+        text = re.sub(rf"\b{name}-(?:[a-z0-9]{{8,10}}-)?[a-z0-9]{{5}}\b", name, text)
+    text = re.sub(rf"\b{re.escape(cluster.node)}\b", "gpu-1", text)
+    text = re.sub(r"\b\d+\.\d+\.\d+\.\d+\b", "ADDRESS", text)
+    # The scheduler's words for what only ResourceClaims would change; the guide leaves them out.
+    text = text.replace("no new claims to deallocate, ", "")
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return [line for line in lines if line.strip("-")]
+
+
+def end_init_containers(cluster: Cluster) -> None:
+    for pod in cluster.gpu_pods():
+        for status in pod["status"].get("initContainerStatuses", ()):
+            if "running" in status["state"]:
+                cluster.tell_to_end(pod, status["name"])
+    cluster.until(lambda: all(runs_or_waits(pod) for pod in cluster.gpu_pods()), "all that were placed run")
+
+
+def runs_or_waits(pod: Json) -> bool:
+    return "nodeName" not in pod["spec"] or pod["status"]["phase"] == "Running"
+
+
+def check(cluster: Cluster) -> dict[str, Given]:
+    """See that containers were given what their pods say, and that nothing was given twice; return what they have."""
+    found = cluster.given()
+    gpus = cluster.gpus()
+    for pod in cluster.gpu_pods():
+        for number, container in enumerate(pod["spec"]["containers"]):
+            meta, limits = pod["metadata"], container["resources"].get("limits", {})
+            given = found.get(f"{meta['namespace']}/{meta['name']}/{container['name']}")
+            if given is None:
+                continue
+            told = json.loads(meta["annotations"]["scheduler.framework.gpushare.allocation"])[str(number)]
+            here = {uuid: int(told[str(gpu["index"])]) for uuid, gpu in gpus.items() if str(gpu["index"]) in told}
+            assert given.uuids == tuple(sorted(here))
+            if GPU_COUNT in limits:
+                assert (len(here), given.shares, given.limit_mib) == (int(limits[GPU_COUNT]), 0, 0)
+                continue
+            asked = [int(each["resources"].get("limits", {}).get(GPU_MEM, 0)) for each in pod["spec"]["containers"]]
+            assert given.shares == sum(here.values()) == asked[number]
+            assert given.limit_mib == given.shares * 1024 // len(here)
+            assert given.pod_shares == sum(asked)
+            assert given.positions == ",".join(sorted(told, key=int))
+    assert overbooked(found, gpus) == []
+    return found
+
+
+def overbooked(found: dict[str, Given], gpus: dict[str, Json]) -> list[str]:
+    """Return the GPUs of which more was given than there is."""
+    taken: Counter[str] = Counter()
+    for given in found.values():
+        for uuid in given.uuids:
+            taken[uuid] += given.shares // len(given.uuids) if given.shares else gpus[uuid]["shares"]
+    return [uuid for uuid, amount in taken.items() if amount > gpus[uuid]["shares"]]
+
+
+def test_a_gpu_in_whole_use_is_taken_from_what_the_node_offers(shared: Cluster) -> None:
+    """As the guide tells of GPU 0 with its 7 units, and GPU 1 of which somebody has one."""
+    shared.apply_and_settle(EXAMPLES / "whole-gpu.yaml")
+    shared.apply_and_settle(EXAMPLES / "one-gib.yaml")
+    wait_until_offered(shared, {GPU_MEM: 42, GPU_COUNT: 3})
+
+
+def test_a_pod_that_comes_too_early_is_not_forgotten(shared: Cluster) -> None:
+    """For a moment after a GPU was in whole use nobody gets a part of it; the scheduler has to look again by itself."""
+    shared.apply_and_settle(EXAMPLES / "two-gpus.yaml")
+    shared.clear()
+    shared.apply_and_settle(EXAMPLES / "two-gpus-ten-gib-each.yaml")
+    shared.kubectl("wait", "--for=condition=Ready", "pod/sharded", "--timeout=60s")
+    check(shared)
+
+
+def test_a_job_goes_on_as_its_pods_end(shared: Cluster) -> None:
+    """Eight tasks, four at a time: the first four make room for the others."""
+    shared.apply_and_settle(EXAMPLES / "job.yaml")
+    for _ in range(2):
+        pods = shared.until(lambda: four_that_run(shared), "four pods run")
+        check(shared)
+        for pod in pods:
+            shared.tell_to_end(pod, "main")
+        uids = {pod["metadata"]["uid"] for pod in pods}
+        shared.until(lambda uids=uids: not uids & {pod["metadata"]["uid"] for pod in shared.gpu_pods()}, "they end")  # type: ignore[misc]
+    shared.kubectl("wait", "--for=condition=Complete", "job/render", "--timeout=60s")
+
+
+def four_that_run(cluster: Cluster) -> list[Json]:
+    running = [pod for pod in cluster.gpu_pods() if pod["status"].get("phase") == "Running"]
+    return running if len(running) == 4 else []
+
+
+# --- What is refused -------------------------------------------------------------------------------------------------
+
+
+def pod(name: str, limits: dict[str, int], scheduler: str = "gpushare-scheduler", **more: object) -> str:
+    """Return a pod that no container has to be started for."""
+    container = {"name": "main", "image": "localhost/none", "resources": {"limits": limits}, **more}
+    spec = {"schedulerName": scheduler, "containers": [container]}
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "sentence"),
+    [
+        (
+            pod("p", {GPU_MEM: 1}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]),
+            "container 'main' sets NVIDIA_VISIBLE_DEVICES: its own value would win over the node's",
+        ),
+        (
+            pod("p", {GPU_MEM: 1, GPU_COUNT: 1}),
+            "asking for aliyun.com/gpu-mem and for aliyun.com/gpu-count at once would give two different GPUs",
+        ),
+        (pod("p", {GPU_MEM: 0}), "container 'main' asks for 0 of aliyun.com/gpu-mem"),
+    ],
+    ids=["its own variable", "both resources", "nothing of one"],
+)
+def test_policies_refuse_a_pod_with_a_sentence(manifest: str, sentence: str, shared: Cluster) -> None:
+    assert sentence in shared.refused("create", "--dry-run=server", "--filename=-", given=manifest)
+
+
+def test_a_pod_that_no_gpu_can_ever_hold_is_told_so(shared: Cluster) -> None:
+    shared.kubectl("create", "--filename=-", given=pod("huge", {GPU_MEM: 15}))
+    said = "1 the largest GPU has 14 GiB in all"
+    shared.until(lambda: said in verdict(shared, "huge"), f"the scheduler says: {said}")
+
+
+def verdict(cluster: Cluster, name: str) -> str:
+    conditions = cluster.get("pod", name)["status"].get("conditions", ())
+    return next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), "")
+
+
+def test_a_pod_that_comes_past_the_scheduler_is_refused_by_the_node_with_a_sentence(shared: Cluster) -> None:
+    """22 GiB are free, on no GPU more than 7; Kubernetes' own scheduler sees the 22."""
+    shared.apply_and_settle(EXAMPLES / "fragmented.yaml")
+    shared.kubectl("create", "--filename=-", given=pod("past", {GPU_MEM: 8}, scheduler="default-scheduler"))
+    try:
+        shared.until(lambda: shared.get("pod", "past")["status"]["phase"] == "Failed", "the pod is refused")
+        status = shared.get("pod", "past")["status"]
+        assert status["reason"] == "UnexpectedAdmissionError"
+        assert "GPU memory: 8 GiB asked, the emptiest healthy GPU has 7 GiB free" in status["message"]
+    finally:
+        shared.kubectl("delete", "pod", "past")
+
+
+# --- Restarts and versions -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(shared: Cluster) -> Cluster:
+    """With GPU 0 in whole use, 1 GiB of GPU 1, and 10 GiB of GPUs 1 and 2 each."""
+    for name in ("whole-gpu", "one-gib", "two-gpus-ten-gib-each"):
+        shared.apply_and_settle(EXAMPLES / f"{name}.yaml")
+    wait_until_offered(shared, BUSY)
+    return shared
+
+
+@contextmanager
+def nothing_is_lost(cluster: Cluster) -> Iterator[None]:
+    """See that running containers keep what they have, that nothing of it is given again, and that new ones start."""
+    before, restarts = check(cluster), container_restarts(cluster)
+    yield
+    assert cluster.given() == before
+    cluster.apply_and_settle(EXAMPLES / "gpu-model.yaml")
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/for-turing", "--timeout=120s")
+    after = check(cluster)
+    assert {name: given for name, given in after.items() if name in before} == before
+    assert set(after) - set(before) == {"default/for-turing/main"}
+    assert {name: count for name, count in container_restarts(cluster).items() if name in restarts} == restarts
+
+
+def container_restarts(cluster: Cluster) -> dict[str, int]:
+    return {
+        f"{pod['metadata']['uid']}/{each['name']}": each["restartCount"]
+        for pod in cluster.gpu_pods()
+        for each in pod["status"]["containerStatuses"]
+    }
+
+
+def test_nothing_is_lost_when_the_agent_restarts(busy: Cluster) -> None:
+    with nothing_is_lost(busy):
+        (before,) = agents(busy)
+        busy.kubectl("--namespace=gpushare", "delete", "pod", before["metadata"]["name"])
+        rolled_out(busy, "daemonset/gpushare-node")
+        wait_until_offered(busy, BUSY)
+
+
+def test_nothing_is_lost_when_the_kubelet_restarts(busy: Cluster) -> None:
+    if busy.own is None:
+        pytest.skip("restarting the kubelet needs access to the node")
+    with nothing_is_lost(busy):
+        (agent,) = agents(busy)
+        busy.own.stop_kubelet()
+        busy.own.start_kubelet()
+        registered_again(busy, agent)
+        wait_until_offered(busy, BUSY)
+
+
+def registered_again(cluster: Cluster, agent: Json) -> None:
+    """Wait until the agent that was there before has offered everything to another kubelet."""
+
+    def log() -> str:
+        # Not to be had while the API server knows the kubelet as one that is gone.
+        return cluster.run("kubectl", "--namespace=gpushare", "logs", agent["metadata"]["name"]).stdout
+
+    cluster.until(lambda: log().count('"registered"') >= 4, "the agent registers both resources again")
+
+
+def test_another_extender_goes_on_when_the_active_one_ends(busy: Cluster) -> None:
+    with nothing_is_lost(busy):
+        leader = holder(busy)
+        busy.kubectl("--namespace=gpushare", "delete", "pod", leader)
+        busy.until(lambda: holder(busy) not in {leader, ""}, "another pod leads")
+
+
+def holder(cluster: Cluster) -> str:
+    """Return the pod of the scheduler that is active."""
+    lease = cluster.get("lease", "gpushare-scheduler", "--namespace=gpushare")
+    return str(lease["spec"].get("holderIdentity", "")).partition("_")[0]
+
+
+@pytest.fixture(scope="module")
+def other_version(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
+    """The manifests of another version: of the commit that E2E_FROM names, else this one's with another image."""
+    image = "gpu-device-plugin:other"
+    if cluster.own is None:
+        if not (image := os.environ.get("E2E_OTHER_IMAGE", "")):
+            pytest.skip("E2E_OTHER_IMAGE is unset: it names the image of another version")
+        return [body for path in SHIPPED for body in cluster.version(path, image)]
+    sources = ROOT
+    if commit := os.environ.get("E2E_FROM", ""):
+        sources = tmp_path_factory.mktemp("other")
+        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+        subprocess.run(["tar", "--extract"], cwd=sources, input=packed, check=True)
+    archive = cluster.own.home / "other.tar"
+    archives.write_ours(archive, [image], sources)
+    cluster.own.load(archive)
+    return [body for path in sorted((sources / "deploy").glob("*.yaml")) for body in cluster.version(path, image)]
+
+
+def test_nothing_is_lost_on_the_way_to_another_version_and_back(busy: Cluster, other_version: list[Json]) -> None:
+    """Over the same nodes and pods: another version of everything, and then this one again."""
+    with needed(busy, "another version and back"), nothing_is_lost(busy):
+        before = check(busy)
+        for change in (lambda: busy.apply_all(other_version), lambda: busy.apply(*SHIPPED)):
+            images = change_version(busy, change)
+            assert len(images) == 1
+            assert check(busy) == before
+
+
+def test_nothing_is_lost_when_a_rollout_is_undone_while_pods_come(busy: Cluster, other_version: list[Json]) -> None:
+    """They wait while the agent is away, or are refused and made anew, and all run in the end."""
+    daemonset = next(body for body in other_version if body["kind"] == "DaemonSet")
+    with needed(busy, "undo a rollout"):
+        before = check(busy)
+        busy.apply_all([daemonset])
+        busy.applied.append(EXAMPLES / "policy.yaml")
+        busy.apply(EXAMPLES / "policy.yaml")
+        rolled_out(busy, "daemonset/gpushare-node")
+        busy.kubectl("rollout", "status", "deployment/spread", "--timeout=180s")
+        busy.kubectl("--namespace=gpushare", "rollout", "undo", "daemonset/gpushare-node")
+        busy.kubectl("scale", "deployment/spread", "--replicas=5")
+        rolled_out(busy, "daemonset/gpushare-node")
+        busy.kubectl("rollout", "status", "deployment/spread", "--timeout=180s")
+        after = busy.until(lambda: all_of(busy, 5 + len(before)), "all of them run")
+        assert {name: given for name, given in after.items() if name in before} == before
+
+
+def all_of(cluster: Cluster, count: int) -> dict[str, Given]:
+    if not all(
+        pod["metadata"].get("annotations", {}).get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true"
+        for pod in cluster.gpu_pods()
+    ):
+        return {}
+    found = check(cluster)
+    return found if len(found) == count else {}
+
+
+# --- And back --------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_label_the_node_offers_nothing_and_its_pods_stay(busy: Cluster) -> None:
+    with needed(busy, "unlabel and label the node"), nothing_is_lost(busy):
+        before, restarts = busy.given(), container_restarts(busy)
+        busy.kubectl("label", "node", busy.node, "gpushare-")
+        busy.until(lambda: agents(busy) == [], "the agent ends")
+        wait_until_offered(busy, NOTHING)
+        assert ours(busy) == []
+        assert (busy.given(), container_restarts(busy)) == (before, restarts)
+        busy.kubectl("label", "node", busy.node, "gpushare=true")
+        busy.until(lambda: len(agents(busy)) == 1, "there is an agent on the node again")
+        rolled_out(busy, "daemonset/gpushare-node")
+        wait_until_offered(busy, BUSY)
+
+
+def test_it_is_removed_as_the_page_says_and_running_pods_stay(cluster: Cluster) -> None:
+    with needed(cluster, "remove everything"):
+        cluster.apply_and_settle(EXAMPLES / "one-gib.yaml")
+        before = cluster.given()
+        commands = [
+            command
+            for block in blocks(sections(text_of(DOCS / "install.md"))["Remove it"], "console")
+            for command, _ in block.commands
+        ]
+        assert len(commands) > 3
+        for command in commands:
+            cluster.shell(command)
+            cluster.until(lambda: agents(cluster) == [], "the agent ends")
+        left = ("all", "clusterroles", "clusterrolebindings", "validatingadmissionpolicies", "namespaces")
+        for kind in left:
+            names = {each["metadata"]["name"] for each in cluster.items(kind, "--all-namespaces")}
+            assert not {name for name in names if "gpushare" in name}, kind
+        assert ours(cluster) == []
+        wait_until_offered(cluster, NOTHING)
+        assert len(before) == 1
+        assert cluster.given() == before
+        cluster.clear()
+
+
+# --- What is where ---------------------------------------------------------------------------------------------------
+
+
+def agents(cluster: Cluster) -> list[Json]:
+    return cluster.items("pods", "--namespace=gpushare", "--selector=app.kubernetes.io/component=node")
+
+
+def ours(cluster: Cluster) -> list[str]:
+    """Return the labels and annotations of ours on the node."""
+    meta = cluster.get("node", cluster.node)["metadata"]
+    return sorted(key for key in (*meta["labels"], *meta["annotations"]) if key.startswith(PREFIX))
+
+
+def rolled_out(cluster: Cluster, workload: str) -> None:
+    cluster.kubectl("--namespace=gpushare", "rollout", "status", workload, "--timeout=180s")
+
+
+def wait_until_offered(cluster: Cluster, amounts: dict[str, int]) -> None:
+    cluster.until(lambda: cluster.offered() == amounts, f"the node offers {amounts}")
+
+
+def nothing_is_booked(cluster: Cluster) -> bool:
+    """Whether nobody has, or reckons with, anything of any GPU; what the node offers tells it some seconds later."""
+    return not any(
+        [
+            *cluster.measured("node", 9445, "gpushare_gpu_shares_allocated", "gpushare_gpu_shares_fenced"),
+            *cluster.measured("scheduler", 9402, "gpushare_extender_pods", "gpushare_extender_pods_pending"),
+        ]
+    )
+
+
+def change_version(cluster: Cluster, change: Callable[[], None]) -> set[str]:
+    """Apply another version, wait until it runs, and return the image of it that every pod of ours runs."""
+    change()
+    for workload in ("daemonset/gpushare-node", "deployment/gpushare-scheduler"):
+        rolled_out(cluster, workload)
+    pods = [
+        each for each in cluster.items("pods", "--namespace=gpushare") if "deletionTimestamp" not in each["metadata"]
+    ]
+    return {container["image"] for container in containers(pods) if container["name"] in {"agent", "extender"}}
