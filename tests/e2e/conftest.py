@@ -44,7 +44,8 @@ def cluster() -> Iterator[Cluster]:
             made = Cluster(real_cluster.NODE, finding_our_plugin(own.environ), own)
             runtime_class = next(text for text in yaml_of(DOCS / "install.md") if "RuntimeClass" in text)
             made.kubectl("apply", "--filename=-", given=runtime_class)
-            made.kubectl("wait", "--for=condition=Ready", f"node/{made.node}", "--timeout=120s")
+            ready = ("wait", "--for=condition=Ready", f"node/{made.node}", "--timeout=10s")
+            made.until(lambda: made.run("kubectl", *ready).returncode == 0, "the node is ready")
             yield made
 
 

@@ -373,10 +373,10 @@ async def test_the_lead_is_handed_on_when_nothing_is_being_bound_any_more() -> N
 
 
 async def test_an_extender_that_ends_begins_nothing_new() -> None:
-    async with world() as w:
+    async with world(timings=replace(QUICK, api=Timing(), bind=None)) as w:
         w.node("a", 8, 8)
         running = await w.start()
-        w.bindings_meet(Slow(0.2))
+        w.bindings_meet(Slow(0.5))
         for name in "pq":
             w.pod(name, mem=8)
         await w.seen()
