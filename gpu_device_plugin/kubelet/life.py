@@ -231,6 +231,8 @@ class Lives:
             server.add_insecure_port(f"unix:{socket}")
             await server.start()
         except BaseException as error:
+            # A server that did not get as far as running leaves its socket behind when it is stopped.
+            _remove(socket)
             await server.stop(None)
             if isinstance(error, RuntimeError):
                 raise LifeOverError(f"listening on {socket}: {error}") from error
@@ -312,10 +314,12 @@ class Lives:
             for served in ended:
                 # grpcio usually has removed it; what stands at the path now may be no longer ours.
                 if sockets.identity(served.socket) == served.identity:
-                    with contextlib.suppress(
-                        OSError
-                    ):  # the next life, or the next instance, removes it or says why not
-                        served.socket.unlink()
+                    _remove(served.socket)
+
+
+def _remove(socket: Path) -> None:
+    with contextlib.suppress(OSError):  # the next life, or the next instance, removes it or says why not
+        socket.unlink()
 
 
 async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[NoReturn]]) -> None:

@@ -230,6 +230,16 @@ async def test_stopped_while_one_life_ends_nothing_is_left_either() -> None:
         await stuck.end()
 
 
+@pytest.mark.parametrize("steps", range(10))
+async def test_stopped_while_it_begins_it_leaves_nothing(steps: int) -> None:
+    async with node() as one:
+        one.launch()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        await one.stop()
+        assert one.sockets == set()
+
+
 @pytest.mark.parametrize("steps", range(12))
 async def test_stopped_at_the_very_moment_at_which_a_life_ends_it_ends(steps: int) -> None:
     """A task group that fails while it is cancelled forgets the latter; at which step of it is not ours to say."""

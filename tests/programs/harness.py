@@ -64,7 +64,12 @@ class World:
         assert self.agent is not None
         agent = self.agent
         await self.until(lambda: bool(agent.book.node.shares.gpus) and not agent.lives.unmet())
-        await self.kubelet.wait_for(lambda: set(self.kubelet.amounts) >= {r.name for r in agent.settings.offered})
+        await self.kubelet.wait_for(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
+
+    def _listened_to(self) -> set[str]:
+        """The resources of which the kubelet has got a list over a stream that is open, from a socket that is there."""
+        there = self.sockets
+        return {each.resource for each in self.kubelet.streams if each.open and each.lists and each.endpoint in there}
 
     async def stop_agent(self) -> None:
         """Stop the agent as SIGTERM does."""
