@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import quote
 
 import msgspec
 
@@ -32,8 +33,10 @@ class Kind:
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
         """Return the path of one object or, without a name, of all of a namespace or of the cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        inside = f"/namespaces/{namespace}" if namespace else ""
-        return root + inside + "".join(f"/{part}" for part in (self.plural, name, subresource) if part)
+        inside = ("namespaces", namespace) if namespace else ()
+        # Names come from other objects; what is not a name must not lead to another path.
+        parts = (*inside, self.plural, name, subresource)
+        return root + "".join(f"/{quote(part, safe='')}" for part in parts if part)
 
 
 PODS = Kind("pods")

@@ -87,7 +87,7 @@ def admit(
     if whole:
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
     if len(gpus) > 1 and (promise is None or promise.shares != tuple(sorted(wanted.items()))):
-        return _scattered(node, Demand(kind, len(device_ids)), device_ids, after_init=after_init)
+        return _scattered(node, _asked(len(device_ids), promise), device_ids, after_init=after_init)
     return Placement(Demand(kind, len(device_ids), len(gpus)), tuple(sorted(wanted.items())))
 
 
@@ -106,11 +106,18 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
     return None
 
 
+def _asked(shares: int, promise: Promise | None) -> Demand:
+    """Return what is asked for: equal parts of several GPUs only where that is what was promised."""
+    promised = [part for _, part in promise.shares] if promise is not None else []
+    divided = len(promised) > 1 and promised == [shares / len(promised)] * len(promised)
+    return Demand(Kind.MEMORY, shares, len(promised) if divided else 1)
+
+
 def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
     answer = place(demand, node.rooms(), POLICIES["binpack"])
     if isinstance(answer, Refusal):
         largest = max(len(shared.shares) for shared in node.shares.gpus)
-        why = Why.TOO_LARGE if largest < demand.amount else Why.NO_ROOM
+        why = Why.TOO_LARGE if largest * demand.gpus < demand.amount else Why.NO_ROOM
         return Refused(why, answer.sentence(node.shares.share_mib))
     asked = format_mib(len(device_ids) * node.shares.share_mib)
     reused = [name for name in device_ids if name in node.ledger.holds]
@@ -124,8 +131,11 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
             "let the init container ask as much as the largest container"
             + ("" if after_init else ", or delete the pod to try again"),
         )
+    chose = (
+        "shares of several GPUs although one GPU has room"
+        if demand.gpus == 1
+        else f"others than the {demand.gpus} GPUs that the scheduler had promised"
+    )
     return Refused(
-        Why.SCATTERED,
-        f"GPU memory: {asked} asked, and the kubelet chose shares of several GPUs although one GPU has room; "
-        "delete the pod to try again",
+        Why.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
     )

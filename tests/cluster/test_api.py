@@ -243,3 +243,4 @@ def test_paths_are_those_of_kubernetes() -> None:
     assert NODES.path(name="n", subresource="status") == "/api/v1/nodes/n/status"
     assert PODS.path(namespace="ns", name="p", subresource="binding") == "/api/v1/namespaces/ns/pods/p/binding"
     assert PODS.path() == "/api/v1/pods"
+    assert PODS.path(namespace="a/b", name="c?d=e#f") == "/api/v1/namespaces/a%2Fb/pods/c%3Fd%3De%23f"

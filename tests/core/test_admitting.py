@@ -113,8 +113,8 @@ def test_shares_of_several_gpus_are_given_where_just_they_were_promised() -> Non
 
 @pytest.mark.parametrize(
     "promise",
-    [None, Promise(((0, 4),)), Promise(((0, 1), (1, 3))), Promise(((0, 2), (2, 2))), Promise(())],
-    ids=["none", "one GPU", "other sizes", "other GPUs", "nothing"],
+    [None, Promise(((0, 4),)), Promise(((0, 1), (1, 3))), Promise(((0, 3), (2, 3))), Promise(())],
+    ids=["none", "one GPU", "other sizes", "of more", "nothing"],
 )
 def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: Promise | None) -> None:
     refused = admit(node(8, 8, 8), MEMORY, (*ids(0, [0, 1]), *ids(1, [0, 1])), promise)
@@ -123,6 +123,38 @@ def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: P
         "GPU memory: 4 GiB asked, and the kubelet chose shares of several GPUs although one GPU has room; "
         "delete the pod to try again",
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "used", "refused"),
+    [
+        (
+            (8, 8, 8),
+            {},
+            Refused(
+                Why.SCATTERED,
+                "GPU memory: 12 GiB asked, and the kubelet chose others than the 2 GPUs that the scheduler had "
+                "promised; delete the pod to try again",
+            ),
+        ),
+        (
+            (8, 8, 8),
+            {0: [5, 6, 7], 2: [5, 6, 7]},
+            Refused(Why.NO_ROOM, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1"),
+        ),
+        (
+            (5, 5, 5),
+            {},
+            Refused(Why.TOO_LARGE, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
+        ),
+    ],
+)
+def test_equal_parts_of_several_gpus_that_cannot_be_had_as_promised_are_explained_as_such(
+    sizes: tuple[int, ...], used: dict[int, list[int]], refused: Refused
+) -> None:
+    """6 GiB each of GPUs 0 and 2 were promised."""
+    device_ids = (*ids(0, range(5)), *ids(1, range(5)), *ids(2, range(2)))
+    assert admit(node(*sizes, used=used), MEMORY, device_ids, Promise(((0, 6), (2, 6)))) == refused
 
 
 def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:
