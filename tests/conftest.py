@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LOGGERS = ("", "gpu_device_plugin", "asyncio", "watchdog")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C end the programs that are started here, also where a shell started us in the background without it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
