@@ -13,6 +13,7 @@ from gpu_device_plugin.kubelet._proto import (
     podresources_pb2,
     podresources_pb2_grpc,
 )
+from gpu_device_plugin.kubelet.failures import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +46,7 @@ async def held_ids(socket: Path, resources: Iterable[str], timeout_s: float = 2.
             pods = await _list(channel, timeout_s)
     except aio.AioRpcError as error:
         raise PodResourcesUnavailableError(
-            f"asking the kubelet at {socket} for the devices in use: {error.details() or error.code().name}"
+            f"asking the kubelet at {socket} for the devices in use: {in_short(error)}"
         ) from error
     return frozenset(
         name

@@ -9,6 +9,7 @@ from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
+from gpu_device_plugin.kubelet.failures import in_short
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ async def answers(socket: Path, timeout_s: float = 5.0) -> bool:
 
 
 def _what(kubelet: Path, error: aio.AioRpcError) -> str:
-    details = error.details() or error.code().name
+    details = in_short(error)
     if not kubelet.exists():
         return "the socket is not there; the kubelet is not running, or its device-plugin directory is another one"
     if "Permission denied" in details:
