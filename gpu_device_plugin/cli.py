@@ -8,18 +8,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.extender_settings import ExtenderSettings
-from gpu_device_plugin.knobs import PROGRAM, Knob, Settings, Sources, UsageError, knobs_of, nearest
+from gpu_device_plugin.knobs import PROGRAM, Knob, Settings, Sources, Texts, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings import NodeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from gpu_device_plugin.programs.doctor_agent import Running
 
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED, TERMINATED = 130, 143
@@ -58,24 +62,26 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 def _node(arguments: argparse.Namespace) -> int:
     _end_on_sigterm()
     sources = sources_of(arguments, os.environ)
-    settings = sources.read()
+    texts = sources.texts()
+    settings = sources.read(texts=texts)
     logs.quiet_grpc(os.environ)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
     if settings.http is None and not settings.reaches_api(os.environ):
         frugal.without_tls()
-    from gpu_device_plugin.programs import node_agent  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs import node_program  # noqa: PLC0415 - half a second that --help need not take
 
-    return node_agent.main(settings, reread=sources.read)
+    return node_program.main(sources, texts, settings)
 
 
 def _extender(arguments: argparse.Namespace) -> int:
     _end_on_sigterm()
     sources = extender_sources_of(arguments, os.environ)
-    settings = sources.read()
+    texts = sources.texts()
+    settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
     from gpu_device_plugin.programs import extender  # noqa: PLC0415 - a quarter of a second that --help need not take
 
-    return extender.main(settings, reread=sources.read)
+    return extender.main(sources, texts, settings)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -92,25 +98,38 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     running = doctor_agent.agents(Path("/proc"))
     where = doctor_node.place(arguments.host_root or "", os.environ)
-    settings = doctor_node.below(_settings_of_the_agent(arguments, running or []), where)
+    sources, texts = _sources_of_the_agent(arguments, running or [])
+    settings, profiles = doctor_node.settings_of(sources, texts, where)
     count = None if running is None or (where.in_container and not running) else len(running)
-    return doctor_node.main(settings, where, agents_running=count, as_json=arguments.json)
+    return doctor_node.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
 
 
-def _settings_of_the_agent(
-    arguments: argparse.Namespace, running: Sequence[tuple[list[str], dict[str, str]]]
-) -> NodeSettings:
-    """Return what the agent of this node was started with; what is given to us comes first."""
+def _sources_of_the_agent(
+    arguments: argparse.Namespace, running: Sequence[Running]
+) -> tuple[Sources[NodeSettings], Texts]:
+    """Return where the agent of this node has its settings from, and what its files say; what we are given goes first.
+
+    Where its files are not to be seen from here, they count as empty.
+    """
     ours = sources_of(arguments, os.environ)
-    for words, environ in running:
+    for agent in running:
         try:
-            theirs = sources_of(parse(words), environ)
-            return Sources(
-                NodeSettings, {**theirs.flags, **ours.flags}, {**environ, **ours.environ}, ours.others
-            ).read()
-        except UsageError:  # of another version, or its files are not to be seen from here
+            theirs = sources_of(parse(agent.arguments), agent.environ)
+        except UsageError:  # of another version
             continue
-    return ours.read()
+        flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
+        both = Sources(NodeSettings, flags, environ, ours.others)
+        seen_here = ours.config or not both.config
+        return both, both.texts() if seen_here else _texts_of_the_agent(both, agent.root)
+    return ours, ours.texts()
+
+
+def _texts_of_the_agent(sources: Sources[NodeSettings], root: Path) -> Texts:
+    for folder in (root, Path("/")):
+        with suppress(UsageError):
+            texts = replace(sources, flags={"config": str(folder / sources.config.lstrip("/"))}).texts()
+            return replace(texts, folder=texts.folder and sources.config)
+    return Texts()
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -196,7 +215,7 @@ def _parser() -> _Parser:
 
     node = commands.add_parser(
         "node",
-        usage="%(prog)s [--config FILE] [settings]",
+        usage="%(prog)s [--config PATH] [settings]",
         help="the agent that runs on every GPU node",
         description="Offer the GPUs of this node to the kubelet, and hand them to containers.",
         epilog=_PRECEDENCE,
@@ -205,7 +224,7 @@ def _parser() -> _Parser:
     _add_settings(node, knobs_of(NodeSettings))
     extender = commands.add_parser(
         "extender",
-        usage="%(prog)s [--config FILE] [settings]",
+        usage="%(prog)s [--config PATH] [settings]",
         help="what tells the scheduler which node has room on one GPU",
         description="Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
         epilog=_PRECEDENCE,
@@ -241,14 +260,18 @@ def _parser() -> _Parser:
     return parser
 
 
-_PRECEDENCE = "A flag beats the environment variable, which beats the file. SIGHUP reads all of it again."
+_PRECEDENCE = (
+    "A flag beats the environment variable, which beats the file. Files are read again when they change, and at SIGHUP."
+)
 
 
 def _add_settings(parser: argparse.ArgumentParser, knobs: tuple[Knob, ...]) -> None:
     parser.add_argument(
         "--config",
-        metavar="FILE",
-        help="YAML or JSON file with settings, named as in the variables: log_level: debug [GPUSHARE_CONFIG]",
+        metavar="PATH",
+        help="YAML or JSON file with settings, named as in the variables: log_level: debug; or a directory, in which "
+        "default.yaml applies everywhere and any other .yaml file to nodes whose label gpu-device-plugin/config names "
+        "it [GPUSHARE_CONFIG]",
     )
     for knob in knobs:
         switch = knob.form.shape == "true|false"  # turned on by its mere name, too

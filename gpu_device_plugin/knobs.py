@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from gpu_device_plugin.core.annotations import DEFAULT_PROFILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,6 +72,8 @@ class Knob:
     """A change takes effect when the configuration is read again, without a restart of the program."""
     also: str
     """Another variable that is read, which Kubernetes' own manifests use; empty: none."""
+    in_profile: bool
+    """A profile may set it. Not what a program needs before it can know its profile."""
 
     @property
     def name(self) -> str:
@@ -86,9 +91,18 @@ class Knob:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
-def knob(default: str, form: Form[T], description: str, *, live: bool = False, also: str = "") -> T:
+def knob(
+    default: str, form: Form[T], description: str, *, live: bool = False, also: str = "", in_profile: bool = True
+) -> T:
     """Declare a setting as a field of a dataclass; `Knob` says what the arguments are."""
-    metadata = {"default": default, "form": form, "help": description, "live": live, "also": also}
+    metadata = {
+        "default": default,
+        "form": form,
+        "help": description,
+        "live": live,
+        "also": also,
+        "in_profile": in_profile,
+    }
     made: T = field(default=form.read(default), metadata=metadata)
     return made
 
@@ -116,29 +130,92 @@ def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 
+_SUFFIX = ".yaml"
+
 _Written = tuple[str, str]
 """Where something was written, and the text itself."""
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A file of settings."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """The file that ``config`` names, or the files of that directory, as they were at one moment."""
+
+    default: Text | None = None
+    """What applies everywhere; None: nothing is written."""
+    folder: str = ""
+    """The directory; empty: there is none, and so no profile."""
+    profiles: Mapping[str, Text] = field(default_factory=dict)
+    """By name: what is added where somebody chooses it, and beats the default."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sources(Generic[S]):
-    """Where settings come from; read again on demand. A flag beats the environment, which beats the file."""
+    """Where settings come from; read again on demand.
+
+    A flag beats the environment, which beats the file. Where there is a directory of them, a profile beats the default.
+    """
 
     make: type[S]
     """The settings to read."""
     flags: Mapping[str, str]
-    """Text by the setting's name; ``config`` is the file."""
+    """Text by the setting's name; ``config`` is the file or directory."""
     environ: Mapping[str, str]
     others: tuple[Knob, ...] = ()
     """Settings of other programs: passed over in the environment and the file, so that one of each can serve all."""
 
-    def read(self) -> S:
-        """Read every source now.
+    @property
+    def config(self) -> str:
+        """The file or directory of settings; empty: there is none."""
+        return self.flags.get("config", self.environ.get(_CONFIG_VARIABLE, ""))
+
+    def texts(self) -> Texts:
+        """Return what is written in files now. Of a directory, as a ConfigMap is mounted, hidden entries are none.
+
+        Raises:
+            SettingsError: they cannot be read.
+        """
+        if not self.config:
+            return Texts()
+        path = Path(self.config)
+        try:
+            if not path.is_dir():
+                return Texts(Text(self.config, path.read_bytes()))
+            profiles = {}
+            for file in sorted(path.iterdir()):
+                if file.suffix == _SUFFIX and not file.name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError):  # the directory has just been replaced
+                        profiles[file.stem] = Text(str(file), file.read_bytes())
+        except OSError as error:
+            where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
+            raise SettingsError(
+                f"{where}: cannot read {error.filename or path}: {error.strerror}; name a YAML or JSON file, or a "
+                f"directory with {DEFAULT_PROFILE}{_SUFFIX}"
+            ) from error
+        return Texts(profiles.pop(DEFAULT_PROFILE, None), self.config, profiles)
+
+    def read(self, profile: str = "", texts: Texts | None = None) -> S:
+        """Read every source.
+
+        Args:
+            profile: one of the directory's; empty: none.
+            texts: what the files say; None: what they say now.
 
         Raises:
             SettingsError: something in them cannot be used.
         """
-        written = {**dict(self._file()), **dict(self._environment()), **dict(self._flags())}
+        texts = self.texts() if texts is None else texts
+        written = dict(self._entries(texts.default))
+        if profile:
+            written |= self._entries(texts.profiles[profile], profile=True)
+        written |= {**dict(self._environment()), **dict(self._flags())}
         values: dict[str, Any] = {}
         for each in knobs_of(self.make):
             if each.name in written:
@@ -184,54 +261,59 @@ class Sources(Generic[S]):
                 hint = nearest(variable, known, f"unset it, or {self._help}", prefix=ENVIRONMENT_PREFIX)
                 raise SettingsError(f"{variable}: there is no such setting; {hint}")
 
-    def _file(self) -> Iterator[tuple[str, _Written]]:
-        where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
-        path = self.flags.get("config", self.environ.get(_CONFIG_VARIABLE, ""))
-        if not path:
-            return
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise SettingsError(f"{where}: cannot read {path}: {why}; name a YAML or JSON file") from error
-        yield from self._entries(path, text)
-
-    def _entries(self, path: str, text: str) -> Iterator[tuple[str, _Written]]:
+    def _entries(self, file: Text | None, *, profile: bool = False) -> Iterator[tuple[str, _Written]]:
         """Yield what a file says of each setting. Values stay text: to YAML ``off`` would be false."""
-        import yaml  # noqa: PLC0415 - 3 MB that only those pay who have a file
-
-        if path.endswith(".json"):
-            text = text.replace("\t", " ")  # the one thing in which JSON is not YAML; inside a string it is forbidden
-        try:
-            root = yaml.compose(text, Loader=yaml.BaseLoader)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f", line {mark.line + 1}" if mark else ""
-            why = getattr(error, "problem", None) or "the text cannot be parsed"
-            raise SettingsError(f"{path}{line}: this is not YAML: {why}; correct it there") from error
-        if root is None:
+        if file is None:
             return
-        if not isinstance(root, yaml.MappingNode):
-            raise SettingsError(f"{path}: a file of settings has lines like policy: spread, and this one has not")
         known = self._known
         seen: set[str] = set()
-        for key, value in root.value:
+        for key, value in _lines(file):
             name = str(key.value)
-            where = f"{path}, line {key.start_mark.line + 1}, {name}"
+            where = f"{file.path}, line {key.start_mark.line + 1}, {name}"
             if name not in known:
                 hint = nearest(name, known, f"remove it, or {self._help}")
                 raise SettingsError(f"{where}: there is no such setting; {hint}")
             if name in seen:
                 raise SettingsError(f"{where}: it is set twice in this file; remove one of the lines")
+            if profile and not known[name].in_profile:
+                raise SettingsError(
+                    f"{where}: an agent needs it before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
+                )
             seen.add(name)
             form = known[name].form
-            if isinstance(value, yaml.ScalarNode):
+            if isinstance(value.value, str):
                 yield name, (where, value.value)
             elif form.many and _is_list_of_words(value.value):
                 yield name, (where, ",".join(item.value for item in value.value))
             else:
                 many = "words or a list of words" if form.many else "a single value"
                 raise SettingsError(f"{where}: {many} is needed here, written like {form.shape}")
+
+
+def _lines(file: Text) -> list[tuple[Any, Any]]:
+    """Return what stands before and after each colon of a file, as nodes of YAML that know their line."""
+    import yaml  # noqa: PLC0415 - 3 MB that only those pay who have a file
+
+    path = file.path
+    try:
+        text = file.content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: it is not UTF-8 text; write it anew as such") from error
+    if path.endswith(".json"):
+        text = text.replace("\t", " ")  # the one thing in which JSON is not YAML; inside a string it is forbidden
+    try:
+        root = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        why = getattr(error, "problem", None) or "the text cannot be parsed"
+        raise SettingsError(f"{path}{line}: this is not YAML: {why}; correct it there") from error
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise SettingsError(f"{path}: a file of settings has lines like policy: spread, and this one has not")
+    found: list[tuple[Any, Any]] = root.value
+    return found
 
 
 def _is_list_of_words(nodes: Iterable[Any]) -> bool:
@@ -266,7 +348,7 @@ def reload(running: S, wanted: S) -> Reload[S]:
 
 def table(knobs: Iterable[Knob]) -> str:
     """Return settings as rows of a Markdown table, for the documentation."""
-    rows = ["| Flag | Environment | Default | Changes on SIGHUP | Meaning |", "|---|---|---|---|---|"]
+    rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
     rows += [
         f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
         f"| {'yes' if each.live else 'after a restart'} | {each.help} |"

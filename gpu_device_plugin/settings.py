@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin import knobs
+from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.forms import (
@@ -30,7 +31,17 @@ from gpu_device_plugin.forms import (
     size,
     some_of,
 )
-from gpu_device_plugin.knobs import Form, Reload, SettingsError, UsageError, knob, knobs_of, reload
+from gpu_device_plugin.knobs import (
+    Form,
+    Reload,
+    SettingsError,
+    Texts,
+    UsageError,
+    knob,
+    knobs_of,
+    nearest,
+    reload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +57,7 @@ __all__ = [
     "Sources",
     "UsageError",
     "reload",
+    "settings_for",
 ]
 
 DELIVERIES = ("envvar", "device-specs", "cdi")
@@ -122,7 +134,8 @@ class NodeSettings:
     policy: str = knob(
         "binpack",
         one_of(*POLICIES),
-        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest.",
+        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest. The node "
+        "label ack.node.gpu.placement goes before it.",
         live=True,
     )
     devices: tuple[str, ...] = knob(
@@ -143,11 +156,13 @@ class NodeSettings:
         "/var/lib/kubelet/device-plugins",
         DIRECTORY,
         "Where the kubelet listens for device plugins and keeps its checkpoint.",
+        in_profile=False,
     )
     pod_resources_socket: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         PATH,
         "Where the kubelet tells which container holds which device.",
+        in_profile=False,
     )
     allow_other_plugins: bool = knob(
         "false",
@@ -161,18 +176,21 @@ class NodeSettings:
         object_name("node", "use the one that kubectl get nodes shows"),
         "Name of this node in the Kubernetes API. NODE_NAME is read too.",
         also="NODE_NAME",
+        in_profile=False,
     )
     api: str = knob(
         "auto",
         api_server("auto", "off", "in-cluster"),
         "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
         "http:// address, off, or auto: in-cluster where a service account is mounted, else off.",
+        in_profile=False,
     )
     http: Address | None = knob(  # noqa: RUF009 - makes a dataclasses.field
         "",
         OPTIONAL_ADDRESS,
         "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9445, or :9445 for every address. "
         "Empty or off: nowhere.",
+        in_profile=False,
     )
     ignored_xids: tuple[int, ...] = knob(
         "", _XIDS, "XID errors that never make a GPU unhealthy, besides those known to be the application's.", live=True
@@ -214,6 +232,7 @@ class NodeSettings:
         "auto",
         LOG_FORMAT,
         "Log lines for people or for machines; auto writes for people on a terminal and JSON elsewhere.",
+        in_profile=False,
     )
 
     def __post_init__(self) -> None:
@@ -251,3 +270,25 @@ KNOBS = knobs_of(NodeSettings)
 
 Sources = partial(knobs.Sources, NodeSettings)
 """Where the settings of a node agent come from."""
+
+
+def settings_for(sources: knobs.Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
+    """Return the settings of a node with this label.
+
+    Args:
+        sources: where settings come from.
+        texts: what the files say.
+        label: what the node's label says; empty: it has none.
+
+    Raises:
+        SettingsError: it names no profile, or something that is written cannot be used.
+    """
+    if not texts.folder or label in {"", DEFAULT_PROFILE}:
+        return sources.read(texts=texts)
+    if label not in texts.profiles:
+        hint = nearest(label, texts.profiles, "correct the label, or add the file")
+        raise SettingsError(
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {texts.folder}; "
+            f"{hint}"
+        )
+    return sources.read(label, texts)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.extender_settings import KNOBS as OF_THE_EXTENDER
 from gpu_device_plugin.knobs import table
 from gpu_device_plugin.settings import (
     KNOBS,
@@ -18,7 +19,9 @@ from gpu_device_plugin.settings import (
     Sources,
     UsageError,
     reload,
+    settings_for,
 )
+from tests.configmap import mount
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:
@@ -284,7 +287,7 @@ def test_a_file_with_forbidden_characters_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> None:
     path = str(tmp_path / "none.yaml")
-    why = f"cannot read {path}: No such file or directory; name a YAML or JSON file"
+    why = f"cannot read {path}: No such file or directory; name a YAML or JSON file, or a directory with default.yaml"
     assert complaint({"config": path}) == f"--config: {why}"
     assert complaint({}, {"GPUSHARE_CONFIG": path}) == f"GPUSHARE_CONFIG: {why}"
 
@@ -321,6 +324,117 @@ def test_an_api_without_a_node_name_is_refused(api: str) -> None:
 def test_settings_made_in_code_are_held_to_the_same_rules() -> None:
     with pytest.raises(UsageError, match="give them different names"):
         NodeSettings(memory_resource="gpu", count_resource="gpu")
+
+
+# --- A directory of them ---------------------------------------------------------------------------------------------
+
+
+def in_folder(folder: Path, **files: str) -> dict[str, str]:
+    return {"config": str(mount(folder, **files))}
+
+
+def of_profile(flags: dict[str, str], label: str, environ: dict[str, str] | None = None) -> NodeSettings:
+    sources = Sources(flags, environ or {})
+    return settings_for(sources, sources.texts(), label)
+
+
+def complaint_about(flags: dict[str, str], label: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        of_profile(flags, label)
+    return str(caught.value)
+
+
+def test_a_profile_beats_the_default_of_its_directory_and_nothing_else(tmp_path: Path) -> None:
+    """Four things are set, each by one source more than the one before."""
+    written = "policy: {0}\nshare_size: {1}\nreserve: {1}\nrefusal_limit: {2}\n"
+    flags = in_folder(tmp_path, default=written.format("spread", "1GiB", 1), big=written.format("binpack", "2GiB", 2))
+    environ = {"GPUSHARE_REFUSAL_LIMIT": "3", "GPUSHARE_RESERVE": "3GiB"}
+    settings = of_profile({**flags, "reserve": "4GiB"}, "big", environ)
+    assert (settings.policy, settings.share_size_mib) == ("binpack", 2048)
+    assert (settings.refusal_limit, settings.reserve_mib) == (3, 4096)
+
+
+@pytest.mark.parametrize("label", ["", "default"])
+def test_without_a_profile_the_default_applies_alone(tmp_path: Path, label: str) -> None:
+    flags = in_folder(tmp_path, default="share_size: 512MiB", big="share_size: 4GiB")
+    assert of_profile(flags, label).share_size_mib == 512
+    assert read(flags).share_size_mib == 512
+
+
+def test_an_absent_default_is_an_empty_one(tmp_path: Path) -> None:
+    assert read({"config": str(tmp_path)}) == NodeSettings()
+    assert of_profile(in_folder(tmp_path, big="share_size: 4GiB"), "big").share_size_mib == 4096
+
+
+def test_hidden_files_and_those_of_other_names_are_none(tmp_path: Path) -> None:
+    flags = in_folder(tmp_path, big="")
+    for name in (".hidden.yaml", "..yaml", "README", "default.yaml~", "small.yml"):
+        (tmp_path / name).write_text("nonsense", encoding="utf-8")
+    assert list(Sources(flags, {}).texts().profiles) == ["big"]
+    assert read(flags) == NodeSettings()
+
+
+def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
+    """A file that is taken out of a mounted ConfigMap goes a moment before its link."""
+    flags = in_folder(tmp_path, default="policy: spread")
+    (tmp_path / "gone.yaml").symlink_to("..data/gone.yaml")
+    assert read(flags).policy == "spread"
+    assert Sources(flags, {}).texts().profiles == {}
+
+
+def test_another_nodes_profile_may_be_wrong(tmp_path: Path) -> None:
+    flags = in_folder(tmp_path, default="", big="share_size: much", small="share_size: 256MiB")
+    assert of_profile(flags, "small").share_size_mib == 256
+    path = tmp_path / "big.yaml"
+    assert complaint_about(flags, "big").startswith(f"{path}, line 1, share_size: 'much' is not an amount of memory")
+
+
+@pytest.mark.parametrize(
+    ("label", "hint"), [("bigg", "did you mean big?"), ("x", "correct the label, or add the file")]
+)
+def test_a_label_that_names_no_profile_is_an_error(tmp_path: Path, label: str, hint: str) -> None:
+    flags = in_folder(tmp_path, default="", big="")
+    assert complaint_about(flags, label) == (
+        f"the node label gpu-device-plugin/config={label} names no profile: there is no {label}.yaml in {tmp_path}; "
+        f"{hint}"
+    )
+
+
+def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
+    assert of_profile(in_file(tmp_path, "policy: spread"), "big").policy == "spread"
+    assert of_profile({}, "big") == NodeSettings()
+
+
+def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
+    apart = [knob.name for knob in KNOBS if not knob.in_profile]
+    assert apart == ["device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"]
+    for name in apart:
+        in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
+        assert complaint_about({"config": str(tmp_path)}, "big") == (
+            f"{tmp_path}/big.yaml, line 2, {name}: an agent needs it before it knows its profile; "
+            "write it in default.yaml"
+        )
+
+
+def test_a_profile_may_speak_of_what_only_the_extender_knows(tmp_path: Path) -> None:
+    """As any other file."""
+    sources = Sources(in_folder(tmp_path, big="node_policy: spread"), {}, OF_THE_EXTENDER)
+    assert settings_for(sources, sources.texts(), "big") == NodeSettings()
+
+
+def test_two_places_that_contradict_each_other_are_both_named(tmp_path: Path) -> None:
+    flags = in_folder(tmp_path, default="count_resource: gpu", big="\nmemory_resource: gpu")
+    assert complaint_about(flags, "big").startswith(
+        f"{tmp_path}/big.yaml, line 2, memory_resource and {tmp_path}/default.yaml, line 1, count_resource: both "
+    )
+
+
+def test_a_directory_that_cannot_be_read_is_an_error_as_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "big.yaml").mkdir()
+    assert complaint({"config": str(tmp_path)}) == (
+        f"--config: cannot read {tmp_path}/big.yaml: Is a directory; name a YAML or JSON file, or a directory with "
+        "default.yaml"
+    )
 
 
 # --- Reading them again ----------------------------------------------------------------------------------------------

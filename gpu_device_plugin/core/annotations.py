@@ -67,6 +67,11 @@ SPLIT_LABEL = "aliyun.com/gpu-count"
 PLACEMENT_LABEL = "ack.node.gpu.placement"
 """Node label of ACK: the policy by which GPUs of this node are chosen."""
 
+CONFIG_LABEL = "gpu-device-plugin/config"
+"""Node label, a person's: the profile of settings that the agent of this node has."""
+DEFAULT_PROFILE = "default"
+"""What the label may say where the node has no other settings than all have."""
+
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Node label of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
 

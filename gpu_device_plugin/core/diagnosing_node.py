@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
 from gpu_device_plugin.core.grants import CONTROL_NODES
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, switched_on
@@ -91,6 +92,12 @@ class NodeSymptoms:
     invented: bool = False
     """The GPUs are a description's."""
     in_container: bool = False
+    settings_in: str = ""
+    """The directory of its settings; empty: there is none."""
+    profiles: tuple[str, ...] = ()
+    """The names in it that a node's label may have."""
+    profile: str | None = None
+    """The one that the agent had last, empty for none; None: nobody remembers."""
 
     # The hardware
     driver_problem: str = ""
@@ -360,6 +367,24 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
             yield ok(f"{version}is ready ({node.agent.where})")
 
 
+def _settings(node: NodeSymptoms) -> Iterator[Finding]:
+    if not node.settings_in:
+        return
+    api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
+    label = (node.profile or "") if api is None else api.labels.get(CONFIG_LABEL, "")
+    found = f"those of {node.settings_in}/{label or DEFAULT_PROFILE}.yaml"
+    if label not in {"", DEFAULT_PROFILE, *node.profiles}:
+        yield error(
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {node.settings_in}",
+            f"correct the label (kubectl label node {node.node_name or 'NODE'} --overwrite {CONFIG_LABEL}=...), or add "
+            "the file",
+        )
+    elif node.profile not in {None, label}:
+        yield warning(f"{found}, which the agent has not taken over", "see its log for why")
+    else:
+        yield ok(found)
+
+
 def _streams(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.agent, Unknown):
         return  # told above
@@ -475,6 +500,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "kubelet directory": _directory,
         "kubelet": _kubelet,
         "kubelet's books": _books,
+        "settings": _settings,
         "agent": _agent,
         "registration": _streams,
         "other plugins": _others,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from grpc import aio
 
+from gpu_device_plugin.aio.watching import watching
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, register
@@ -182,7 +183,7 @@ class Lives:
         changed, again = asyncio.Event(), asyncio.Event()
         over = asyncio.get_running_loop().create_future()
         try:
-            with sockets.watching(self._directory, changed):
+            with watching(self._directory, changed):
                 await self._prepared()
                 for plugin in self._plugins:
                     self._served.append(await self._serve(plugin))

@@ -1,8 +1,7 @@
-"""The device-plugin directory: whose it is, what our sockets in it are called, and whether anything in it changed."""
+"""The device-plugin directory: whose it is, and what our sockets in it are called."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -11,15 +10,9 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
-from watchdog.observers import Observer
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import TracebackType
-
-    from watchdog.observers.api import BaseObserver
 
 KUBELET_SOCKET = "kubelet.sock"
 
@@ -175,50 +168,3 @@ class NodeLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-class _Waker(FileSystemEventHandler):
-    """Tells the event loop, and nothing else: an exception in a handler ends watchdog's thread silently."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
-        self._loop = loop
-        self._changed = changed
-
-    def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type in {"created", "deleted", "moved"}:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._changed.set)
-
-
-@contextlib.contextmanager
-def watching(directory: Path, changed: asyncio.Event) -> Iterator[bool]:
-    """Set `changed` when something appears in or leaves `directory`, while inside the block.
-
-    An accelerator, not a guarantee: inotify can be exhausted, and goes deaf when the directory is made anew. Whoever
-    waits looks by itself now and then.
-
-    Yields:
-        Whether the kernel lets us watch.
-    """
-    observer = _observe(directory, _Waker(asyncio.get_running_loop(), changed))
-    try:
-        yield observer is not None
-    finally:
-        if observer is not None:
-            observer.stop()
-            observer.join(timeout=1)
-
-
-def _observe(directory: Path, waker: _Waker) -> BaseObserver | None:
-    try:
-        observer = Observer()  # from watchdog 7 on this is where inotify may be exhausted
-    except OSError:
-        return None
-    try:
-        # Without follow_symlink a watch on a linked directory (k0s, some kubelet installers) sees nothing.
-        observer.schedule(waker, str(directory), follow_symlink=True)
-        observer.start()
-    except OSError:
-        observer.stop()
-        return None
-    return observer

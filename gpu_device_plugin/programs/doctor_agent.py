@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 
@@ -20,11 +20,18 @@ if TYPE_CHECKING:
 _MODULE = PROGRAM.replace("-", "_")
 
 
-def agents(proc: Path) -> list[tuple[list[str], dict[str, str]]] | None:
-    """Return for each agent that runs its arguments, and those of its variables that are settings.
+class Running(NamedTuple):
+    """An agent that runs."""
 
-    None where processes are not to be seen.
-    """
+    arguments: list[str]
+    environ: dict[str, str]
+    """Those of its variables that are settings."""
+    root: Path
+    """Its files, as they are seen from here."""
+
+
+def agents(proc: Path) -> list[Running] | None:
+    """Return the agents that run, None where processes are not to be seen."""
     try:
         folders = sorted((path for path in proc.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     except OSError:
@@ -35,7 +42,8 @@ def agents(proc: Path) -> list[tuple[list[str], dict[str, str]]] | None:
         arguments = _arguments(words)
         if arguments is not None:
             pairs = (each.partition("=") for each in _zero_separated(folder / "environ"))
-            found.append((arguments, {name: value for name, _, value in pairs if _is_setting(name)}))
+            environ = {name: value for name, _, value in pairs if _is_setting(name)}
+            found.append(Running(arguments, environ, folder / "root"))
     return found if folders else None
 
 

@@ -32,6 +32,7 @@ from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
+from gpu_device_plugin.kubelet.remembered import Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.programs import doctor_runtime
 from gpu_device_plugin.programs.coexistence import registry_of
@@ -41,6 +42,7 @@ from gpu_device_plugin.programs.node_cluster import config_for
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.knobs import Sources, Texts
     from gpu_device_plugin.settings import NodeSettings
 
 RIGHTS = (
@@ -127,7 +129,41 @@ def below(settings: NodeSettings, where: Place) -> NodeSettings:
     )
 
 
-def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as_json: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The settings that a node may have by its label."""
+
+    folder: str = ""
+    """Where they are; empty: there are none."""
+    names: tuple[str, ...] = ()
+    last: str | None = None
+    """The one that the agent had last, empty for none; None: nobody remembers."""
+
+
+NO_PROFILES = Profiles()
+
+
+def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
+    """Return the settings that the agent has, as far as it wrote that down, and what it may choose from.
+
+    Raises:
+        UsageError: something in them cannot be used.
+    """
+    settings = below(sources.read(texts=texts), where)
+    last = Remembered(settings.device_plugin_dir).read() if texts.folder else None
+    if last is not None and last in texts.profiles:
+        settings = below(sources.read(last, texts), where)
+    return settings, Profiles(texts.folder, tuple(texts.profiles), last)
+
+
+def main(
+    settings: NodeSettings,
+    where: Place,
+    *,
+    agents_running: int | None,
+    as_json: bool,
+    profiles: Profiles = NO_PROFILES,
+) -> int:
     """Examine this node and print what was found; return the exit code.
 
     Args:
@@ -135,11 +171,12 @@ def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as
         where: where to look.
         agents_running: how many agents are seen to run; None: that is not to be seen.
         as_json: print for machines.
+        profiles: what the agent's settings may be by the node's label.
     """
     with suppress(OSError):
         # In the agent's container we share its memory: if that does not suffice for both, the kernel is to end us.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-    symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running))
+    symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
     told = json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)
     sys.stdout.write("".join(f"{line}\n" for line in told))
@@ -147,7 +184,11 @@ def main(settings: NodeSettings, where: Place, *, agents_running: int | None, as
 
 
 async def examined(
-    settings: NodeSettings, where: Place, deadlines: Deadlines, agents_running: int | None = None
+    settings: NodeSettings,
+    where: Place,
+    deadlines: Deadlines,
+    agents_running: int | None = None,
+    profiles: Profiles = NO_PROFILES,
 ) -> NodeSymptoms:
     """Look at everything, at once."""
     async with asyncio.TaskGroup() as tasks:
@@ -166,6 +207,9 @@ async def examined(
         allow_other_plugins=settings.allow_other_plugins,
         invented=settings.gpus != "nvml",
         in_container=where.in_container,
+        settings_in=profiles.folder,
+        profiles=profiles.names,
+        profile=profiles.last,
         inventory=driver.result().inventory,
         driver_problem=driver.result().problem,
         unhealthy=driver.result().unhealthy,

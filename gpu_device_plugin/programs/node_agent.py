@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,9 +28,9 @@ from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares, TooManySharesError
 from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, State, Timings
+from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet.books import Books
-from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Told
+from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.programs import frugal
@@ -39,13 +38,14 @@ from gpu_device_plugin.programs.advertiser import Advertiser
 from gpu_device_plugin.programs.answers import NobodyWaits, NodeAnswers
 from gpu_device_plugin.programs.coexistence import ALLOW, Coexistence
 from gpu_device_plugin.programs.reconciler import Reconciler
-from gpu_device_plugin.settings import NodeSettings, SettingsError, UsageError, reload
+from gpu_device_plugin.settings import NodeSettings, UsageError, reload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.admitting import Refused
     from gpu_device_plugin.core.resources import Resource
     from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
@@ -58,10 +58,12 @@ _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
 _GOING_S = 1.0
 """How long an agent that is told to end tries to say so on its node."""
-_LEAVE_S = 3.0
+LEAVE_S = 3.0
 """How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
 _REMEMBER_S = 2.0
 """How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
+_DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
+"""Settings by which the kubelet knows the devices of running pods."""
 _ADVICE: Mapping[Why, str] = MappingProxyType(
     {
         Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
@@ -72,73 +74,48 @@ _ADVICE: Mapping[Why, str] = MappingProxyType(
 )
 
 
-def main(settings: NodeSettings, reread: Callable[[], NodeSettings]) -> int:
-    """Run the agent until it is told to stop; return its exit code.
-
-    Args:
-        settings: what to run with.
-        reread: reads the configuration anew, for SIGHUP.
+def reach_api(settings: NodeSettings) -> ClusterConfig | None:
+    """Return how the agent of these settings reaches the API server, None if it goes without.
 
     Raises:
-        UsageError: the directory, the share size or the description of fake GPUs cannot be used.
+        UsageError: what the settings say of it cannot be used.
     """
-    return asyncio.run(_until_signal(settings, reread))
+    if not settings.reaches_api(os.environ):
+        return None
+    frugal.import_aiohttp()
+    # 12 MB that an agent without API access does not pay.
+    from gpu_device_plugin.cluster.config import ClusterConfigError  # noqa: PLC0415
+    from gpu_device_plugin.programs.node_cluster import config_for  # noqa: PLC0415
 
-
-async def _until_signal(settings: NodeSettings, reread: Callable[[], NodeSettings]) -> int:
-    agent = NodeAgent(settings)
-    loop = asyncio.get_running_loop()
-    work = asyncio.create_task(agent.run(), name="node agent")
-    stop = asyncio.Event()
-
-    def read_again() -> None:
-        try:
-            agent.reload(reread())
-        except SettingsError as error:
-            _log.error("the configuration stays as it was", extra={"why": str(error)})
-
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, read_again)
-    loop.add_signal_handler(signal.SIGUSR1, agent.toggle_pause)
-    stopping = asyncio.create_task(stop.wait(), name="stop signal")
-    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        _log.info("stopping")
-        await agent.going()
-    stopping.cancel()
-    work.cancel()
-    (outcome,) = await asyncio.gather(work, return_exceptions=True)
-    if stopping.done() and not stopping.cancelled():
-        await agent.leave()
-    return _exit_code(outcome)
-
-
-def _exit_code(outcome: BaseException | None) -> int:
-    """Return the exit code for how the agent ended. Raises UsageError where a person has to change something."""
-    error = outcome
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    match error:
-        case None | asyncio.CancelledError():
-            return 0
-        case UsageError():
-            raise error
-        case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
-            # What a new container can mend, and nothing else can: the kubelet starts one.
-            trace = error if isinstance(error, OSError) else None
-            _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=trace)
-            return 1
-        case _:
-            raise error
+    try:
+        config = config_for(settings.api)
+    except ClusterConfigError as error:
+        raise UsageError(f"--api {settings.api}: {error}") from error
+    if config is not None and not settings.node_name:
+        _log.warning("goes without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
+        return None
+    return config
 
 
 class NodeAgent:
     """Everything an agent is, wired together. Makes no decision itself."""
 
-    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; nothing is touched before `run`."""
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        dev: Path = Path("/dev"),
+        labelled: Callable[[Mapping[str, str]], None] = lambda _labels: None,
+    ) -> None:
+        """Prepare; nothing is touched before `run`.
+
+        Args:
+            settings: what to run with; `reload` changes some.
+            dev: where device nodes are.
+            labelled: told the labels of our node, again and again.
+        """
         self.settings = settings
+        self._tell_labels = labelled
         self._shares = Shares(settings.share_size_mib, settings.reserve_mib)
         self.book = Book(Node(self._shares))
         self._metrics: m.Metrics = m.PrometheusMetrics(self.state) if settings.http is not None else m.NoMetrics()
@@ -234,7 +211,7 @@ class NodeAgent:
     async def leave(self) -> None:
         """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""
         if self._cluster is not None:
-            await self._cluster.leave(_LEAVE_S)
+            await self._cluster.leave(LEAVE_S)
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
@@ -254,6 +231,18 @@ class NodeAgent:
         _log.info("the configuration was read again", extra={"applied": list(outcome.applied)})
         if outcome.waiting:
             _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
+            drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""
+            restart = (
+                "kubectl -n gpushare delete pod -l app.kubernetes.io/component=node "
+                f"--field-selector spec.nodeName={settings.node_name}"
+            )
+            note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
+            self._event("SettingsWait", note, "Reload")
+
+    def keep_settings(self, why: str) -> None:
+        """Say that other settings cannot be used, and that all stay as they are."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 
     def toggle_pause(self) -> None:
         """Let go of the GPUs so that they can be reset, or take them up again."""
@@ -409,22 +398,11 @@ class NodeAgent:
     # --- The Kubernetes API, where there is one -------------------------------------------------------------------
 
     def _reach_cluster(self) -> NodeCluster | None:
-        if not self.settings.reaches_api(os.environ):
-            return None
-        frugal.import_aiohttp()
-        # 12 MB that an agent without API access does not pay.
-        from gpu_device_plugin.cluster.config import ClusterConfigError  # noqa: PLC0415
-        from gpu_device_plugin.programs.node_cluster import NodeCluster, config_for  # noqa: PLC0415
-
-        try:
-            config = config_for(self.settings.api)
-        except ClusterConfigError as error:
-            raise UsageError(f"--api {self.settings.api}: {error}") from error
+        config = reach_api(self.settings)
         if config is None:
             return None
-        if not self.settings.node_name:
-            _log.warning("goes without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
-            return None
+        from gpu_device_plugin.programs.node_cluster import NodeCluster  # noqa: PLC0415 - see reach_api
+
         return NodeCluster(
             config,
             self.settings,
@@ -437,6 +415,7 @@ class NodeAgent:
     def _looked_at_node(self, node: NodeRecord) -> None:
         self.coexistence.offered(node.allocatable)
         self._labelled(node.labels)
+        self._tell_labels(node.labels)
 
     def _labelled(self, labels: Mapping[str, str]) -> None:
         """Do as the labels of our node say."""

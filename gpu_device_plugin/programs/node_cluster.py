@@ -91,6 +91,21 @@ def config_for(api: str) -> ClusterConfig | None:
             return from_kubeconfig(Path(api))
 
 
+async def tidy_up(client: Client, ourselves: NodeSelf, within_s: float) -> None:
+    """Take from our node what agents wrote on it, unless it has the label by which its GPUs are shared."""
+    try:
+        async with asyncio.timeout(within_s), client:
+            node = await ourselves.read()
+            if switched_on(node.labels):
+                return
+            left = NodeNotes(dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations)))
+            if await ourselves.put(left, node):
+                _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
+    except (ApiError, TimeoutError) as error:
+        why = str(error) or f"no answer within {within_s:g} s"
+        _log.warning("whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why)
+
+
 class NodeCluster:
     """Follows this node's pods, writes what became of them, and says on the node what a scheduler needs to know."""
 
@@ -177,23 +192,8 @@ class NodeCluster:
         To a process that is told to end, a rollout looks the same: there the label stays, and all of it. A node that
         never had the label is shared by some other rule, which we do not know.
         """
-        if not self._switched_on:
-            return
-        try:
-            async with asyncio.timeout(within_s), self._client:
-                node = await self._self.read()
-                if switched_on(node.labels):
-                    return
-                left = NodeNotes(
-                    dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations))
-                )
-                if await self._self.put(left, node):
-                    _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
-        except (ApiError, TimeoutError) as error:
-            why = str(error) or f"no answer within {within_s:g} s"
-            _log.warning(
-                "whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why
-            )
+        if self._switched_on:
+            await tidy_up(self._client, self._self, within_s)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool) -> None:
         """Have an Event written on our node."""

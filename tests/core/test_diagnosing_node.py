@@ -269,6 +269,44 @@ def test_an_agent_that_is_not_to_be_reached_is_not_known_to_be_ill() -> None:
     assert of("registration", agent=Unknown("refused")) == []
 
 
+@pytest.mark.parametrize(
+    ("label", "last", "told"),
+    [
+        (None, None, "ok: those of /etc/gpushare/default.yaml"),
+        (None, "", "ok: those of /etc/gpushare/default.yaml"),
+        ("default", None, "ok: those of /etc/gpushare/default.yaml"),
+        ("big", "big", "ok: those of /etc/gpushare/big.yaml"),
+        (
+            "big",
+            "small",
+            "warning: those of /etc/gpushare/big.yaml, which the agent has not taken over -> see its log for why",
+        ),
+        (
+            "bigg",
+            "big",
+            (
+                "error: the node label gpu-device-plugin/config=bigg names no profile: there is no bigg.yaml in "
+                "/etc/gpushare -> correct the label (kubectl label node node-a --overwrite "
+                "gpu-device-plugin/config=...), or add the file"
+            ),
+        ),
+    ],
+)
+def test_the_settings_are_those_of_the_profile_that_the_label_names(
+    label: str | None, last: str | None, told: str
+) -> None:
+    labels = {} if label is None else {"gpu-device-plugin/config": label}
+    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big", "small"), "profile": last}
+    assert of("settings", api=api(labels=labels), **seen) == [told]
+
+
+@pytest.mark.parametrize("unseen", [Unknown("no service account"), api(problem="refused"), api(node_problem="404")])
+def test_where_the_label_is_not_to_be_seen_the_agents_last_profile_tells(unseen: ApiSeen | Unknown) -> None:
+    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big",), "profile": "big"}
+    assert of("settings", api=unseen, **seen) == ["ok: those of /etc/gpushare/big.yaml"]
+    assert of("settings", api=unseen) == []
+
+
 def test_what_its_readiness_lacks_is_told() -> None:
     assert of("agent", agent=agent(missing=("the kubelet does not listen", "paused; SIGUSR1"))) == [
         "error: the kubelet does not listen -> see the agent's log",

@@ -39,7 +39,8 @@ def test_an_agent_is_known_however_it_was_started(tmp_path: Path, words: list[st
     environ = {"NODE_NAME": "node-a", "GPUSHARE_POLICY": "spread", "TOKEN": "s3cret"}
     process(tmp_path, 1, words, environ)
     (tmp_path / "self").mkdir()
-    assert agents(tmp_path) == [(["node", "--http=:9445"], {"NODE_NAME": "node-a", "GPUSHARE_POLICY": "spread"})]
+    ours = {"NODE_NAME": "node-a", "GPUSHARE_POLICY": "spread"}
+    assert agents(tmp_path) == [(["node", "--http=:9445"], ours, tmp_path / "1" / "root")]
 
 
 def test_other_processes_are_none_and_the_first_agent_comes_first(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_other_processes_are_none_and_the_first_agent_comes_first(tmp_path: Path
     process(tmp_path, 10, ["gpu-device-plugin", "node", "b"])
     process(tmp_path, 9, ["gpu-device-plugin", "node", "a"])
     (tmp_path / "11").mkdir()
-    assert agents(tmp_path) == [(["node", "a"], {}), (["node", "b"], {})]
+    assert [each.arguments for each in agents(tmp_path) or ()] == [["node", "a"], ["node", "b"]]
 
 
 def test_where_no_process_is_to_be_seen_nobody_knows(tmp_path: Path) -> None:

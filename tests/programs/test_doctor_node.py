@@ -16,9 +16,22 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.diagnosing import Finding, Severity, Unknown, examine
 from gpu_device_plugin.core.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
-from gpu_device_plugin.programs.doctor_node import RIGHTS, Deadlines, Place, _with_node, below, examined, main, place
+from gpu_device_plugin.programs.doctor_agent import Running
+from gpu_device_plugin.programs.doctor_node import (
+    RIGHTS,
+    Deadlines,
+    Place,
+    Profiles,
+    _with_node,
+    below,
+    examined,
+    main,
+    place,
+    settings_of,
+)
 from gpu_device_plugin.settings import NodeSettings, Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
+from tests.configmap import mount
 from tests.deploy.calls import rights_needed
 from tests.programs.cluster_harness import NODE, Cluster, cluster
 from tests.programs.harness import T4, world
@@ -32,7 +45,7 @@ QUICK = Deadlines(driver_s=10, answer_s=2)
 NOWHERE = Place(in_container=True)
 
 
-def settings_of(node: World, **changed: str) -> NodeSettings:
+def settings_in(node: World, **changed: str) -> NodeSettings:
     return Sources(flags={**node.settings, **changed}, environ={}).read()
 
 
@@ -61,7 +74,7 @@ async def sharing() -> AsyncIterator[Cluster]:
 
 async def test_a_node_on_which_everything_works_is_well() -> None:
     async with sharing() as there:
-        seen = await examined(settings_of(there.node), NOWHERE, QUICK, 1)
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
     wrong = [each for each in examine(CHECKS, seen) if each.severity in {Severity.WARNING, Severity.ERROR}]
     assert [each for each in wrong if each.check != "cgroups"] == [], "cgroups are this machine's"
     told = {each.check: each.found for each in examine(CHECKS, seen)}
@@ -97,7 +110,7 @@ async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     gpus = tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": ["1xT4"], "events": [{"at": "0s", "hang": "1h"}]}))
     async with world() as node:
-        seen = await examined(settings_of(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
+        seen = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
     (told,) = found(seen, "driver")["driver"]
     assert told.found == "the driver did not answer within 0.5 s"
 
@@ -106,7 +119,7 @@ async def test_gpus_out_of_service_are_named() -> None:
     broken = [{"at": "0s", "gpu": 1, "recovery_action": "gpu-reset"}]
     async with world([T4]) as node:
         node.hardware(T4, T4, events=broken)
-        seen = await examined(settings_of(node), NOWHERE, QUICK)
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
     (told,) = found(seen, "GPUs")["GPUs"]
     assert told.found.startswith("GPU 1 (GPU-")
 
@@ -114,14 +127,14 @@ async def test_gpus_out_of_service_are_named() -> None:
 async def test_a_checkpoint_that_nobody_can_read_is_told() -> None:
     async with world() as node:
         node.kubelet.checkpoint.write_text("damaged")
-        seen = await examined(settings_of(node), NOWHERE, QUICK)
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
     assert "is damaged" in seen.checkpoint_problem
 
 
 async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() -> None:
     async with sharing() as there:
         there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
-        seen = await examined(settings_of(there.node), NOWHERE, QUICK, 1)
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
     assert [sighting.signs for sighting in seen.others] == [("the node offers 2 nvidia.com/gpu",)]
 
 
@@ -130,7 +143,7 @@ async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() ->
 
 async def test_rights_that_the_account_lacks_are_named() -> None:
     async with cluster(allowed={("get", "nodes")}) as there:
-        seen = await examined(settings_of(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
     (told,) = found(seen, "rights")["rights"]
     assert "may not patch nodes, get pods, list pods, watch pods, patch pods, create events, patch events" in told.found
 
@@ -138,7 +151,7 @@ async def test_rights_that_the_account_lacks_are_named() -> None:
 async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> None:
     async with cluster() as there:
         there.api.black_hole()
-        seen = await examined(settings_of(there.node), NOWHERE, replace(QUICK, answer_s=0.2))
+        seen = await examined(settings_in(there.node), NOWHERE, replace(QUICK, answer_s=0.2))
         there.api.heal()
     assert isinstance(seen.api, ApiSeen)
     assert seen.api.problem.startswith(there.api.url)
@@ -146,7 +159,7 @@ async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> Non
 
 async def test_a_node_that_the_api_does_not_know_is_told() -> None:
     async with cluster(node_name="elsewhere") as there:
-        seen = await examined(settings_of(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
     (told,) = found(seen, "node")["node"]
     assert "NODE_NAME" in told.advice
     unnamed = await _with_node(ApiSeen(""), Client(ClusterConfig("http://127.0.0.1:1")), "")
@@ -157,7 +170,7 @@ async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> Non
     async with cluster() as there:
         there.api.fail(Answer(403), resources=["selfsubjectaccessreviews"])
         there.api.fail(Garbage(), resources=["nodes"])
-        seen = await examined(settings_of(there.node), NOWHERE, QUICK)
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
     assert isinstance(seen.api, ApiSeen)
     assert set(seen.api.rights.values()) == {None}
     assert "not a node" in seen.api.node_problem
@@ -165,9 +178,9 @@ async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> Non
 
 async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) -> None:
     async with world() as node:
-        auto = await examined(settings_of(node, api="auto"), NOWHERE, QUICK)
+        auto = await examined(settings_in(node, api="auto"), NOWHERE, QUICK)
         broken = await examined(
-            settings_of(node, api=str(tmp_path / "none.kubeconfig"), node_name=NODE), NOWHERE, QUICK
+            settings_in(node, api=str(tmp_path / "none.kubeconfig"), node_name=NODE), NOWHERE, QUICK
         )
     assert isinstance(auto.api, Unknown)
     assert isinstance(broken.api, ApiSeen)
@@ -204,7 +217,7 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     where = Place(tmp_path, dev=tmp_path / "dev")
     async with world() as node:
-        settings = replace(settings_of(node), gpus="nvml")
+        settings = replace(settings_in(node), gpus="nvml")
         seen = await examined(settings, where, replace(QUICK, driver_s=5))
     assert {path: seen.device_nodes[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm")} == {
         "/dev/nvidiactl": "",
@@ -235,10 +248,44 @@ def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
 
 def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwise() -> None:
     arguments = cli.parse(["doctor", "--share-size=2GiB", "--json"])
-    running = [(["node", "--no-such-flag"], {}), (["node", "--share-size=1GiB", "--policy=spread"], {"NODE_NAME": "a"})]
-    settings = cli._settings_of_the_agent(arguments, running)
+    running = [
+        Running(["node", "--no-such-flag"], {}, Path("/none")),
+        Running(["node", "--share-size=1GiB", "--policy=spread"], {"NODE_NAME": "a"}, Path("/none")),
+    ]
+    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, running), NOWHERE)
     assert (settings.share_size_mib, settings.policy, settings.node_name) == (2048, "spread", "a")
-    assert cli._settings_of_the_agent(arguments, []).policy == "binpack"
+    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, []), NOWHERE)
+    assert settings.policy == "binpack"
+
+
+def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_it_had(tmp_path: Path) -> None:
+    """On the node they are below /proc/PID/root; and where they are not to be seen, what else is known of it stands."""
+    folder = tmp_path / "root" / "etc"
+    folder.mkdir(parents=True)
+    mount(folder / "gpushare", default="policy: spread", big="share_size: 2GiB")
+    (tmp_path / "gpushare").mkdir()
+    agent = Running(["node", "--config=/etc/gpushare", f"--device-plugin-dir={tmp_path}"], {}, tmp_path / "root")
+    arguments = cli.parse(["doctor"])
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    assert (settings.policy, settings.share_size_mib) == ("spread", 1024)
+    assert profiles == Profiles("/etc/gpushare", ("big",))
+    (tmp_path / "gpushare" / "profile").write_text("big\n")
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    assert (settings.share_size_mib, profiles.last) == (2048, "big")
+    unseen = agent._replace(root=tmp_path / "none")
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [unseen]), NOWHERE)
+    assert (settings.policy, settings.device_plugin_dir, profiles) == ("binpack", tmp_path, Profiles())
+    mine = cli.parse(["doctor", f"--config={mount(tmp_path / 'mine', default='share_size: 4GiB')}"])
+    settings, _ = settings_of(*cli._sources_of_the_agent(mine, [agent]), NOWHERE)
+    assert settings.share_size_mib == 4096
+
+
+async def test_a_label_that_names_no_profile_is_told_with_what_the_agent_has() -> None:
+    async with sharing() as there:
+        there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/config": "bigg"}}})
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1, Profiles("/etc/gpushare", ("big",), "big"))
+    (told,) = found(seen, "settings")["settings"]
+    assert told.found.startswith("the node label gpu-device-plugin/config=bigg names no profile")
 
 
 def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:

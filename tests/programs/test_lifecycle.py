@@ -22,7 +22,8 @@ import pytest
 from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
-from gpu_device_plugin.programs.node_agent import NodeAgent, _exit_code, main
+from gpu_device_plugin.programs.node_agent import NodeAgent
+from gpu_device_plugin.programs.node_program import _exit_code, main
 from gpu_device_plugin.settings import Sources, UsageError
 from gpu_device_plugin.testing.pods import Kind
 from tests.programs.harness import COUNT, MEM, T4, container, gpus_of, pod, world
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from pathlib import Path
 
-    from gpu_device_plugin.settings import NodeSettings
     from gpu_device_plugin.testing.pods import Pod
     from tests.programs.harness import World
 
@@ -524,32 +524,36 @@ async def test_an_address_in_use_ends_the_agent_with_a_line_that_names_it() -> N
 def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It reads its configuration again, pauses, resumes, and ends."""
     (tmp_path / "gpus.json").write_text('{"gpus": []}')
-    flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off"}
-    policies = ["sideways", "spread"]
-
-    def read_again() -> NodeSettings:
-        return Sources(flags=flags | {"policy": policies.pop(0)}, environ={}).read()
+    config = tmp_path / "node.yaml"
+    config.touch()
+    flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off", "config": str(config)}
 
     def send() -> None:
         while signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
             time.sleep(0.01)
-        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+        for policy, answer in zip(("sideways", "spread"), said, strict=False):
+            config.write_text(f"policy: {policy}\n")
+            os.kill(os.getpid(), signal.SIGHUP)
+            while answer not in caplog.messages:
+                time.sleep(0.01)
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
             time.sleep(0.05)
 
-    sender = threading.Thread(target=send)
+    said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
+    sender = threading.Thread(target=send, daemon=True)
+    sources = Sources(flags=flags, environ={})
     sender.start()
     with caplog.at_level("INFO"):
-        assert main(Sources(flags=flags, environ={}).read(), read_again) == 0
+        assert main(sources, sources.texts(), sources.read()) == 0
     sender.join()
-    said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
-    assert [message for message in caplog.messages if message in said] == said
+    assert list(dict.fromkeys(message for message in caplog.messages if message in said)) == said
 
 
 def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
     settings = Sources(flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={})
     with pytest.raises(UsageError, match="none is not a directory"):
-        main(settings.read(), settings.read)
+        main(settings, settings.texts(), settings.read())
 
 
 # --- Exit codes -------------------------------------------------------------------------------------------------------
