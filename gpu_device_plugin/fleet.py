@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.candidate import candidate
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.nodefacts import NodeFacts
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Resource
+
+
+_MOST_CHANGES = 10_000
+"""Of so many nodes it is known when they changed last. Who has not asked for longer looks at all nodes anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,11 @@ class Entry:
     """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
     a moment ago."""
 
+    @property
+    def closing(self) -> bool:
+        """Whether all that remains of it is that its GPUs cannot be had yet for the other resource."""
+        return bool(self.usage.left_shares or self.usage.left_whole)
+
 
 @dataclass(slots=True)
 class _Node:
@@ -43,6 +54,30 @@ class _Node:
 
     facts: NodeFacts | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+
+
+class _Changes:
+    """Which names have changed since when, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: OrderedDict[str, int] = OrderedDict()
+        self._number = 0
+        self._forgotten = 0
+
+    def add(self, name: str) -> None:
+        """Take note of a change."""
+        self._number += 1
+        self._numbers[name] = self._number
+        self._numbers.move_to_end(name)
+        if len(self._numbers) > _MOST_CHANGES:
+            _, self._forgotten = self._numbers.popitem(last=False)
+
+    def since(self, mark: int) -> tuple[int, Sequence[str] | None]:
+        """Return a mark for now, and what has changed since `mark`; None if that is not known any more."""
+        if mark < self._forgotten:
+            return self._number, None
+        latest_first = reversed(self._numbers.items())
+        return self._number, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
 
 
 class Fleet:
@@ -60,6 +95,8 @@ class Fleet:
         drain_s: float,
         settle_s: float = 0.0,
         on_drift: Callable[[Entry, Entry], None] = lambda _before, _after: None,
+        on_unplaced: Callable[[Pod], None] = lambda _pod: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with nothing.
 
@@ -68,17 +105,22 @@ class Fleet:
             drain_s: how long a pod that vanished counts, seconds.
             settle_s: how long a GPU stays closed to the other resource after a pod on it has ended, seconds.
             on_drift: told when a pod turns out to be on other GPUs than its entry says: what was, and what is.
+            on_unplaced: told of a pod that is bound, of which we do not know, or no more, where some of it lies.
+            on_change: called when `candidates` has something to do, so that nobody who is in a hurry need wait for it.
         """
         self._resources = tuple(resources)
         self.drain_s = drain_s
         self._settle_s = settle_s
         self._on_drift = on_drift
+        self._on_unplaced = on_unplaced
+        self._on_change = on_change
         self._nodes: dict[str, _Node] = {}
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Pod] = {}
         self._draining: set[str] = set()
         self._candidates: dict[str, Candidate] = {}
         self._stale: set[str] = set()
+        self._changes = _Changes()
 
     def __repr__(self) -> str:
         return f"<Fleet: {len(self.candidates)} nodes, {len(self._entries)} pods, {len(self._pending)} pending>"
@@ -87,22 +129,47 @@ class Fleet:
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """Every node that exists, by name, as it is now. Values are replaced when they change, never changed."""
+        """Every node that exists, by name, as it is now. Values are replaced when they change, never changed.
+
+        GPUs that are closed for a moment count as open: whoever binds a pod waits for them (`closed`). A pod that was
+        told to wait instead would wait until something else happens in the cluster, for minutes if it is a quiet one.
+        """
+        self._refresh()
+        return self._candidates
+
+    def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
+        """Return a mark for now, and the names of the candidates that came, went or changed since `mark`.
+
+        None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
+        """
+        self._refresh()
+        return self._changes.since(mark)
+
+    def _refresh(self) -> None:
         for name in self._stale:
+            self._changes.add(name)
             node = self._nodes.get(name)
             if node is None or node.facts is None:
                 self._candidates.pop(name, None)
             else:
                 facts = node.facts
-                usages = [entry.usage for entry in node.entries.values()]
+                usages = [entry.usage for entry in node.entries.values() if not entry.closing]
                 self._candidates[name] = candidate(name, facts.gpus, usages, facts.policy, facts.problem)
         self._stale.clear()
-        return self._candidates
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Every pod that counts, by uid."""
         return self._entries
+
+    def closed(self, name: str) -> tuple[Candidate, float] | None:
+        """Return a node without what cannot be had of it yet, and when all of it can; None if all can be had now."""
+        there, node = self.candidates.get(name), self._nodes.get(name)
+        if there is None or node is None or not any(entry.closing for entry in node.entries.values()):
+            return None
+        usages = [entry.usage for entry in node.entries.values()]
+        opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.closing)
+        return candidate(name, there.gpus, usages, there.policy, there.problem), opens
 
     def on_node(self, name: str) -> Sequence[Entry]:
         """Return the pods that count on one node, by namespace and name."""
@@ -125,14 +192,14 @@ class Fleet:
         node = self._nodes.setdefault(name, _Node())
         if node.facts != facts:
             node.facts = facts
-            self._stale.add(name)
+            self._changed(name)
 
     def remove_node(self, name: str) -> None:
         """Take note of a node that is gone."""
         node = self._nodes.get(name)
         if node is not None:
             node.facts = None
-            self._stale.add(name)
+            self._changed(name)
             self._forget_if_empty(name)
 
     def replace_nodes(self, facts: Mapping[str, NodeFacts]) -> None:
@@ -162,6 +229,8 @@ class Fleet:
         )
         if before is not None and before.usage != usage and not before.usage.unplaced:
             self._on_drift(before, entry)
+        if usage.unplaced and (before is None or not before.usage.unplaced):
+            self._on_unplaced(pod)
         self._enter(entry)
 
     def remove_pod(self, pod: Pod, now: float) -> None:
@@ -246,7 +315,12 @@ class Fleet:
         else:
             self._draining.add(entry.uid)
         if before is None or before.node != entry.node or before.usage != entry.usage:
-            self._stale.add(entry.node)
+            self._changed(entry.node)
+
+    def _changed(self, node: str) -> None:
+        if not self._stale:
+            self._on_change()
+        self._stale.add(node)
 
     def _drain(self, entry: Entry, now: float) -> None:
         self._enter(replace(entry, until=now + self.drain_s if entry.until is None else entry.until))
@@ -254,7 +328,7 @@ class Fleet:
     def _end(self, uid: str, now: float) -> None:
         """Let go of a pod that has ended, but for what remains of it for a moment."""
         entry = self._entries.get(uid)
-        if entry is None or entry.usage.left_shares or entry.usage.left_whole:
+        if entry is None or entry.closing:
             return  # it has been seen to end before
         left = entry.usage.left
         if self._settle_s and left != NOTHING:
@@ -267,7 +341,7 @@ class Fleet:
         if entry is not None:
             self._draining.discard(uid)
             del self._nodes[entry.node].entries[uid]
-            self._stale.add(entry.node)
+            self._changed(entry.node)
             self._forget_if_empty(entry.node)
 
     def _forget_if_empty(self, name: str) -> None:

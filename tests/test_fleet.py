@@ -121,6 +121,47 @@ def test_pods_of_a_node_that_is_not_there_wait_for_it() -> None:
     assert free(there) == [6]
 
 
+def test_what_changed_since_is_told_by_name() -> None:
+    """A pod changes its node, and a node itself; a node that went has changed, too."""
+    there = fleet(a=facts(8), b=facts(8), c=facts(8))
+    mark, names = there.changed_since(0)
+    assert names is not None
+    assert sorted(names) == ["a", "b", "c"]
+    assert there.changed_since(mark) == (mark, [])
+    there.put_pod(pod("p", node="a", gpu=0))
+    there.remove_node("b")
+    there.put_node("c", facts(8))
+    later, names = there.changed_since(mark)
+    assert names is not None
+    assert sorted(names) == ["a", "b"]
+    there.put_pod(pod("q", node="a", gpu=0))
+    assert there.changed_since(later)[1] == ["a"]
+    assert set(there.changed_since(mark)[1] or ()) == {"a", "b"}
+
+
+def test_what_changed_too_long_ago_is_not_known_any_more() -> None:
+    there = fleet(a=facts(8))
+    mark, _ = there.changed_since(0)
+    for number in range(10_001):
+        there.put_node(f"node-{number}", facts(8))
+    assert there.changed_since(mark)[1] is None
+    now, _ = there.changed_since(mark)
+    assert there.changed_since(now) == (now, [])
+
+
+def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
+    told: list[str] = []
+    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, on_change=lambda: told.append("changed"))
+    there.put_node("a", facts(8))
+    there.put_pod(pod("p", node="a", gpu=0))
+    assert told == ["changed"]
+    assert free(there) == [4]
+    there.put_pod(pod("p", node="a", gpu=0))
+    assert told == ["changed"]
+    there.remove_node("a")
+    assert told == ["changed", "changed"]
+
+
 def test_all_nodes_may_be_told_at_once() -> None:
     there = fleet(pod("p", node="gone", gpu=0), a=facts(8), b=facts(8), c=facts(8))
     before = there.candidates["a"]
@@ -213,6 +254,20 @@ def test_drift_is_told_and_taken_over() -> None:
     there.put_pod(pod("p", 4, "a", 1))
     assert [(before.usage, after.usage) for before, after in told] == [(Usage(((0, 4),)), Usage(((1, 4),)))]
     assert free(there) == [8, 4]
+
+
+def test_a_pod_of_which_nobody_knows_where_it_is_is_told_once() -> None:
+    told: list[str] = []
+    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, on_unplaced=lambda pod: told.append(pod.name))
+    there.put_pod(pod("p", node="a"))
+    there.put_pod(pod("p", node="a", phase="Running"))
+    there.put_pod(pod("q", node="a", gpu=0))
+    assert told == ["p"]
+    there.put_pod(pod("p", node="a", gpu=0))
+    there.put_pod(pod("p", node="a"))
+    assert told == ["p", "p"]
+    there.put_pod(pod("r", node="a", phase="Failed"))
+    assert told == ["p", "p"]
 
 
 def test_drift_may_be_told_to_nobody() -> None:
@@ -507,7 +562,13 @@ def settling(*pods: Pod) -> Fleet:
 
 
 def rooms(there: Fleet) -> list[tuple[int, bool]]:
-    return [(room.free, room.shared) for room in there.candidates["a"].rooms]
+    """Return what can be had now of each GPU."""
+    closed = there.closed("a")
+    node = there.candidates["a"] if closed is None else closed[0]
+    return [(room.free, room.shared) for room in node.rooms]
+
+
+OPEN = [(8, False), (8, False)]
 
 
 def whole(name: str, gpu: int) -> Pod:
@@ -518,13 +579,25 @@ def test_shares_of_a_gpu_whose_whole_user_ended_can_be_had_a_moment_later() -> N
     """Until then the node's agent still shows them as unhealthy, and the kubelet would refuse the pod for good."""
     there = settling(whole("p", 0))
     there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
-    room = there.candidates["a"].rooms[0]
-    assert (room.free, room.shared, room.whole) == (0, False, False)
+    closed = there.closed("a")
+    assert closed is not None
+    (room, _), opens = closed[0].rooms, closed[1]
+    assert (room.free, room.shared, room.whole, opens) == (0, False, False, 102.0)
     there.expire(101.9)
     assert rooms(there)[0] == (0, False)
     there.expire(102.0)
-    assert rooms(there)[0] == (8, False)
+    assert rooms(there) == OPEN
     assert there.entries == {}
+
+
+def test_a_node_is_shown_as_it_will_be_in_a_moment() -> None:
+    """Nothing may happen in the cluster when the moment is over that would make the scheduler ask again."""
+    there = settling(whole("p", 0), pod("q", mem=8, node="a", gpu=1))
+    for each in (whole("p", 0), pod("q", mem=8, node="a", gpu=1)):
+        there.put_pod(replace(each, phase="Succeeded"), 100.0)
+    assert rooms(there) == [(0, False), (8, True)]
+    assert [(room.free, room.shared) for room in there.candidates["a"].rooms] == OPEN
+    assert there.closed("b") is None
 
 
 def test_a_gpu_whose_last_share_was_let_go_can_be_had_whole_a_moment_later_and_its_shares_at_once() -> None:
@@ -532,7 +605,7 @@ def test_a_gpu_whose_last_share_was_let_go_can_be_had_whole_a_moment_later_and_i
     there.put_pod(pod("p", mem=8, node="a", gpu=1, phase="Failed"), 100.0)
     assert rooms(there)[1] == (8, True)
     there.expire(102.0)
-    assert rooms(there)[1] == (8, False)
+    assert rooms(there) == OPEN
 
 
 def test_the_moment_begins_when_the_pod_is_first_seen_to_have_ended() -> None:

@@ -14,15 +14,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gpu_device_plugin.core.annotations import IDX
 from gpu_device_plugin.core.asking import Ask, ask
 from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.fitting import Fit, fit
+from gpu_device_plugin.core.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.nodefacts import NodeFacts
 from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.promising import promise
 from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.core.scoring import score
 from gpu_device_plugin.core.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.scheduler.judging import Judge
+from gpu_device_plugin.scheduler.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,6 +76,7 @@ class World(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.fleet = Fleet(RESOURCES, drain_s=DRAIN_S)
+        self.judge = Judge(self.fleet)
         self.now = 0.0
         self.numbers = count()
         self.there: dict[str, Pod] = {}
@@ -287,6 +291,24 @@ class World(RuleBasedStateMachine):
         for name, facts in self.nodes.items():
             assert self.fleet.candidates[name] == candidate(name, facts.gpus, by_node[name])
             assert sorted(map(repr, by_node[name])) == sorted(repr(entry.usage) for entry in self.fleet.on_node(name))
+
+    @rule(shape=st.sampled_from(SHAPES), policy=st.sampled_from(sorted(POLICIES)))
+    def the_scheduler_asks(self, shape: tuple[tuple[ContainerKind, Resource, int], ...], policy: str) -> None:
+        """Whatever came before, it hears what somebody would say who knows the entries and remembers nothing."""
+        containers = tuple(
+            Container(f"c{n}", kind, n, {resource.name: amount}) for n, (kind, resource, amount) in enumerate(shape)
+        )
+        asked = ask(Pod("uid", "default", "uid", containers=containers), RESOURCES)
+        assert isinstance(asked, Ask)
+        names = sorted(NODES)
+        by_node = {name: [e.usage for e in self.fleet.entries.values() if e.node == name] for name in self.nodes}
+        there = {name: candidate(name, facts.gpus, by_node[name]) for name, facts in self.nodes.items()}
+        assert list(self.judge.verdicts(asked, names)) == [
+            unfit(asked, there[name]) if name in there else UNKNOWN for name in names
+        ]
+        assert list(self.judge.scores(asked, names, policy, policy)) == [
+            score(asked, there[name], policy, policy) if name in there else 0 for name in names
+        ]
 
     def teardown(self) -> None:
         """Once all is told, the fleet is what the cluster is; once all pods are gone, nothing is left of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.nodegpus import NO_GPUS
@@ -23,10 +23,10 @@ class Summary:
     """Shares free on each GPU that gives shares, the most first."""
     sizes: tuple[int, ...] = ()
     """Shares of each healthy GPU, the most first."""
-    best_shared: int = 0
-    """Most shares free on a GPU of which some are in use: a pod that fits there leaves the unused ones unused."""
-    idle: int = 0
-    """Healthy GPUs of which nothing is in use."""
+    shared: tuple[int, ...] = ()
+    """Those of `frees` of GPUs of which some shares are in use: a pod that fits there leaves the unused ones unused."""
+    unused: tuple[int, ...] = ()
+    """Positions of the healthy GPUs of which nothing is in use."""
     used: int = 0
     """Shares in use of the healthy GPUs; a GPU in whole use counts in full."""
     total: int = 0
@@ -50,6 +50,14 @@ class Candidate:
     """Which GPU is preferred here, a name in `POLICIES`; None: as the scheduler's configuration says."""
     problem: str = ""
     """Why nothing is known of its GPUs though it claims to have some; empty: all is known."""
+    like: str = field(init=False, repr=False, compare=False)
+    """All that can be said to a pod that does not fit here depends on, but for what is free and which models the GPUs
+    are. A text, since Python reckons the hash of a text only once."""
+
+    def __post_init__(self) -> None:
+        gpus = self.gpus
+        like = f"{self.summary.sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {self.problem}"
+        object.__setattr__(self, "like", like)
 
 
 def candidate(
@@ -104,8 +112,8 @@ def summary(rooms: Sequence[Room]) -> Summary:
     return Summary(
         frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
         sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
-        best_shared=max((room.free for room in healthy if room.shared and not room.whole), default=0),
-        idle=sum(not room.shared and not room.whole for room in healthy),
+        shared=tuple(sorted((room.free for room in healthy if room.shared and not room.whole), reverse=True)),
+        unused=tuple(room.position for room in healthy if not room.shared and not room.whole),
         used=total - sum(room.free for room in healthy if not room.whole),
         total=total,
     )

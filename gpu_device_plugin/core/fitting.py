@@ -77,10 +77,10 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
     """
     if len(ask.parts) == 1 and not ask.wishes.choosy:
         # Asked of every node for nearly every pod.
-        return _hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
+        return hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
-    found = _packed(ask, node, _allowed(ask, node), pack or _pack)
+    found = _packed(ask, node, allowed(ask, node), pack or _pack)
     return found if isinstance(found, Unfit) else None
 
 
@@ -94,19 +94,19 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     """
     if not ask.parts:
         return Fit(())
-    rooms = _allowed(ask, node)
+    rooms = allowed(ask, node)
     found = _packed(ask, node, rooms, _pack)
     if isinstance(found, Unfit):
         return found
     demands = [part.demand for part in ask.parts]
     rank = POLICIES[ask.wishes.gpu_policy or node.policy or policy]
-    placements = _preferred(demands, rooms, rank, node.gpus.connection) or _as_packed(demands, rooms, found)
+    placements = _preferred(demands, rooms, rank, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
 
 
 def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tuple[tuple[int, ...], ...] | Unfit:
     """Find a way to place all parts of a pod, or say why there is none."""
-    why = _hopeless(ask, node) or _alone(ask, node, rooms)
+    why = hopeless(ask, node) or _alone(ask, node, rooms)
     if why is not None and (why.lasting or len(ask.parts) == 1):
         return why
     demands = tuple(part.demand for part in ask.parts)
@@ -119,7 +119,8 @@ def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tup
     return why
 
 
-def _hopeless(ask: Ask, node: Candidate) -> Unfit | None:
+def hopeless(ask: Ask, node: Candidate) -> Unfit | None:
+    """Say why a pod fits on no node of this kind, whatever its GPUs are and have free; None if some may do."""
     if node.problem:
         return Unfit(node.problem, lasting=True)
     if not node.rooms:
@@ -138,14 +139,14 @@ def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
     return None
 
 
-def _allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
+def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
     """Return the rooms that the pod's annotations allow."""
     wishes = ask.wishes
     if not wishes.choosy:
         return node.rooms
-    models = {model: wishes.allow_model(model) for model in {gpu.model for gpu in node.gpus.gpus}}
-    allowed = {gpu.position for gpu in node.gpus.gpus if models[gpu.model] and wishes.allow_uuid(gpu.uuid)}
-    return tuple(room for room in node.rooms if room.position in allowed)
+    models = {model: wishes.allow_model(model) for model in node.gpus.models}
+    positions = {gpu.position for gpu in node.gpus.gpus if models[gpu.model] and wishes.allow_uuid(gpu.uuid)}
+    return tuple(room for room in node.rooms if room.position in positions)
 
 
 def _among(node: Candidate, rooms: Sequence[Room]) -> str:
@@ -173,7 +174,9 @@ def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | Non
     if len(numbers.sizes) < demand.amount:
         return Unfit(f"fewer than {demand.amount} GPUs are healthy", lasting=True)
     return (
-        None if numbers.idle >= demand.amount else Unfit(_lacking(demand.amount, "is", "are", "unused"), lasting=False)
+        None
+        if len(numbers.unused) >= demand.amount
+        else Unfit(_lacking(demand.amount, "is", "are", "unused"), lasting=False)
     )
 
 

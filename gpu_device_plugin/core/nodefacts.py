@@ -10,8 +10,9 @@ from gpu_device_plugin.core.nodegpus import NO_GPUS, NodeGpus, by_division, read
 from gpu_device_plugin.core.policy import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
+    from gpu_device_plugin.core.nodegpus import Links
 
 AWAY = "its GPU agent has ended, or is being restarted"
 """Until it is back the kubelet would refuse whoever comes, and for good."""
@@ -28,7 +29,13 @@ class NodeFacts:
     """Why nothing is to be placed on it though it claims to have GPUs; empty: nothing stands in the way."""
 
 
-def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory: int, count: int) -> NodeFacts:
+def read_facts(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    memory: int,
+    count: int,
+    known: MutableMapping[str, Links] | None = None,
+) -> NodeFacts:
     """Read a node.
 
     Args:
@@ -36,11 +43,12 @@ def read_facts(annotations: Mapping[str, str], labels: Mapping[str, str], memory
         labels: of the node.
         memory: shares in its capacity.
         count: GPUs in its capacity.
+        known: see `read_node_gpus`.
     """
     gpus, problem = NO_GPUS, ""
     if NODE_GPUS in annotations:
         try:
-            gpus = read_node_gpus(annotations[NODE_GPUS])
+            gpus = read_node_gpus(annotations[NODE_GPUS], known)
         except MalformedAnnotationError as error:
             problem = str(error)
         if gpus.away:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.annotations import NODE_GPUS, NODE_GPUS_VERSION, MalformedAnnotationError
 from gpu_device_plugin.core.gpus import Closeness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
 # The largest machines have 16. To choose whole GPUs takes long where there are many.
 _MOST_GPUS = 64
@@ -36,6 +36,31 @@ class ListedGpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Links:
+    """How the GPUs of a node are connected. Nodes of one kind can share one; it is quickly found among others."""
+
+    pairs: tuple[tuple[int, int, Closeness, int], ...] = ()
+    """Two positions each, the lower one first, how they are connected, and the number of NVLinks."""
+    _values: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = {(a, b): level * 100 + nvlinks for a, b, level, nvlinks in self.pairs}
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hash", hash(tuple(values.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def connection(self, a: int, b: int) -> int:
+        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
+        return self._values.get((a, b) if a < b else (b, a), 0)
+
+
+NO_LINKS = Links()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeGpus:
     """All GPUs of a node that are shared, by position."""
 
@@ -49,15 +74,12 @@ class NodeGpus:
     """The node's agent is being restarted: the kubelet would refuse whoever comes."""
     divided: bool = False
     """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
-    links: tuple[tuple[int, int, Closeness, int], ...] = ()
-    """How two GPUs are connected: both positions, the lower one first, how, and the number of NVLinks."""
-    _closeness: Mapping[tuple[int, int], int] = field(
-        default_factory=lambda: MappingProxyType({}), repr=False, compare=False
-    )
+    links: Links = NO_LINKS
+    models: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Of all of its GPUs."""
 
-    def connection(self, a: int, b: int) -> int:
-        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
-        return self._closeness.get((a, b) if a < b else (b, a), 0)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", frozenset(gpu.model for gpu in self.gpus))
 
 
 NO_GPUS = NodeGpus()
@@ -73,8 +95,13 @@ def by_division(memory: int, count: int) -> NodeGpus:
     return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
 
 
-def read_node_gpus(text: str) -> NodeGpus:
+def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
     """Read the annotation `NODE_GPUS` of a node. Fields that are not known are ignored, for agents newer than this.
+
+    Args:
+        text: the annotation.
+        known: the links of nodes read before, by how they are written. Those of a machine with 8 GPUs take 7 kB, and
+            machines of one kind have the same.
 
     Raises:
         MalformedAnnotationError: it cannot be read; the message says where.
@@ -93,15 +120,13 @@ def read_node_gpus(text: str) -> NodeGpus:
     gpus = tuple(sorted((_gpu(each) for each in listed), key=lambda gpu: gpu.position))
     if len({gpu.position for gpu in gpus}) != len(gpus):
         raise _malformed("has two gpus of one index")
-    links = _links(said.get("links", []))
     return NodeGpus(
         gpus,
         share_mib=_whole(said, "shareMiB", 1),
         away=said.get("away") is True,
         policy=_text(said, "policy") or None,
         driver=_text(said, "driver") or None,
-        links=links,
-        _closeness=MappingProxyType({(a, b): level * 100 + nvlinks for a, b, level, nvlinks in links}),
+        links=_links(said.get("links", []), {} if known is None else known),
     )
 
 
@@ -113,25 +138,29 @@ def _gpu(said: Any) -> ListedGpu:
         position=_whole(said, "index", 0, _MOST_GPUS),
         shares=_whole(said, "shares", 1),
         uuid=_text(said, "uuid"),
-        model=_text(said, "model"),
+        model=sys.intern(_text(said, "model")),
         memory_mib=_whole(said, "memoryMiB", 0, 1 << 40) if "memoryMiB" in said else None,
         unhealthy="" if healthy else _text(said, "reason") or "it is out of service",
         numa=_whole(said, "numa", 0) if "numa" in said else None,
     )
 
 
-def _links(said: Any) -> tuple[tuple[int, int, Closeness, int], ...]:
+def _links(said: Any, known: MutableMapping[str, Links]) -> Links:
     if not isinstance(said, list):
         raise _malformed("has links that are no list")
-    found = []
-    for link in said:
-        match link:
-            case [int(a), int(b), str(level), int(nvlinks)] if a != b:
-                # A level of a newer agent says at least that there is some way.
-                found.append((min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)))
-            case _:
-                raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
-    return tuple(sorted(found))
+    written = repr(said)
+    if written not in known:
+        known[written] = Links(tuple(sorted(map(_link, said))))
+    return known[written]
+
+
+def _link(said: Any) -> tuple[int, int, Closeness, int]:
+    match said:
+        case [int(a), int(b), str(level), int(nvlinks)] if a != b:
+            # A level of a newer agent says at least that there is some way.
+            return min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)
+        case _:
+            raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
 
 
 def _whole(said: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:

@@ -144,11 +144,14 @@ class Binding:
         if doubt is not None and doubt.claimed.node_name != node:
             where = doubt.claimed.node_name
             return f"pod {ref} may still be bound to node {where}: the API server has not answered; wait for it"
-        # What is in doubt is asked for once more as it was: of two equal bindings it is all one which is made.
-        promised = doubt.promised if doubt is not None else self._promise(pod, node)
-        if isinstance(promised, str):
-            return promised
-        return await self._claimed(pod, ref, node, promised)
+        if doubt is not None:
+            # It is asked for once more as it was: of two equal bindings it is all one which is made.
+            return await self._claimed(pod, ref, node, doubt.promised)
+        found = self._promise(pod, node)
+        if isinstance(found, str):
+            return found
+        promised, wait_s = found
+        return await self._claimed(pod, ref, node, promised, wait_s)
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
         """Say why nothing is to be done; an empty text if it has been done already."""
@@ -164,28 +167,38 @@ class Binding:
             return f"{who} is being deleted"
         return None
 
-    def _promise(self, pod: Pod, node: str) -> Mapping[str, str] | str:
-        """Return the promise to write on a pod, or say why it does not fit."""
+    def _promise(self, pod: Pod, node: str) -> tuple[Mapping[str, str], float] | str:
+        """Return the promise to write on a pod, and in how many seconds it can be kept; or say why it does not fit."""
         asked = ask(pod, self._resources)
         if isinstance(asked, Impossible):
             return asked.sentence
         there: Candidate | None = self._fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
-        found = fit(asked, there, self._gpu_policy())
+        found, wait_s = fit(asked, there, self._gpu_policy()), 0.0
+        if (closed := self._fleet.closed(node)) is not None:
+            rest, opens = closed
+            at_once = fit(asked, rest, self._gpu_policy())
+            found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {node}: {found.sentence}"
         promised = promise(asked, found, there.gpus, self._wall_ns())
         # A binding can write over an annotation but remove none. What a pod's owner wrote would stand beside the
         # promise, and if it made no sense, the promise made none.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
-        return {**void, **promised}
+        return {**void, **promised}, wait_s
 
-    async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str]) -> str:
+    async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         self._doubts.pop(ref.uid, None)
         # No await between the choice and this line: whoever asks next finds the GPU taken.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
+        if wait_s > 0:
+            try:
+                await asyncio.sleep(wait_s)
+            except BaseException:
+                self._fleet.release(ref.uid)
+                raise
         try:
             await self._cluster.bind(ref, node, promised)
         except ApiError as error:

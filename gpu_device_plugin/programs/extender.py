@@ -12,6 +12,7 @@ import time
 import uuid
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -42,11 +43,12 @@ from gpu_device_plugin.core.annotations import (
     promises,
 )
 from gpu_device_plugin.fleet import Entry, Fleet
-from gpu_device_plugin.knobs import SettingsError, UsageError, reload
+from gpu_device_plugin.knobs import UsageError, reload
 from gpu_device_plugin.programs.binding import Binding
 from gpu_device_plugin.programs.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.freshness import Freshness
 from gpu_device_plugin.programs.lifetime import until_told
+from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.verbs import Verbs
 from gpu_device_plugin.scheduler import wire
 
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.extender_settings import ExtenderSettings
+    from gpu_device_plugin.knobs import Sources, Texts
 
 _log = logging.getLogger(__name__)
 
@@ -95,12 +98,13 @@ class Timings:
 DEFAULT_TIMINGS = Timings()
 
 
-def main(settings: ExtenderSettings, reread: Callable[[], ExtenderSettings]) -> int:
+def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
     """Run the extender until it is told to stop; return its exit code.
 
     Args:
-        settings: what to run with.
-        reread: reads the configuration anew, for SIGHUP.
+        sources: where settings come from.
+        texts: what the files among them said.
+        settings: what that made.
 
     Raises:
         UsageError: the API server's address, or a certificate, cannot be used.
@@ -109,16 +113,10 @@ def main(settings: ExtenderSettings, reread: Callable[[], ExtenderSettings]) -> 
         config = _config(settings.api)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    extender = Extender(settings, config)
-
-    def read_again() -> None:
-        try:
-            extender.reload(reread())
-        except SettingsError as error:
-            _log.error("the configuration stays as it was", extra={"why": str(error)})
-
+    extender = Extender(settings, config, when_known=collect_seldom())
+    rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
     try:
-        asyncio.run(until_told(extender.run(), "extender", read_again))
+        asyncio.run(until_told(rereading.beside(extender.run()), "extender", partial(rereading.look, anyway=True)))
     except OSError as error:
         raise UsageError(str(error)) from error
     return 0
@@ -130,6 +128,19 @@ def _config(api: str) -> ClusterConfig:
     if api.startswith(("http://", "https://")):
         return ClusterConfig(url=api)
     return from_kubeconfig(Path(api))
+
+
+def collect_seldom() -> Callable[[], None]:
+    """Have the collector look at what is young only, for as long as much is read that stays; return what ends that."""
+    usual = gc.get_threshold()
+    # It went over everything again whenever there was a quarter more: a sixth of the time until we are ready.
+    gc.set_threshold(100_000, 50, 1000)
+
+    def as_usual() -> None:
+        keep_for_good()
+        gc.set_threshold(*usual)
+
+    return as_usual
 
 
 def keep_for_good() -> None:
@@ -191,7 +202,15 @@ class Extender:
         # A pod that names none of our resources anywhere is none of ours, and need not be understood.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
-        self.fleet = Fleet(resources, drain_s=settings.drain_s, settle_s=timings.settle_s, on_drift=self._drifted)
+        self._changed = asyncio.Event()
+        self.fleet = Fleet(
+            resources,
+            drain_s=settings.drain_s,
+            settle_s=timings.settle_s,
+            on_drift=self._drifted,
+            on_unplaced=self._unplaced,
+            on_change=self._changed.set,
+        )
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )
@@ -250,6 +269,10 @@ class Extender:
         logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
         _log.info("the configuration was read again", extra={"applied": outcome.applied, "waiting": outcome.waiting})
 
+    def keep_settings(self, why: str) -> None:
+        """Say that other settings cannot be used, and that all stay as they are."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
     async def run(self) -> NoReturn:
         """Do all of it until cancelled. Owns the listening sockets and the connections.
 
@@ -290,6 +313,7 @@ class Extender:
                 tasks.create_task(self._nodes.run(), name="follow nodes")
                 tasks.create_task(self._pods.run(), name="follow pods")
                 tasks.create_task(self.binding.settle(), name="settle doubts")
+                tasks.create_task(self._look_at_changes(), name="look at what changed")
                 tasks.create_task(self._tick(), name="let go of pods that vanished")
                 tasks.create_task(self._say_when_ready(), name="say when ready")
                 if self._lease is not None:
@@ -315,18 +339,14 @@ class Extender:
             _log.warning(
                 "a pod asks for something odd", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
-        if pod.node_name and pod.annotations and not pod.ended:
-            self._count_malformed(pod)
         return pod if pod.containers else None
 
-    def _count_malformed(self, pod: Pod) -> None:
-        """Count a pod once, however often it is read: as long as it stands on no GPU in our books, it has been."""
+    def _unplaced(self, pod: Pod) -> None:
+        """Count a pod of which nobody can tell where it is, if that is because of its annotations."""
         try:
             promises(pod, self._resources)
         except MalformedAnnotationError:
-            known = self.fleet.entries.get(pod.uid)
-            if known is None or not known.usage.unplaced:
-                self._metrics.count(m.MALFORMED_ANNOTATIONS)
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
 
     async def _catch_up(self) -> None:
         await self._pods.caught_up(self._timings.catch_up_s)
@@ -342,6 +362,13 @@ class Extender:
             fine = (what for what, reflector in self._followed if reflector.live or reflector.problem is None)
             self._followed_at.update(dict.fromkeys(fine, now))
             await asyncio.sleep(self._timings.tick_s)
+
+    async def _look_at_changes(self) -> NoReturn:
+        """Do between two requests what the next one would have to wait for."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self.verbs.prepare()
 
     async def _say_when_ready(self) -> None:
         began = time.monotonic()

@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.nodefacts import NodeFacts
+    from gpu_device_plugin.core.nodegpus import Links
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.core.resources import Resource
     from gpu_device_plugin.fleet import Fleet
+
+_MOST_LINKS = 200
+"""So many kinds of machines are remembered; then all are forgotten."""
 
 
 class PodStore:
@@ -44,6 +48,7 @@ class NodeStore:
     def __init__(self, fleet: Fleet, resources: Iterable[Resource]) -> None:
         self._fleet = fleet
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in resources}
+        self._links: dict[str, Links] = {}
 
     def replace(self, nodes: Sequence[NodeRecord]) -> None:
         """Take over a list of all nodes."""
@@ -59,4 +64,6 @@ class NodeStore:
 
     def _facts(self, node: NodeRecord) -> NodeFacts:
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
-        return read_facts(node.annotations, node.labels, memory, count)
+        if len(self._links) > _MOST_LINKS:
+            self._links.clear()
+        return read_facts(node.annotations, node.labels, memory, count, self._links)

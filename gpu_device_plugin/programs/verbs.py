@@ -12,6 +12,7 @@ from gpu_device_plugin.core.preempting import Occupant, choose_on_each
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.judging import Judge
+from gpu_device_plugin.scheduler.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -35,7 +36,6 @@ class _NotReadyError(Exception):
 _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
 
 
-UNKNOWN = "this node is not known to the GPU scheduler yet"
 ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
 
 
@@ -82,14 +82,14 @@ class Verbs:
         self._node_policy = node_policy
         self._ready = ready
         self._metrics = metrics
-        self._judge = Judge()
+        self._judge = Judge(fleet)
 
     def __repr__(self) -> str:
         return f"<Verbs: {self._fleet!r}, {self._judge!r}>"
 
     def prepare(self) -> None:
         """Look at every node once, so that the first pods need not wait for that; to be called once all are known."""
-        self._judge.prepare(self._fleet.candidates.values())
+        self._judge.prepare()
 
     def filter(self, body: bytes) -> bytes:
         """Say to which of some nodes a pod may go, and why not to the others."""
@@ -112,16 +112,12 @@ class Verbs:
             passed = [name for name in args.names if name == claim.node]
             failed = {name: ELSEWHERE for name in args.names if name != claim.node}
         else:
-            candidate, verdict = self._fleet.candidates.get, self._judge.verdict(asked)
-            for name in args.names:
-                node = candidate(name)
-                if node is None:
-                    failed[name] = UNKNOWN
-                    unknown += 1
-                elif (why := verdict(node)) is None:
-                    passed.append(name)
-                else:
+            verdicts = self._judge.verdicts(asked, args.names)
+            passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
+            for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
+                if why is not None:
                     (hopeless if why.lasting else failed)[name] = why.sentence
+                    unknown += why is UNKNOWN
         counts = {
             "fits": len(passed),
             "full": len(failed) - unknown,
@@ -145,10 +141,8 @@ class Verbs:
             asked = Impossible("")
         if isinstance(asked, Impossible) or not asked.parts:
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        candidate, score = self._fleet.candidates.get, self._judge.score(asked, self._node_policy(), self._gpu_policy())
-        return wire.priorities(
-            [wire.HostPriority(name, 0 if (node := candidate(name)) is None else score(node)) for name in names]
-        )
+        scores = self._judge.scores(asked, names, self._node_policy(), self._gpu_policy())
+        return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
         """Say whom to evict on which of some nodes so that the pod fits there."""

@@ -8,6 +8,7 @@ from gpu_device_plugin.core.candidate import candidate
 from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.nodeview import NodeView, PodUse
 from gpu_device_plugin.core.usage import Usage
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +61,7 @@ def node_view(
         unhealthy: reasons of GPUs out of service, by position.
         model: of all its GPUs.
         problem: why its GPUs are not known.
-        amounts: its capacity and its allocatable resources.
+        amounts: its capacity and its allocatable resources; without them all of both.
         ready: whether its kubelet is well.
         unschedulable: whether it is cordoned.
     """
@@ -84,7 +85,8 @@ def node_view(
     )
     ordered = tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name)))
     policy = "binpack" if named else None
-    capacity, allocatable = amounts or (None, None)
+    offered = {GPU_MEM: sum(by_position.values()), GPU_COUNT: len(by_position)}
+    capacity, allocatable = amounts or (offered, offered)
     return NodeView(
         candidate(name, gpus, [pod.usage for pod in ordered], policy, problem),
         ordered,

@@ -75,7 +75,7 @@ def test_a_summary_tells_the_numbers() -> None:
         Room(4, 4, 0, shared=True),
     )
     found = summary(there)
-    assert found == Summary(frees=(6, 5, 0), sizes=(10, 8, 6, 4), best_shared=5, idle=1, used=17, total=28)
+    assert found == Summary(frees=(6, 5, 0), sizes=(10, 8, 6, 4), shared=(5, 0), unused=(1,), used=17, total=28)
     assert found.best == 6
 
 
@@ -92,7 +92,7 @@ def test_a_gpu_in_both_uses_is_in_whole_use() -> None:
 def test_a_node_is_told_with_all_that_is_known_of_it() -> None:
     there = gpus(8)
     assert candidate("n", there, [Usage(((0, 3),))], "spread") == Candidate(
-        "n", there, (Room(0, 8, 5, shared=True),), Summary((5,), (8,), 5, 0, 3, 8), "spread"
+        "n", there, (Room(0, 8, 5, shared=True),), Summary((5,), (8,), (5,), (), 3, 8), "spread"
     )
     assert candidate("n", NO_GPUS, [Usage(((0, 3),))], problem="why") == Candidate("n", problem="why")
 

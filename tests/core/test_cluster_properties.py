@@ -13,7 +13,8 @@ from gpu_device_plugin.core.annotations import SPLIT_LABEL, promises
 from gpu_device_plugin.core.asking import Ask, Part, ask
 from gpu_device_plugin.core.candidate import Candidate, candidate
 from gpu_device_plugin.core.fitting import Fit, Unfit, fit, unfit
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.gpus import Closeness
+from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.policy import POLICIES
@@ -51,7 +52,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
         ),
         share_mib=1024,
         divided=gpushare and draw(st.sampled_from([False] * 7 + [True])),
-        _closeness={pair: draw(st.integers(0, 7)) * 100 for pair in combinations(range(number), 2)},
+        links=Links(tuple((a, b, draw(st.sampled_from(Closeness)), 0) for a, b in combinations(range(number), 2))),
     )
     usages = [
         Usage(

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.asking import Ask, Part
 from gpu_device_plugin.core.candidate import Candidate, candidate
 from gpu_device_plugin.core.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
@@ -49,7 +49,7 @@ def node(
             for n, size in enumerate(sizes)
         ),
         share_mib=share_mib,
-        _closeness=dict.fromkeys(near, Closeness.NVLINK * 100),
+        links=Links(tuple((a, b, Closeness.NVLINK, 0) for a, b in near)),
     )
     return candidate("n", gpus, [Usage(tuple((used or {}).items()), taken)], policy)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.annotations import MalformedAnnotationError, node_gpus
 from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
-from gpu_device_plugin.core.nodegpus import NO_GPUS, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.nodegpus import NO_GPUS, Links, ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.shares import Shares
 
 WHOLE = {
@@ -47,7 +47,7 @@ def test_everything_that_a_node_says_is_read() -> None:
         share_mib=256,
         policy="spread",
         driver="580.82.07",
-        links=((0, 3, Closeness.NVLINK, 4),),
+        links=Links(((0, 3, Closeness.NVLINK, 4),)),
     )
 
 
@@ -58,7 +58,7 @@ def test_what_a_node_does_not_say_is_not_known() -> None:
         policy=None,
         driver=None,
         divided=False,
-        links=(),
+        links=Links(),
     )
 
 
@@ -199,28 +199,44 @@ def test_of_a_field_that_is_written_twice_the_last_counts() -> None:
 
 def test_a_better_way_counts_more_and_nvlinks_decide_between_equals() -> None:
     found = read(links=[[0, 1, "nvlink", 4], [2, 0, "nvlink", 12], [1, 2, "switch", 0]])
-    assert [found.connection(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [704, 704, 712, 712, 500]
+    assert [found.links.connection(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
+        704,
+        704,
+        712,
+        712,
+        500,
+    ]
 
 
 @pytest.mark.parametrize(("nvlinks", "counted"), [(-3, 700), (0, 700), (99, 799), (100, 799), (10**300, 799)])
 def test_no_number_of_nvlinks_makes_up_for_a_worse_way(nvlinks: int, counted: int) -> None:
-    assert read(links=[[0, 1, "nvlink", nvlinks]]).connection(0, 1) == counted
+    assert read(links=[[0, 1, "nvlink", nvlinks]]).links.connection(0, 1) == counted
 
 
 def test_gpus_of_which_nothing_is_said_are_not_connected() -> None:
-    assert read(links=[]).connection(0, 1) == 0
-    assert NO_GPUS.connection(0, 1) == 0
+    assert read(links=[]).links.connection(0, 1) == 0
+    assert NO_GPUS.links.connection(0, 1) == 0
 
 
 def test_a_way_that_only_a_newer_agent_knows_is_some_way() -> None:
     found = read(links=[[1, 0, "light", 0]])
-    assert found.links == ((0, 1, Closeness.UNKNOWN, 0),)
-    assert found.connection(0, 1) == 0
+    assert found.links.pairs == ((0, 1, Closeness.UNKNOWN, 0),)
+    assert found.links.connection(0, 1) == 0
 
 
 def test_of_two_ways_between_two_gpus_the_better_counts() -> None:
     for links in ([[0, 1, "node", 0], [1, 0, "nvlink", 2]], [[1, 0, "nvlink", 2], [0, 1, "node", 0]]):
-        assert read(links=links).connection(0, 1) == 702
+        assert read(links=links).links.connection(0, 1) == 702
+
+
+def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
+    """And what two readers found to be equal is equal, though it is not the same."""
+    known: dict[str, Links] = {}
+    one, other = (read_node_gpus(json.dumps(WHOLE | {"driver": driver}), known) for driver in ("1", "2"))
+    assert one.links is other.links
+    assert one.links == read().links
+    assert len({one.links, read().links, read(links=[[3, 0, "nvlink", 5]]).links}) == 2
+    assert len(known) == 1
 
 
 # --- nodes of gpushare's own device plugin
@@ -290,7 +306,7 @@ def test_what_the_agent_writes_is_what_is_read(
     closeness = shares.closeness(links)
     for a in range(len(found.gpus)):
         for b in range(a + 1, len(found.gpus)):
-            assert found.connection(a, b) == found.connection(b, a) == closeness[a, b]
+            assert found.links.connection(a, b) == found.links.connection(b, a) == closeness[a, b]
 
 
 JSON = st.recursive(

@@ -12,11 +12,11 @@ from gpu_device_plugin.core.asking import Ask, Part
 from gpu_device_plugin.core.candidate import Candidate, candidate
 from gpu_device_plugin.core.fitting import Fit, fit
 from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.scoring import score, simple
+from gpu_device_plugin.core.scoring import connected, score
 from gpu_device_plugin.core.usage import Usage
 from gpu_device_plugin.core.wishes import Wishes
 
@@ -43,7 +43,8 @@ def node(
 ) -> Candidate:
     gpus = tuple(ListedGpu(n, size, unhealthy="hot" if n in unhealthy else "") for n, size in enumerate(sizes))
     usage = Usage(tuple((used or {}).items()), taken)
-    return candidate("n", NodeGpus(gpus, share_mib=1024, _closeness=closeness or {}), [usage], policy)
+    links = Links(tuple((a, b, Closeness(v // 100), v % 100) for (a, b), v in (closeness or {}).items()))
+    return candidate("n", NodeGpus(gpus, share_mib=1024, links=links), [usage], policy)
 
 
 CHOOSY = Wishes(avoid_uuids=("GPU-x",))
@@ -131,20 +132,50 @@ def test_who_spreads_over_gpus_spares_none() -> None:
     assert score(asking(mem(4), gpu_policy="binpack"), there, "binpack", "spread") == round(6 * 6 / 16 + 4)
 
 
-@pytest.mark.parametrize(
-    ("ask", "answer"),
-    [
-        (asking(mem(4)), True),
-        (asking(mem(4), node_policy="spread", gpu_policy="spread"), True),
-        (asking(mem(4, gpus=2)), False),
-        (asking(mem(4), mem(4)), False),
-        (asking(whole(1)), False),
-        (Ask((Part(mem(4)),), CHOOSY), False),
-        (Ask(), False),
-    ],
-)
-def test_the_memory_of_one_gpu_is_a_simple_thing(ask: Ask, answer: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert simple(ask) is answer
+# --- how well whole GPUs are connected
+
+
+def ring(number: int, *near: tuple[int, int]) -> Links:
+    """GPUs on switches, each with the next one, and some pairs with NVLink."""
+    switched = {(at, at + 1): Closeness.SWITCH for at in range(number - 1)}
+    linked = switched | dict.fromkeys(near, Closeness.NVLINK)
+    return Links(tuple((a, b, how, 4 if how is Closeness.NVLINK else 0) for (a, b), how in linked.items()))
+
+
+def test_one_gpu_alone_is_connected_as_well_as_can_be() -> None:
+    assert connected(Links(), (3,), 1) == 1.0
+
+
+def test_of_all_groups_the_best_counts() -> None:
+    """Of four GPUs there are three groups of two on one switch, and one with NVLink."""
+    there = ring(4, (1, 3))
+    assert connected(there, (0, 1, 2, 3), 2) == 1.0
+    assert connected(there, (0, 1, 2), 2) == pytest.approx(5 / 7)
+    assert connected(there, (0, 2), 2) == 0.0
+    assert connected(there, (1, 2, 3), 3) == pytest.approx((5 + 7 + 5) / 21)
+
+
+def test_where_there_are_many_groups_one_grows_from_the_closest_two() -> None:
+    """Three of sixteen are 560 groups. GPUs 9 and 10 are the closest two, then 11 is as close to both."""
+    there = ring(16, (9, 10), (10, 11), (9, 11))
+    assert connected(there, range(16), 3) == 1.0
+    assert connected(there, range(9), 3) == pytest.approx(10 / 21)
+    assert connected(there, range(16), 2) == 1.0
+
+
+@given(st.sets(st.integers(0, 7), min_size=1), st.data())
+def test_how_well_gpus_are_connected_is_how_well_the_group_is_that_a_pod_gets(
+    unused: set[int], data: st.DataObject
+) -> None:
+    """On a machine of which no pair has more NVLinks than another, as `fit` chooses."""
+    levels = st.sampled_from(Closeness)
+    closeness = {pair: data.draw(levels) * 100 for pair in combinations(range(8), 2)}
+    there = node(*[8] * 8, taken=tuple(set(range(8)) - unused), closeness=closeness)
+    amount = data.draw(st.integers(1, len(unused)))
+    found = fit(asking(whole(amount)), there, "binpack")
+    assert isinstance(found, Fit)
+    pairs = [closeness[pair] / 700 for pair in combinations(found.placements[0].positions, 2)] or [1.0]
+    assert connected(there.gpus.links, there.summary.unused, amount) == pytest.approx(sum(pairs) / len(pairs))
 
 
 # --- which of two nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
@@ -114,9 +114,9 @@ class Desk:
         return [room.free for room in self.fleet.candidates[node].rooms]
 
 
-def desk(*sizes: int, share_mib: int = 1024) -> Desk:
+def desk(*sizes: int, share_mib: int = 1024, settle_s: float = 0.0) -> Desk:
     """A cluster of one node "a" with GPUs of these sizes."""
-    fleet = Fleet(RESOURCES, drain_s=30)
+    fleet = Fleet(RESOURCES, drain_s=30, settle_s=settle_s)
     gpus = tuple(ListedGpu(n, size, f"GPU-{n}") for n, size in enumerate(sizes))
     fleet.put_node("a", NodeFacts(NodeGpus(gpus, share_mib)))
     return Desk(fleet, Api())
@@ -369,3 +369,38 @@ async def test_the_log_says_who_was_promised_what(caplog: pytest.LogCaptureFixtu
     await d.bind(d.pending(wanting("p", mem=3)))
     (line,) = [record for record in caplog.records if record.getMessage() == "bound"]
     assert (vars(line)["pod"], vars(line)["node"], vars(line)["gpus"]) == ("default/p", "a", '{"0":{"0":3}}')
+
+
+# --- A GPU that a moment ago was in use for the other resource --------------------------------------------------------
+
+
+def closing(*sizes: int, settle_s: float) -> Desk:
+    """GPU 0 of node "a" was in whole use until now."""
+    d = desk(*sizes, settle_s=settle_s)
+    whole = replace(wanting("whole", count=1, node="a"), annotations={ALLOCATION: '{"0":{"0":1}}'})
+    d.fleet.put_pod(whole)
+    d.fleet.put_pod(replace(whole, phase="Succeeded"), d.now)
+    return d
+
+
+async def test_a_pod_waits_for_the_gpu_that_it_fits_on_only_when_that_opens() -> None:
+    d = closing(8, 2, settle_s=0.05)
+    pod = d.pending(wanting("p", mem=8))
+    task = asyncio.create_task(d.bind(pod))
+    await until(lambda: d.free() == [0, 2])
+    assert d.api.bound == []
+    assert await task == ""
+    assert [name for name, _, _ in d.api.bound] == ["p"]
+
+
+async def test_a_pod_takes_another_gpu_rather_than_wait() -> None:
+    d = closing(4, 8, settle_s=3600)
+    assert await d.bind(d.pending(wanting("p", mem=2))) == ""
+    assert d.api.bound[0][2][ALLOCATION] == '{"0":{"1":2}}'
+
+
+async def test_a_pod_that_waited_for_too_long_gives_its_gpu_back() -> None:
+    d = closing(8, settle_s=3600)
+    d.timeout_s = 0.05
+    assert "within 0.05 s" in await d.bind(d.pending(wanting("p", mem=8)))
+    assert (d.free(), d.api.bound, d.binding.doubts) == ([8], [], 0)

@@ -738,4 +738,6 @@ def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptu
 def test_repr_is_one_line() -> None:
     world = two_nodes()
     world.filter(wanting(1), "a")
-    assert repr(world.verbs) == "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: remembers 1 pods>>"
+    assert repr(world.verbs) == (
+        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <Rows: 2 nodes, 1 kinds>, remembers 1 pods>>"
+    )

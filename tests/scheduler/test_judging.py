@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,14 +14,59 @@ from gpu_device_plugin.core.asking import Ask, Part
 from gpu_device_plugin.core.candidate import Candidate, candidate
 from gpu_device_plugin.core.fitting import unfit
 from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus, by_division
+from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus, by_division
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.scoring import score
 from gpu_device_plugin.core.usage import Usage
 from gpu_device_plugin.core.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.scheduler.judging import UNTRIED, Judge
+from gpu_device_plugin.scheduler.judging import Judge
+from gpu_device_plugin.scheduler.verdicts import UNKNOWN, UNTRIED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.core.fitting import Unfit
+
+
+class Cluster:
+    """Nodes that come, change and go."""
+
+    def __init__(self, nodes: Iterable[Candidate] = ()) -> None:
+        self.candidates: dict[str, Candidate] = {}
+        self._changed: list[str] = []
+        self._forgotten = 0
+        for node in nodes:
+            self.put(node)
+
+    def put(self, node: Candidate) -> None:
+        self.candidates[node.name] = node
+        self._changed.append(node.name)
+
+    def remove(self, name: str) -> None:
+        if self.candidates.pop(name, None) is not None:
+            self._changed.append(name)
+
+    def forget(self) -> None:
+        """Know no more what changed when."""
+        self._changed.append("nobody")
+        self._forgotten = len(self._changed)
+
+    def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
+        changed = None if mark < self._forgotten else sorted(set(self._changed[mark:]))
+        return len(self._changed), changed
+
+
+def verdicts(judge: Judge, ask: Ask, nodes: Iterable[Candidate]) -> list[Unfit | None]:
+    return list(judge.verdicts(ask, [node.name for node in nodes]))
+
+
+def scores(
+    judge: Judge, ask: Ask, nodes: Iterable[Candidate], node_policy: str = "binpack", gpu_policy: str = "binpack"
+) -> list[int]:
+    return list(judge.scores(ask, [node.name for node in nodes], node_policy, gpu_policy))
+
 
 policies = st.sampled_from(tuple(POLICIES))
 maybe = st.none() | policies
@@ -53,14 +99,13 @@ links = st.lists(
     st.tuples(st.integers(0, 1), st.integers(2, 3), st.sampled_from((Closeness.NVLINK, Closeness.SYSTEM)), st.just(0)),
     max_size=2,
     unique_by=lambda link: link[:2],
-).map(lambda pairs: tuple(sorted(pairs)))
+).map(lambda pairs: Links(tuple(sorted(pairs))))
 
 
 @st.composite
 def gpus(draw: st.DrawFn) -> NodeGpus:
     if draw(st.booleans()) and draw(st.booleans()):
         return by_division(draw(st.integers(0, 20)), draw(st.integers(0, 3)))
-    between = draw(links)
     return NodeGpus(
         tuple(
             ListedGpu(
@@ -73,24 +118,22 @@ def gpus(draw: st.DrawFn) -> NodeGpus:
             for position in range(draw(st.integers(0, 4)))
         ),
         share_mib=draw(st.sampled_from((1024, 2048))),
-        links=between,
-        _closeness={(a, b): level * 100 for a, b, level, _ in between},
+        links=draw(links),
     )
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> list[Candidate]:
-    count = draw(st.integers(1, 6))
-    return [
-        candidate(
-            f"node-{number}",
-            draw(gpus()),
-            draw(st.lists(usages, max_size=4)),
-            draw(maybe),
-            draw(st.sampled_from(("", "", "", "its annotation cannot be read"))),
-        )
-        for number in range(count)
-    ]
+def candidates(draw: st.DrawFn, names: st.SearchStrategy[str]) -> Candidate:
+    return candidate(
+        draw(names),
+        draw(gpus()),
+        draw(st.lists(usages, max_size=4)),
+        draw(maybe),
+        draw(st.sampled_from(("", "", "", "its annotation cannot be read"))),
+    )
+
+
+NAMES = [f"node-{number}" for number in range(6)]
 
 
 def like_nodes() -> list[Candidate]:
@@ -111,14 +154,12 @@ def like_nodes() -> list[Candidate]:
         for model in ("a", "b")
         for bad in ("", "it is hot")
     ]
-    near = ((0, 2, Closeness.NVLINK, 0),)
-    between: list[tuple[tuple[tuple[int, int, Closeness, int], ...], dict[tuple[int, int], int]]]
-    between = [((), {}), (near, {(0, 2): 700})]
+    between = (Links(), Links(((0, 2, Closeness.NVLINK, 0),)))
     known = [
-        NodeGpus(gpus, share_mib=share_mib, links=links, _closeness=closeness)
+        NodeGpus(gpus, share_mib=share_mib, links=links)
         for gpus in listed
         for share_mib in (1024, 2048)
-        for links, closeness in between
+        for links in between
     ]
     known += [by_division(8 * number, number) for number in (1, 2, 3)]
     return [
@@ -170,58 +211,84 @@ def whole(gpus: int) -> tuple[Part, ...]:
 def test_nodes_that_differ_in_one_thing_are_told_apart(ask: Ask) -> None:
     """Whichever of them is judged first."""
     nodes = like_nodes()
-    verdicts = [unfit(ask, node) for node in nodes]
+    right = [unfit(ask, node) for node in nodes]
     values = [score(ask, node, "binpack", "binpack") for node in nodes]
     for step in (1, -1):
-        judge = Judge()
-        verdict = judge.verdict(ask)
-        assert [verdict(node) for node in nodes[::step]] == verdicts[::step]
-        # A pod that wants whole GPUs beside memory is not placed on so many nodes at once.
-        for first in range(0, len(nodes), 100):
-            value = judge.score(ask, "binpack", "binpack")
-            some = slice(first, first + 100)
-            assert [value(node) for node in nodes[::step][some]] == values[::step][some]
+        judge = Judge(Cluster(nodes[::step]))
+        assert verdicts(judge, ask, nodes) == right
+        assert scores(judge, ask, nodes) == values
 
 
 def test_a_node_that_changed_is_judged_anew() -> None:
     """Every node, in the place of the one before it."""
     for ask in (Ask(memory(5, 3)), Ask(memory(6), Wishes(use_models=("a",))), Ask(whole(2))):
-        judge = Judge()
-        verdict, value = judge.verdict(ask), judge.score(ask, "binpack", "binpack")
+        cluster = Cluster()
+        judge = Judge(cluster)
         for node in like_nodes():
             now = replace(node, name="node-0")
-            assert verdict(now) == unfit(ask, now)
-            assert value(now) == score(ask, now, "binpack", "binpack")
+            cluster.put(now)
+            assert verdicts(judge, ask, [now]) == [unfit(ask, now)]
+            assert scores(judge, ask, [now]) == [score(ask, now, "binpack", "binpack")]
+
+
+def test_a_node_that_nobody_knows_fits_no_pod() -> None:
+    judge = Judge(Cluster())
+    assert judge.verdicts(Ask(memory(1)), ["node-0"]) == [UNKNOWN]
+    assert judge.scores(Ask(memory(1)), ["node-0"], "binpack", "binpack") == [0]
+    assert repr(judge) == "<Judge: <Rows: 0 nodes, 0 kinds>, remembers 1 pods>"
+
+
+forgetting = st.just("forget")
+changes = forgetting | st.tuples(st.just("remove"), st.sampled_from(NAMES)) | candidates(st.sampled_from(NAMES))
+questions = st.tuples(asks, policies, policies)
 
 
 @settings(max_examples=400, deadline=None)
-@given(nodes(), st.lists(asks, min_size=1, max_size=4), policies, policies)
-def test_every_node_is_judged_as_the_core_judges_it(
-    cluster: list[Candidate], pods: list[Ask], node_policy: str, gpu_policy: str
+@given(
+    st.lists(candidates(st.sampled_from(NAMES)), max_size=6),
+    st.lists(st.tuples(st.lists(changes, max_size=4), st.integers(0, 3)), min_size=1, max_size=6),
+    st.lists(questions, min_size=4, max_size=4),
+)
+def test_every_node_is_judged_as_the_core_judges_it_whatever_changed_meanwhile(
+    first: list[Candidate],
+    rounds: list[tuple[list[str | tuple[str, str] | Candidate], int]],
+    pods: list[tuple[Ask, str, str]],
 ) -> None:
-    """All nodes and pods share one memory, and each is asked about twice: no answer gets where it does not belong."""
-    judge = Judge()
-    judge.prepare(cluster)
-    for _ in range(2):
-        for pod in pods:
-            verdict, value = judge.verdict(pod), judge.score(pod, node_policy, gpu_policy)
-            assert [verdict(node) for node in cluster] == [unfit(pod, node) for node in cluster]
-            assert [value(node) for node in cluster] == [score(pod, node, node_policy, gpu_policy) for node in cluster]
+    """Nodes come, change and go, and come again in another's row; pods are asked about again after more or less."""
+    cluster = Cluster(first)
+    judge = Judge(cluster)
+    for changed, number in rounds:
+        for change in changed:
+            match change:
+                case Candidate():
+                    cluster.put(change)
+                case (_, name):
+                    cluster.remove(name)
+                case _:
+                    cluster.forget()
+        there = [cluster.candidates.get(name) for name in NAMES]
+        for pod, node_policy, gpu_policy in {0: pods, 1: pods[:1], 2: pods[1:], 3: pods[2:3]}[number]:
+            assert list(judge.verdicts(pod, NAMES)) == [UNKNOWN if node is None else unfit(pod, node) for node in there]
+            assert list(judge.scores(pod, NAMES, node_policy, gpu_policy)) == [
+                0 if node is None else score(pod, node, node_policy, gpu_policy) for node in there
+            ]
 
 
 def test_what_is_remembered_has_an_end() -> None:
-    """More pods than are remembered, and more nodes, under names that come once; the answers stay right."""
-    judge = Judge()
-    small = candidate("node-a", NodeGpus((ListedGpu(0, 8),)), [Usage(((0, 3),))])
-    pods = [Ask((Part(Demand(Kind.MEMORY, shares)),)) for shares in range(1, 60)]
+    """More pods than are remembered, and more kinds of nodes; the answers stay right."""
+    cluster = Cluster([candidate("node-a", NodeGpus((ListedGpu(0, 8),)), [Usage(((0, 3),))])])
+    judge = Judge(cluster)
+    pods = [Ask(memory(shares)) for shares in range(1, 90)]
     for _ in range(2):
-        assert [judge.verdict(pod)(small) is None for pod in pods] == [shares <= 5 for shares in range(1, 60)]
-    assert repr(judge) == "<Judge: remembers 32 pods>"
-    group = Ask((Part(Demand(Kind.COUNT, 1)),))
-    idle = [candidate(f"idle-{number}", NodeGpus((ListedGpu(0, 8),)), ()) for number in range(50_001)]
-    assert {judge.score(group, "binpack", "binpack")(node) for node in idle} == {10}
-    sizes = [candidate("node-a", NodeGpus((ListedGpu(0, shares),)), ()) for shares in range(1, 50_002)]
-    assert {judge.score(pods[0], "spread", "spread")(node) for node in sizes} <= set(range(11))
+        assert [judge.verdicts(pod, ["node-a"]) == [None] for pod in pods] == [shares <= 5 for shares in range(1, 90)]
+    assert repr(judge) == "<Judge: <Rows: 1 nodes, 1 kinds>, remembers 64 pods>"
+    for shares in range(1, 50_010):
+        cluster.put(candidate("node-a", NodeGpus((ListedGpu(0, shares),)), ()))
+        judge.prepare()
+    assert [judge.verdicts(pod, ["node-a"]) for pod in pods] == [[None]] * 89
+    cluster.put(candidate("node-a", NodeGpus((ListedGpu(0, 5),)), ()))
+    assert [judge.verdicts(pod, ["node-a"]) == [None] for pod in pods] == [shares <= 5 for shares in range(1, 90)]
+    assert len(repr(judge)) == len("<Judge: <Rows: 1 nodes, 9 kinds>, remembers 64 pods>")
 
 
 # --- How much one request tries ---------------------------------------------------------------------------------------
@@ -240,50 +307,46 @@ def different_nodes() -> list[Candidate]:
 
 
 def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_further() -> None:
-    nodes, judge = different_nodes(), Judge()
+    nodes = different_nodes()
+    judge = Judge(Cluster(nodes))
     right = [unfit(MANY, node) for node in nodes]
-    untried = []
-    for _ in range(20):
-        verdict = judge.verdict(MANY)
-        found = [verdict(node) for node in nodes]
+    values = [score(MANY, node, "binpack", "binpack") for node in nodes]
+    untried = [len(nodes) + 1]
+    while untried[-1]:
+        found = verdicts(judge, MANY, nodes)
         assert all(answer in (UNTRIED, expected) for answer, expected in zip(found, right, strict=True))
+        assert all(one in (0, other) for one, other in zip(scores(judge, MANY, nodes), values, strict=True))
         untried.append(found.count(UNTRIED))
-    assert untried[0] > untried[1] > untried[2]
-    assert untried[-1] == 0
+        assert untried[-1] < untried[-2]
+    assert len(untried) > 3
+    assert scores(judge, MANY, nodes) == values
     assert not UNTRIED.lasting
 
 
 def test_nodes_with_as_much_room_are_tried_once() -> None:
     """Five thousand of one kind: there is no time to try all of them, and no need."""
     first = different_nodes()[0]
-    verdict = Judge().verdict(MANY)
-    assert {verdict(replace(first, name=f"node-{number}")) for number in range(5000)} == {unfit(MANY, first)}
+    nodes = [replace(first, name=f"node-{number}") for number in range(5000)]
+    assert set(verdicts(Judge(Cluster(nodes)), MANY, nodes)) == {unfit(MANY, first)}
 
 
-def test_nodes_for_which_there_is_no_time_are_scored_by_how_full_they_get() -> None:
-    """A whole GPU and 3 shares of two GPUs with 8 fill 11 of 16: binpack gives 4 of 6 points, and none for the rest."""
-    pods = Ask((*whole(1), *memory(3)))
+def test_groups_for_which_there_is_no_time_are_scored_as_if_they_were_not_connected() -> None:
+    """Two GPUs of three, each node with links of its own. Two thirds full then: 4 of 6 points, and 4 for NVLink."""
+    pods = Ask(whole(2))
     nodes = [
-        candidate(f"node-{number}", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 8)), driver=f"{number}"), ())
-        for number in range(400)
+        candidate(
+            f"node-{number}",
+            NodeGpus(
+                tuple(ListedGpu(at, 8) for at in range(3)),
+                links=Links(((0, 1, Closeness.NVLINK, 1 + number % 90), (1, 2, Closeness.NODE, number // 90))),
+            ),
+            (),
+        )
+        for number in range(500)
     ]
-    judge = Judge()
-    right = score(pods, nodes[0], "binpack", "binpack")
-    seen = []
-    for _ in range(3):
-        value = judge.score(pods, "binpack", "binpack")
-        seen.append([value(node) for node in nodes])
-    assert right > 4
-    assert set(seen[0]) == {right, 4}
-    assert seen[-1] == [right] * 400
-
-
-def test_nodes_that_have_not_been_asked_about_for_long_are_forgotten() -> None:
-    """The cluster's machines are replaced again and again; the answers stay right for who comes back."""
-    asked, judge = Ask(memory(6), Wishes(use_models=("a",))), Judge()
-    there = NodeGpus((ListedGpu(0, 8, model="a"), ListedGpu(1, 4, model="b")))
-    for wave in range(12):
-        verdict = judge.verdict(asked)
-        assert {verdict(candidate(f"node-{wave}-{number}", there, ())) for number in range(10_000)} == {None}
-    full = candidate("node-0-0", there, [Usage(((0, 8),))])
-    assert judge.verdict(asked)(full) == unfit(asked, full)
+    judge = Judge(Cluster(nodes))
+    seen = [scores(judge, pods, nodes) for _ in range(4)]
+    assert {score(pods, node, "binpack", "binpack") for node in nodes} == {8}
+    assert set(seen[0]) == {8, 4}
+    assert seen[0].count(8) < seen[1].count(8)
+    assert seen[-1] == [8] * 500
