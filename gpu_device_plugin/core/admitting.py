@@ -109,7 +109,7 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
 def _asked(shares: int, promise: Promise | None) -> Demand:
     """Return what is asked for: equal parts of several GPUs only where that is what was promised."""
     promised = [part for _, part in promise.shares] if promise is not None else []
-    divided = len(promised) > 1 and promised == [shares / len(promised)] * len(promised)
+    divided = promised and promised == [shares / len(promised)] * len(promised)
     return Demand(Kind.MEMORY, shares, len(promised) if divided else 1)
 
 

@@ -22,7 +22,7 @@ _MOST_SETS = 1000
 """So many sets of one size are compared; where there are more, the answer may be larger than it has to be. A set takes
 a tenth of a millisecond."""
 _MOST_PLACES = 100
-"""So many groups of GPUs are looked at as the pod's place: 4 of 8 are 70, 8 of 16 would be 12,870."""
+"""Up to so many groups of GPUs are looked at as the pod's place: 4 of 8 are 70, 8 of 16 would be 12,870."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +87,16 @@ class _Search:
         allowed = wishes.allow_model(view.gpu.model) and wishes.allow_uuid(view.gpu.uuid)
         if not view.room.healthy or view.gpu.shares < each or not allowed:
             return None
-        everybody = demand.kind is Kind.COUNT
-        leave = [held.pod for held in view.held if held.whole or everybody]
-        others = {held.pod: held.shares for held in view.held if held.pod not in leave}
-        surplus = sum(others.values()) + each - view.gpu.shares
-        largest_first = sorted(others, key=lambda pod: (-others[pod], *_preferred(pod)))
+        # A pod that has the GPU whole counts with all of its shares, so that no set without it is enough.
+        shares = {held.pod: held.shares for held in view.held}
+        surplus = sum(shares.values()) + each - view.gpu.shares
+        largest_first = sorted(shares, key=lambda pod: (-shares[pod], *_preferred(pod)))
         least: list[PodUse] = []
-        while surplus > sum(others[pod] for pod in least):
+        while surplus > sum(shares[pod] for pod in least):
             least.append(largest_first[len(least)])
-        sets = list(islice(_picks(_alike(others), len(least)), _MOST_SETS + 1))
-        enough = (pods for pods in sets if sum(others[pod] for pod in pods) >= surplus)
-        return [*leave, *min((*enough, least), key=self._cost)], len(sets) <= _MOST_SETS
+        sets = list(islice(_picks(_alike(shares), len(least)), _MOST_SETS + 1))
+        enough = (pods for pods in sets if sum(shares[pod] for pod in pods) >= surplus)
+        return min((*enough, least), key=self._cost), len(sets) <= _MOST_SETS
 
     # --- Everything else ----------------------------------------------------------------------------------------------
 
@@ -105,22 +104,21 @@ class _Search:
         """Return the best set out of all that are worth to be tried, as far as there is time for it."""
         crowds = {at: sum(self._touches(pod, {at}) for pod in self._node.pods) for at in self._sizes}
         emptiest_first = sorted(crowds, key=lambda at: crowds[at])
-        places = [frozenset(place) for place in islice(combinations(emptiest_first, self._wanted), _MOST_PLACES)]
         runs = range(len(emptiest_first) - self._wanted + 1)
         known = min((self._left_over(frozenset(emptiest_first[n : n + self._wanted])) for n in runs), key=self._cost)
-        return self._best(known, places, complete=comb(len(crowds), self._wanted) <= _MOST_PLACES)
+        if comb(len(crowds), self._wanted) > _MOST_PLACES:
+            return self._ends(known, fewest=False)
+        return self._best(known, [frozenset(place) for place in combinations(emptiest_first, self._wanted)])
 
-    def _best(
-        self, known: Sequence[PodUse], places: Sequence[Collection[int]], size: int = 1, *, complete: bool
-    ) -> Ends:
+    def _best(self, known: Sequence[PodUse], places: Sequence[Collection[int]], size: int = 1) -> Ends:
         """Return the best set of at least `size` pods that is no larger than one that is known to make room."""
         sets = list(islice(self._sets(size, places), _MOST_SETS + 1))
-        if size > len(known) or len(sets) > _MOST_SETS or not complete:
+        if size > len(known) or len(sets) > _MOST_SETS:
             return self._ends(known, fewest=False)
         for pods in sorted(sets, key=self._cost):
             if self.fits(pods):
                 return self._ends(pods, fewest=True)
-        return self._best(known, places, size + 1, complete=complete)
+        return self._best(known, places, size + 1)
 
     def _left_over(self, place: Collection[int]) -> tuple[PodUse, ...]:
         """Let everybody end, then come back for whom the pod leaves room, first who is not in this place."""
@@ -171,7 +169,7 @@ class _Search:
 def _without(node: NodeView, ended: Collection[PodUse]) -> Candidate:
     before = node.candidate
     usages = [pod.usage for pod in node.pods if pod not in ended]
-    return candidate(before.name, before.gpus, usages, before.policy, before.problem)
+    return candidate(before.name, before.gpus, usages, problem=before.problem)
 
 
 def _taken(pod: PodUse) -> tuple[object, ...]:

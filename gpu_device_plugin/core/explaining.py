@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.columns import aligned
@@ -64,13 +65,8 @@ def answers(
         for node in sorted(nodes, key=lambda node: node.name)
     ]
     first.sort(key=lambda answer: (*_rank(answer), _lacking(ask, answer.node)))
-    weighed = [
-        NodeAnswer(answer.node, answer.found, answer.besides, ends_needed(ask, answer.node))
-        if isinstance(answer.found, Unfit) and not answer.found.lasting
-        else answer
-        for answer in first[:weigh]
-    ]
-    weighed.sort(key=lambda answer: (*_rank(answer), answer.ends is None, *_loss(answer)))
+    weighed = [replace(answer, ends=ends_needed(ask, answer.node)) for answer in first[:weigh]]
+    weighed.sort(key=lambda answer: (*_rank(answer), *_loss(answer)))
     return weighed + first[weigh:]
 
 
@@ -80,8 +76,8 @@ def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     return isinstance(answer.found, Unfit) and answer.found.lasting, refused, bool(answer.besides)
 
 
-def _loss(answer: NodeAnswer) -> tuple[int, int]:
-    return (0, 0) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
+def _loss(answer: NodeAnswer) -> tuple[float, ...]:
+    return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
 
 
 def _lacking(ask: Ask, node: NodeView) -> int:
@@ -91,7 +87,7 @@ def _lacking(ask: Ask, node: NodeView) -> int:
     return sum(
         max(0, _each(part.demand) - numbers.best)
         if part.demand.kind is Kind.MEMORY
-        else largest * max(0, part.demand.amount - numbers.idle)
+        else largest * max(0, part.demand.amount - len(numbers.unused))
         for part in ask.parts
     )
 
@@ -154,7 +150,7 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
     if views:
         heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
         rows = [_gpu_row(ask, answer, view) for view in views]
-        yield from (line.rstrip() for line in aligned([heading, *rows]))
+        yield from aligned([heading, *rows])
     for loose in node.loose():
         amount = " and ".join(
             [*([node.amount(loose.shares)] if loose.shares else []), *([f"{loose.gpus} whole"] if loose.gpus else [])]

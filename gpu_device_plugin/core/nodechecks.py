@@ -113,7 +113,7 @@ def besides(
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
     """Say why the kubelet's numbers are too small for the pod, where its GPUs would not tell; empty: they are not."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
-    if not asked or node.capacity is None or node.allocatable is None or node.candidate.problem:
+    if not asked or node.candidate.problem:
         return ""
     if resource.name not in node.capacity:
         return f"its kubelet knows no {resource.name}: no agent has registered there since it started"
@@ -129,7 +129,7 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         else usage.unplaced_gpus + len(usage.whole)
         for usage in (pod.usage for pod in node.pods)
     )
-    free = sum(room.free for room in rooms) if memory else len(rooms)
+    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
     if offered - taken >= asked or free < asked:  # the second is told by the GPUs
         return ""
     return f"of {offered} allocatable {resource.name} {taken} are taken"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.memory import format_mib
@@ -83,9 +83,9 @@ class NodeView:
     ready: bool = True
     unschedulable: bool = False
     """Cordoned."""
-    capacity: Mapping[str, int] | None = None
-    """Of the resources that are managed; None: not known."""
-    allocatable: Mapping[str, int] | None = None
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    """Of the resources that are managed; none of one that the kubelet does not know."""
+    allocatable: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -34,14 +34,14 @@ def _node(node: NodeView) -> dict[str, Any]:
         "policy": node.candidate.policy,
         "driver": gpus.driver,
         "divided": gpus.divided,
-        "capacity": dict(node.capacity or {}),
-        "allocatable": dict(node.allocatable or {}),
+        "capacity": dict(node.capacity),
+        "allocatable": dict(node.allocatable),
         "totalShares": node.total,
         "usedShares": node.used,
         "gpus": [_gpu(view) for view in node.gpus()],
         "links": [
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
-            for a, b, closeness, nvlinks in gpus.links
+            for a, b, closeness, nvlinks in gpus.links.pairs
         ],
         "unplaced": [{**_pod(loose.pod), "shares": loose.shares, "wholeGpus": loose.gpus} for loose in node.loose()],
     }

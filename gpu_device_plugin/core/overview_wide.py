@@ -23,7 +23,7 @@ def wide(nodes: Iterable[NodeView]) -> list[str]:
         nodes: by name. One whose GPUs are not known has a line that says why.
     """
     rows = [row for node in nodes for row in _rows(node)]
-    return [line.rstrip() for line in aligned([_HEADING, *rows])]
+    return aligned([_HEADING, *rows])
 
 
 def short_uuid(uuid: str) -> str:

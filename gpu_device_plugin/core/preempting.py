@@ -114,7 +114,7 @@ class _Choice:
         self.steps += _STEPS_OF_A_TRY
         before = self._node
         usages = [pod.usage for pod in occupants]
-        return unfit(self._ask, candidate(before.name, before.gpus, usages, before.policy, before.problem))
+        return unfit(self._ask, candidate(before.name, before.gpus, usages, problem=before.problem))
 
 
 class _Search:
@@ -150,10 +150,12 @@ class _Search:
 
     def _at_most(self, pods: frozenset[Occupant]) -> frozenset[Occupant]:
         """Return `pods` without those that can stay after all, as where one lies on several GPUs."""
+        fewer = pods
         for pod in sorted(pods, key=lambda pod: (-pod.priority, -self._memory[pod], pod.uid)):
-            if self._helps(pods - {pod}):
-                pods -= {pod}
-        return pods
+            if self._helps(fewer - {pod}):
+                fewer -= {pod}
+        # Who stays shows of a GPU that it is not the unknown one of somebody else, who may then stay too.
+        return pods if fewer == pods else self._at_most(fewer)
 
     def _cost(self, pods: Collection[Occupant]) -> tuple[int, int, list[str]]:
         return len(pods), sum(self._memory[pod] for pod in pods), sorted(pod.uid for pod in pods)
@@ -246,6 +248,6 @@ class _Search:
 
     def _held(self, pod: Occupant) -> int:
         """Return the shares of a pod; an unknown GPU counts like the largest."""
-        usage, largest = pod.usage, max(self._sizes.values(), default=0)
+        usage, largest = pod.usage, max(self._sizes.values())
         shares = usage.unplaced_shares + sum(shares for _, shares in usage.shares)
         return shares + sum(self._sizes.get(at, largest) for at in usage.whole) + usage.unplaced_gpus * largest

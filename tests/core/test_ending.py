@@ -75,6 +75,31 @@ def test_of_equal_pods_on_one_gpu_too() -> None:
     assert names(ends_needed(wanting(mem(12)), there)) == ["b", "c"]
 
 
+def test_of_sets_that_take_the_same_the_one_whose_most_important_pod_is_the_least_important() -> None:
+    """Either two of priority 5 on GPU 1, or two of priority 9 and 1 on GPU 0."""
+    first = pod_on("a", {0: 4}, priority=9), pod_on("b", {0: 4}, priority=1)
+    second = pod_on("c", {1: 4}, priority=5), pod_on("d", {1: 4}, priority=5)
+    assert names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *first, *second))) == ["c", "d"]
+
+
+def test_of_equal_pods_on_one_gpu_who_ends_anyway_comes_first() -> None:
+    pods = pod_on("a", {0: 4}), pod_on("b", {0: 4}, priority=9, deleting=True)
+    assert names(ends_needed(wanting(mem(4)), node_view("n", (8,), *pods))) == ["b"]
+
+
+def test_equal_pods_are_not_compared_with_each_other() -> None:
+    """32 of 64 that all have the same: as many sets as nobody can compare, and all the same."""
+    ends = ends_needed(wanting(mem(32)), node_view("n", (64,), *(pod_on(f"p{n:02}", {0: 1}) for n in range(64))))
+    assert ends == Ends(tuple(pod_on(f"p{n:02}", {0: 1}) for n in range(32)), shares=32)
+
+
+def test_whoever_has_the_gpu_whole_must_go_whatever_else_is_on_it() -> None:
+    """Too much was given away: GPU 0 is whole with a, and b has shares of it too, of which 4 are wanted."""
+    there = node_view("n", (8,), pod_on("a", None, 0), pod_on("b", {0: 4}))
+    assert names(ends_needed(wanting(mem(4)), there)) == ["a"]
+    assert names(ends_needed(wanting(mem(5)), there)) == ["a", "b"]
+
+
 def test_for_whole_gpus_the_emptiest_ones_are_cleared() -> None:
     there = node_view(
         "n", (8, 8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), pod_on("c", {1: 8}), pod_on("d", None, 2)
@@ -82,9 +107,17 @@ def test_for_whole_gpus_the_emptiest_ones_are_cleared() -> None:
     assert names(ends_needed(wanting(whole(2)), there)) == ["c", "d"]
 
 
-def test_a_pod_on_two_gpus_counts_once() -> None:
+def test_a_whole_gpu_may_be_a_small_one() -> None:
+    """A GPU of one share, and two GPUs are wanted."""
+    there = node_view("n", (1, 8), pod_on("a", {0: 1}), pod_on("b", {1: 1}))
+    assert names(ends_needed(wanting(whole(2)), there)) == ["a", "b"]
+
+
+def test_a_pod_on_several_gpus_counts_once() -> None:
     there = node_view("n", (8, 8), pod_on("a", {0: 4, 1: 4}), pod_on("b", {0: 1}))
     assert names(ends_needed(wanting(mem(14, gpus=2)), there)) == ["a"]
+    three = pod_on("a", {0: 1, 1: 1}, 2)
+    assert ends_needed(wanting(whole(2)), node_view("n", (8, 8, 8), three)) == Ends((three,), shares=10)
 
 
 def test_a_pod_of_which_nobody_knows_the_gpu_may_have_to_end() -> None:
@@ -101,6 +134,15 @@ def test_a_pod_on_a_gpu_that_the_node_does_not_list_may_have_to_end() -> None:
 def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
     there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {1: 8}))
     assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_uuids=("GPU-1",))), there)) == ["b"]
+    assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_models=("T4",))), there)) == ["a"]
+    assert ends_needed(wanting(mem(8), wishes=Wishes(avoid_models=("T4",))), there) is None
+
+
+def test_nothing_that_ends_helps_where_the_agent_is_away() -> None:
+    """Its GPUs are known from before."""
+    assert (
+        ends_needed(wanting(mem(8)), node_view("n", (8,), pod_on("a", {0: 8}), problem="its agent has ended")) is None
+    )
 
 
 def test_groups_of_gpus_need_not_be_compared_where_no_pod_is_on_two() -> None:
@@ -111,6 +153,19 @@ def test_groups_of_gpus_need_not_be_compared_where_no_pod_is_on_two() -> None:
     assert ends.fewest
     assert {pod.name[:3] for pod in ends.pods} == {f"p{gpu:02}" for gpu in range(0, 16, 2)}
     assert len(ends.pods) == 24
+    taken = [pod_on(f"p{gpu:02}", None, gpu) for gpu in range(16)]
+    assert ends_needed(wanting(whole(8)), node_view("n", (8,) * 16, *taken)) == Ends(tuple(taken[:8]), shares=64)
+
+
+def test_a_set_that_several_groups_of_gpus_need_is_compared_once() -> None:
+    """4 of 8 GPUs are 70 groups. Two of the emptiest hold the same pod, so that it and two more are enough.
+
+    Any two of the 12 pods are 66 sets, and with the two of each group reckoned anew 15 times 70.
+    """
+    pods = [pod_on(f"p{gpu}-{n}", {gpu: n + 1}) for gpu in range(2, 8) for n in range(1 if gpu < 4 else 2)]
+    ends = ends_needed(wanting(whole(4)), node_view("n", (8,) * 8, *pods, pod_on("both", {0: 1, 1: 1})))
+    assert ends is not None
+    assert ([pod.name for pod in ends.pods], ends.fewest) == (["both", "p2-0", "p3-0"], True)
 
 
 def test_where_there_are_too_many_groups_of_gpus_the_answer_says_so() -> None:
@@ -124,6 +179,29 @@ def test_where_there_are_too_many_groups_of_gpus_the_answer_says_so() -> None:
     assert (ends.fewest, len(ends.pods)) == (False, 26)
 
 
+def test_among_too_many_groups_the_emptiest_that_serve_are_found() -> None:
+    """Six of 16 GPUs are out of service, and four are wanted, of 1,820 groups.
+
+    GPUs 6 to 9 have two small pods each, of which one is on 6 and on 7; the other six have three large ones each.
+    """
+    small = [pod_on(f"s{gpu}-{n}", {gpu: 1}) for gpu in range(6, 10) for n in range(1 if gpu < 8 else 2)]
+    large = [pod_on(f"l{gpu}-{n}", {gpu: 5}) for gpu in range(10, 16) for n in range(3)]
+    both = pod_on("both", {6: 1, 7: 1})
+    there = node_view("n", (80,) * 16, *small, *large, both, unhealthy=dict.fromkeys(range(6), "too hot"))
+    assert ends_needed(wanting(whole(4)), there) == Ends((both, *small), shares=8, fewest=False)
+
+
+def test_among_too_many_groups_too_the_name_decides_between_equals() -> None:
+    """16 GPUs of two shares are full, and one share of each of eight is wanted.
+
+    Of two pods on a GPU the one that comes first by its name stays. One pod is on 14 and on 15, so that these are
+    among the eight.
+    """
+    pods = [pod_on(f"p{gpu:02}-{n}", {gpu: 1}) for gpu in range(16) for n in range(1 if gpu > 13 else 2)]
+    there = node_view("n", (2,) * 16, *pods, pod_on("two", {14: 1, 15: 1}))
+    assert names(ends_needed(wanting(mem(8, gpus=8)), there)) == [*(f"p{gpu:02}-1" for gpu in range(8, 14)), "two"]
+
+
 def test_where_there_are_too_many_sets_the_answer_says_so() -> None:
     """One GPU of 820, full with forty pods of 1 to 40. 700 are wanted: 120 may stay, which are the 15 smallest."""
     pods = [pod_on(f"p{n:02}", {0: n}) for n in range(1, 41)]
@@ -132,6 +210,10 @@ def test_where_there_are_too_many_sets_the_answer_says_so() -> None:
     assert not ends.fewest
     assert len(ends.pods) == 25
     assert ends.shares == 700
+    both = pod_on("both", {0: 1, 1: 1})
+    ends = ends_needed(wanting(mem(701)), node_view("n", (821, 1), *pods, both))
+    assert ends is not None
+    assert not ends.fewest
 
 
 @st.composite

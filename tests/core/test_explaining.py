@@ -102,6 +102,16 @@ def test_a_whole_gpu_may_not_be_shared() -> None:
     assert "shares in use" in told(wanting(whole(1)), node_view("n", (8,), pod_on("a", {0: 1})))[3]
 
 
+def test_a_gpu_serves_as_one_of_several() -> None:
+    """Two whole GPUs are wanted; GPU 0 would be one of them, and GPU 1 has a share in use."""
+    lines = told(wanting(whole(2)), node_view("n", (8, 8), pod_on("a", {1: 1})))
+    assert ("  has room  " in lines[3], "  shares in use  " in lines[4]) == (True, True)
+
+
+def test_a_model_is_told_without_the_name_of_its_maker() -> None:
+    assert told(wanting(mem(4)), node_view("n", (8,), model="NVIDIA A10"))[3].split()[:3] == ["0", "0", "A10"]
+
+
 def test_gpus_that_the_annotations_do_not_allow_say_so() -> None:
     ask = wanting(mem(4), wishes=Wishes(avoid_uuids=("GPU-0",)))
     lines = told(ask, node_view("n", (8, 8), pod_on("a", {1: 8})))
@@ -115,7 +125,7 @@ def test_a_gpu_with_room_for_a_part_of_the_pod() -> None:
     """Containers of 8 and 4; GPU 0 has 5 free and GPU 1 has 3."""
     there = node_view("n", (8, 8), pod_on("a", {0: 3}), pod_on("b", {1: 5}))
     lines = told(wanting(mem(8), mem(4)), there)
-    assert ("has room for a part of it" in lines[3], "too little free" in lines[4]) == (True, True)
+    assert ("  has room for a part of it  " in lines[3], "  too little free  " in lines[4]) == (True, True)
 
 
 def test_where_not_all_was_compared_that_is_said() -> None:
@@ -147,6 +157,46 @@ def test_the_nearest_node_comes_first() -> None:
     assert order(wanting(whole(1)), *nodes[1:4]) == ["d", "c", "b"]
 
 
+def behind_twenty_with_room(ask: Ask, *nodes: NodeView) -> list[str]:
+    """The order of nodes for which nobody finds out who would have to end: twenty others are nearer."""
+    names = order(ask, *(node_view(f"room{n:02}", (8, 8)) for n in range(20)), *nodes)
+    assert all(name.startswith("room") for name in names[:20])
+    return names[20:]
+
+
+def test_behind_the_nearest_the_nodes_that_lack_the_least_come_first() -> None:
+    """8 are wanted: 6 are lacking on a, 3 on b, and all of them on c."""
+    nodes = [node_view(name, (8,), pod_on("x", {0: shares})) for name, shares in (("a", 6), ("b", 3), ("c", 8))]
+    assert behind_twenty_with_room(wanting(mem(8)), *nodes) == ["b", "a", "c"]
+
+
+def test_what_two_containers_lack_is_added_up() -> None:
+    """6 and 6 are wanted. On a the emptiest GPU has 5, which is one too little for each; on b it has 6."""
+    nodes = [node_view(name, (8, 8), pod_on("x", {0: 8, 1: n})) for name, n in (("a", 3), ("b", 2))]
+    assert behind_twenty_with_room(wanting(mem(6), mem(6)), *nodes) == ["b", "a"]
+
+
+def test_a_whole_gpu_that_is_lacking_counts_as_large_as_the_largest() -> None:
+    """Two are wanted. Lacking are two of 8 on a, one of 8 on b, two of 3 on c and one of 24 on d."""
+    nodes = [
+        node_view("a", (8, 8), pod_on("x", {0: 1, 1: 1})),
+        node_view("b", (8, 8), pod_on("x", {0: 1})),
+        node_view("c", (3, 3), pod_on("x", {0: 1, 1: 1})),
+        node_view("d", (24, 1), pod_on("x", {1: 1})),
+    ]
+    assert behind_twenty_with_room(wanting(whole(2)), *nodes) == ["c", "b", "a", "d"]
+
+
+def test_nothing_is_lacking_where_each_container_alone_has_room() -> None:
+    """One GPU and 3 shares are wanted. On a no GPU is unused; on b GPU 0 would serve either, but not both."""
+    nodes = [node_view("a", (4, 4), pod_on("x", {0: 1, 1: 1})), node_view("b", (8, 8), pod_on("x", {1: 8}))]
+    assert behind_twenty_with_room(wanting(whole(1), mem(3)), *nodes) == ["b", "a"]
+
+
+def test_a_node_without_a_healthy_gpu_is_told_too() -> None:
+    assert told(wanting(whole(1)), node_view("n", (8,), unhealthy={0: "too hot"}))[1] == "n: no GPU is healthy"
+
+
 def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
     """60 nodes of which one has room, 39 have none and 20 are too small."""
     nodes = [node_view(f"n{n:02}", (8,), pod_on("x", {0: 8})) for n in range(39)]
@@ -171,7 +221,18 @@ def test_of_many_nodes_only_the_nearest_are_told_one_by_one() -> None:
 def test_everything_that_is_told_was_looked_at() -> None:
     """60 nodes, and none of them says falsely that no end of a pod helps."""
     nodes = [node_view(f"n{n:02}", (8,), pod_on("x", {0: 8})) for n in range(60)]
-    assert sum("There would be room if this pod ended" in line for line in told(wanting(mem(8)), *nodes, most=60)) == 60
+    lines = told(wanting(mem(8)), *nodes, most=60)
+    assert sum("There would be room if this pod ended" in line for line in lines) == 60
+    assert lines[1] == "n00: no GPU has 8 GiB free"
+
+
+def test_reasons_that_are_equally_many_are_counted_in_alphabetical_order() -> None:
+    """The node that cannot be read lacks more than the one whose GPU is too small."""
+    nodes = [node_view("a", (4,)), node_view("b", (), problem="its annotation is not JSON")]
+    assert told(wanting(mem(8)), *nodes, most=1)[2:4] == [
+        "  1  its annotation is not JSON",
+        "  1  the largest GPU has 4 GiB in all",
+    ]
 
 
 def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_device_plugin.core.annotations import NODE_GPUS, node_labels
 from gpu_device_plugin.core.gpus import Gpu, Inventory
-from gpu_device_plugin.core.leaving import leftovers, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.leaving import Leftovers, leftovers, our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.shares import Shares
 
 
@@ -45,7 +45,7 @@ def test_what_is_left_on_a_node_is_said_and_removed_by_two_patches() -> None:
         {"cpu": 8, "aliyun.com/gpu-mem": 0},
         RESOURCES,
     )
-    assert left
+    assert left.node == "node-a"
     assert str(left) == (
         "labels gpu-device-plugin/count; annotations gpu-device-plugin/gpus; capacity aliyun.com/gpu-mem"
     )
@@ -54,6 +54,26 @@ def test_what_is_left_on_a_node_is_said_and_removed_by_two_patches() -> None:
     }
     nulls = {"aliyun.com/gpu-mem": None}
     assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls}}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (
+            leftovers("n", {"gpu-device-plugin/policy": "x", "gpu-device-plugin/count": "2"}, {}, {}, RESOURCES),
+            "labels gpu-device-plugin/count, gpu-device-plugin/policy",
+        ),
+        (leftovers("n", {}, {NODE_GPUS: ""}, {}, RESOURCES), "annotations gpu-device-plugin/gpus"),
+        (
+            leftovers("n", {}, {}, dict.fromkeys(RESOURCES, 0), RESOURCES),
+            "capacity aliyun.com/gpu-mem, aliyun.com/gpu-count",
+        ),
+    ],
+    ids=["labels", "annotation", "capacity"],
+)
+def test_anything_that_is_left_is_something(left: Leftovers, said: str) -> None:
+    assert left
+    assert str(left) == said
 
 
 def test_a_node_that_never_shared_has_nothing_left() -> None:

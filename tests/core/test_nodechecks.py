@@ -47,6 +47,12 @@ def test_a_node_that_is_cordoned_or_not_ready_is_told_once() -> None:
     assert told(node_view("n", (8,), ready=False, unschedulable=True), around) == ("it is cordoned", "it is not ready")
 
 
+@pytest.mark.parametrize("key", [CORDON, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
+def test_a_taint_of_a_node_that_is_well_by_now_still_keeps_pods_away(key: str) -> None:
+    """The controller takes it off some time after."""
+    assert told(node_view("n", (8,)), tainted(Taint(key))) == (f"the pod does not tolerate its taint {key}:NoSchedule",)
+
+
 def test_a_pod_may_tolerate_a_cordon() -> None:
     around = tainted(Taint(CORDON))
     assert told(node_view("n", (8,), unschedulable=True), around, tolerating(Toleration(CORDON, "Exists"))) == ()
@@ -99,6 +105,7 @@ def test_an_agent_that_offers_nothing_is_named() -> None:
     assert told(node_view("n", (8,), amounts=({}, {}))) == (
         f"its kubelet knows no {MEM}: no agent has registered there since it started",
     )
+    assert told(node_view("n", (8,), amounts=({MEM: 8}, {}))) == told(node)
 
 
 def test_gpus_in_use_the_other_way_are_no_reason_to_look_for_the_agent() -> None:
@@ -116,10 +123,20 @@ def test_numbers_that_are_smaller_than_what_the_gpus_have_are_named() -> None:
     assert told(gpus, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
 
 
+def test_a_kubelet_that_has_too_little_for_what_the_gpus_just_serve_is_named() -> None:
+    """4 are wanted of the 4 that are free on GPU 0, and one GPU of the one that is unused."""
+    four = node_view("n", (4,), amounts=({MEM: 4}, {MEM: 3}))
+    assert told(four) == (f"of 3 allocatable {MEM} 0 are taken",)
+    one = node_view("n", (8, 8), pod_on("a", None, 0), amounts=({COUNT: 2}, {COUNT: 1}))
+    assert told(one, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+
+
 def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
     amounts = ({MEM: 8, COUNT: 1}, {MEM: 8, COUNT: 1})
     assert told(node_view("n", (8,), pod_on("a", {0: 4}), amounts=amounts)) == ()
     assert told(node_view("n", (8,), pod_on("a", {0: 6}), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", None, 0), amounts=amounts), ask=ONE_GPU) == ()
+    assert told(node_view("n", (8, 8), amounts=({COUNT: 2}, {COUNT: 2})), ask=Ask((Part(Demand(Kind.COUNT, 3)),))) == ()
 
 
 def test_of_a_node_that_cannot_be_read_nothing_is_reckoned() -> None:

@@ -70,6 +70,11 @@ def test_some_are_known_by_what_the_node_offers_alone(resource: str) -> None:
     assert found.signs == (f"the node offers 10 {resource}",)
 
 
+def test_one_gpu_that_somebody_else_hands_out_is_enough() -> None:
+    (found,) = sightings([], [], {"nvidia.com/gpu": 1}, OURS)
+    assert found.signs == ("the node offers 1 nvidia.com/gpu",)
+
+
 def test_every_one_says_how_it_is_switched_off_and_leaves_some_sign() -> None:
     for other in OTHERS:
         assert other.off

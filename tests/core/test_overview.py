@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.candidate import candidate
 from gpu_device_plugin.core.columns import aligned
 from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus
 from gpu_device_plugin.core.nodeview import NodeView
 from gpu_device_plugin.core.overview import details, summary
 from gpu_device_plugin.core.overview_document import document
-from gpu_device_plugin.core.overview_wide import wide
+from gpu_device_plugin.core.overview_wide import short_uuid, wide
 from gpu_device_plugin.testing.views import node_view, pod_on
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
@@ -112,6 +112,42 @@ def test_what_is_on_unknown_gpus_has_a_column() -> None:
     ]
 
 
+def test_the_details_of_two_nodes() -> None:
+    """x has 3 shares somewhere on a, y one of GPU 1 there, and z the only GPU of b: 4 of 6 and 8 of 8.
+
+    The cells of a's rows have 1+7+1+1+1+0 and 1+2+1+1+1+0 bytes, 12 characters come after them, and 10 more.
+    """
+    nodes = [
+        node_view("a", (4, 2), pod_on("ml/x", loose=3), pod_on("y", {1: 1})),
+        node_view("b", (8,), pod_on("z", None, 0)),
+    ]
+    assert details(nodes) == [
+        "",
+        "NAME:       a",
+        "IPADDRESS:  10.0.0.7",
+        "",
+        "NAME         NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)  ",
+        "y            default    0                1                0                   ",
+        "x            ml         0                0                3                   ",
+        "Allocated :  4 (66%)    ",
+        "Total :      6          ",
+        "-" * 39,
+        "",
+        "NAME:       b",
+        "IPADDRESS:  10.0.0.7",
+        "",
+        "NAME         NAMESPACE  GPU0(Allocated)  ",
+        "z            default    8*               ",
+        "Allocated :  8 (100%)   ",
+        "Total :      8          ",
+        "-" * 39,
+        "",
+        "",
+        "Allocated/Total GPU Memory In Cluster:  12/14 (85%)  ",
+        "* the whole GPU",
+    ]
+
+
 def test_pods_without_a_place_come_last_among_the_details() -> None:
     lines = details([node_view("a", (4,), pod_on("a", loose=1), pod_on("b", {0: 1}))])
     assert [line.split()[0] for line in lines[5:7]] == ["b", "a"]
@@ -144,6 +180,23 @@ def test_percents_are_cut_off_as_in_the_original(used: int, total: int, percent:
 def test_the_heading_names_the_unit(share_mib: int | None, shares: int, unit: str) -> None:
     """As the agent says it; where only gpushare's own plugin is, more than 100 on a GPU must be MiB."""
     assert summary([node_view("a", (shares,), share_mib=share_mib)])[0].endswith(f"GPU Memory({unit})")
+
+
+def test_the_unit_is_guessed_by_the_gpus_of_the_first_node_together() -> None:
+    """As the original divides: 201 over two GPUs are 100, and no more."""
+    assert summary([node_view("a", (101, 100), share_mib=None)])[0].endswith("GPU Memory(GiB)")
+    assert summary([node_view("a", (102, 100), share_mib=None)])[0].endswith("GPU Memory(MiB)")
+
+
+def test_what_is_on_unknown_gpus_is_mib_too_where_sizes_differ() -> None:
+    """One share of 1024 MiB on a; 2 and 1 of 256 MiB somewhere on b."""
+    lost = pod_on("lost", loose=2), pod_on("more", loose=1)
+    views = [node_view("a", (4,), pod_on("p", {0: 1})), node_view("b", (8,), *lost, share_mib=256)]
+    assert [row.split() for row in summary(views)[1:3]] == [
+        ["a", "10.0.0.7", "1024/4096", "1024/4096"],
+        ["b", "10.0.0.7", "0/2048", "768", "768/2048"],
+    ]
+    assert ["lost", "default", "0", "512"] in [line.split() for line in details(views)]
 
 
 def test_shares_of_different_sizes_are_added_up_as_mib() -> None:
@@ -184,15 +237,39 @@ def test_a_wide_row_of_a_node_that_says_little_has_dashes() -> None:
 
 
 def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read() -> None:
+    problem = "the annotation is not JSON"
     views = [
-        node_view("a", (), problem="the annotation is not JSON"),
-        node_view("b", (15,), pod_on("lost", loose=3, loose_gpus=1), pod_on("some", loose_gpus=2)),
+        node_view("a", (), problem=problem),
+        node_view(
+            "b", (15,), pod_on("few", loose=3), pod_on("x/y", loose=3, loose_gpus=1), pod_on("z/z", loose_gpus=2)
+        ),
     ]
-    rows = wide(views)
-    assert "the annotation is not JSON" in rows[1]
-    assert rows[3].split(maxsplit=2)[:2] == ["b", "?"]
-    assert rows[3].endswith(" default/lost: 3 GiB + 1 whole")
-    assert rows[4].endswith(" default/some: 2 whole")
+    assert wide(views) == [
+        f"NODE  GPU  UUID  MODEL     MEMORY  USED             SHARE  POLICY   DRIVER  {'HEALTH':26}  PODS",
+        f"a     -    -     -         -       -                -      -        -       {problem}  -",
+        f"b     0    0     Tesla T4  15 GiB  0/15             1 GiB  binpack  580.95  {'healthy':26}  -",
+        f"b     ?    -     -         -       3 GiB            -      -        -       {'-':26}  default/few: 3 GiB",
+        f"b     ?    -     -         -       3 GiB + 1 whole  -      -        -       {'-':26}  x/y: 3 GiB + 1 whole",
+        f"b     ?    -     -         -       2 whole          -      -        -       {'-':26}  z/z: 2 whole",
+    ]
+
+
+def test_a_wide_row_names_all_pods_and_the_model_without_its_maker() -> None:
+    row = wide([node_view("a", (15,), pod_on("x", {0: 1}), pod_on("y", {0: 2}), model="NVIDIA A10")])[1]
+    assert row.split()[:4] == ["a", "0", "0", "A10"]
+    assert row.endswith("  default/x: 1 GiB, default/y: 2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("uuid", "short"),
+    [
+        ("GPU-5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "5f2c0b1e"),
+        ("MIG-5f2c0b1e-9d3a-4c55-8b6e-0123456789ab", "MIG"),
+        ("", "-"),
+    ],
+)
+def test_a_uuid_is_told_by_its_first_part(uuid: str, short: str) -> None:
+    assert short_uuid(uuid) == short
 
 
 # --- For machines -----------------------------------------------------------------------------------------------------
@@ -207,7 +284,7 @@ def test_the_document_tells_everything() -> None:
         share_mib=1024,
         policy="spread",
         driver="580.95",
-        links=((0, 1, Closeness.NVLINK, 4),),
+        links=Links(((0, 1, Closeness.NVLINK, 4),)),
     )
     web = pod_on("web", {0: 1}, loose=2, priority=7, deleting=True)
     view = NodeView(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
 
 from gpu_device_plugin.core.annotations import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
 from gpu_device_plugin.core.asking import Ask, Part
@@ -11,6 +15,9 @@ from gpu_device_plugin.core.podcauses import Told, causes
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.testing.views import node_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
@@ -56,7 +63,10 @@ def test_a_pod_of_the_clusters_own_scheduler() -> None:
 
 def test_a_cluster_in_which_no_node_shares_gpus() -> None:
     lines, asked = causes(pod(), OURS, RESOURCES, {})
-    assert lines[1].startswith(f"No node shares GPUs: none has GPUs written on it by an agent, nor {MEM} in")
+    assert lines[1] == (
+        f"No node shares GPUs: none has GPUs written on it by an agent, nor {MEM} in its capacity. "
+        "Label GPU nodes gpushare=true and see the agent's log there."
+    )
     assert asked is None
 
 
@@ -124,6 +134,37 @@ def test_a_pod_that_has_its_place() -> None:
     assert asked is None
 
 
+@pytest.fixture
+def eight_hours_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "CST-8")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("eight_hours_east")
+@pytest.mark.parametrize(
+    ("written", "moment"),
+    [
+        ("0", "1970-01-01T00:00:00Z"),
+        ("1699999999999999999", "2023-11-14T22:13:19Z"),
+        ("9999999999999999999", "2286-11-20T17:46:39Z"),
+    ],
+)
+def test_the_second_of_a_placement_is_told_in_utc_wherever_that_is(written: str, moment: str) -> None:
+    """The last nanosecond before 1,700,000,000 seconds have passed; and before 10,000,000,000."""
+    lines, _ = causes(pod(node_name="n", annotations={IDX: "1", ASSUME_TIME: written}), OURS, RESOURCES, NODES)
+    assert lines[2] == f"Placed at {moment}."
+
+
+@pytest.mark.parametrize("written", ["", "-1", "1e9", "²", "1" * 20, "1" * 5000])
+def test_what_is_no_moment_is_not_told_as_one(written: str) -> None:
+    annotations = {IDX: "1", ASSIGNED: "true", ASSUME_TIME: written}
+    lines, _ = causes(pod(node_name="n", annotations=annotations), OURS, RESOURCES, NODES)
+    assert lines == ["default/web is on node n (Pending).", "  GPU 1 (Tesla T4, GPU-1): 4 GiB"]
+
+
 def test_a_pod_that_has_a_whole_gpu_of_a_node_that_is_gone() -> None:
     """Nobody else can say how large the GPU is; and what is written of the time is no time."""
     there = pod(
@@ -165,4 +206,9 @@ def test_a_pod_of_which_nobody_has_written_the_gpu() -> None:
     wrong = replace(there, annotations={ALLOCATION: "7"})
     assert causes(wrong, OURS, RESOURCES, NODES)[0][1].startswith(
         f"What is written on it of its GPU makes no sense: {ALLOCATION} is not of the form "
+    )
+    less = replace(there, annotations={ALLOCATION: '{"0":{"1":3}}'})
+    assert causes(less, OURS, RESOURCES, NODES)[0][1] == (
+        f"What is written on it of its GPU makes no sense: {ALLOCATION} promises 3 of gpu-mem to container 'main', "
+        "which asks 4."
     )
