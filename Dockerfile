@@ -49,7 +49,9 @@ COPY --from=build /opt/gpu-device-plugin /opt/gpu-device-plugin
 # Any user will do, on a root file system that nobody can write to. The node agent has to be root, and its manifest says
 # so: the kubelet's sockets and checkpoint are root's.
 USER 65532:65532
-# An image that cannot start is none.
+# An image that cannot start is none. Programs import what they need when they are asked for, gRPC's compiled code with it.
 RUN ["gpu-device-plugin", "--version"]
+RUN ["/opt/gpu-device-plugin/bin/python", "-c", \
+     "from gpu_device_plugin.programs import demo, doctor_agent, doctor_node, extender, inspect, node_program"]
 ENTRYPOINT ["gpu-device-plugin"]
 CMD ["--help"]

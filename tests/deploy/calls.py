@@ -29,6 +29,9 @@ KINDS = {name: kind for name, kind in vars(api).items() if isinstance(kind, api.
 Right = tuple[str, str, str]
 """API group, resource (with its subresource) and verb."""
 
+WITHOUT_A_ROLE: set[Right] = {("authorization.k8s.io", "selfsubjectaccessreviews", "create")}
+"""What Kubernetes grants to every account (``system:basic-user``): to ask what itself may do."""
+
 
 def sources(*modules: str) -> dict[str, ast.Module]:
     """Return the parsed source of these modules and of all that they import of ours, also where it is used only."""
@@ -59,36 +62,68 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def rights_needed(*modules: str) -> set[Right]:
-    """Return what RBAC has to grant for the calls that these modules, and what they import, make."""
+    """Return what RBAC has to grant for the calls that these modules, and what they import, make.
+
+    Raises:
+        AssertionError: a call is written in a way that is not understood.
+    """
     trees = sources(*modules)
-    followed = {name for tree in trees.values() for name in _followed(tree)}
-    return {
-        (KINDS[kind].group, KINDS[kind].plural + subresource, verb)
-        for tree in trees.values()
-        for kind, subresource, verb in _calls(tree, followed)
+    followed = {kind for tree in trees.values() for kind in _followed(tree)}
+    calls = {right for tree in trees.values() for right in _calls(tree, followed)}
+    return calls - WITHOUT_A_ROLE
+
+
+def _kinds(tree: ast.Module) -> dict[str, api.Kind]:
+    """Return the kinds that a module can name: those of the API's module, and its own."""
+    own = {
+        target.id: api.Kind(
+            *(ast.literal_eval(arg) for arg in made.args),
+            **{str(keyword.arg): ast.literal_eval(keyword.value) for keyword in made.keywords},
+        )
+        for statement in tree.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name)
+        if isinstance(made := statement.value, ast.Call)
+        if isinstance(made.func, ast.Name)
+        if made.func.id == "Kind"
     }
+    return {**KINDS, **own}
 
 
-def _followed(tree: ast.AST) -> Iterator[str]:
+def _followed(tree: ast.Module) -> Iterator[api.Kind]:
     """Yield the kinds that reflectors are made for."""
+    kinds = _kinds(tree)
     for call in ast.walk(tree):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Reflector":
-            yield from (arg.id for arg in call.args if isinstance(arg, ast.Name) and arg.id in KINDS)
+            yield from (kinds[arg.id] for arg in call.args if isinstance(arg, ast.Name) and arg.id in kinds)
 
 
-def _calls(tree: ast.AST, followed: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+def _calls(tree: ast.Module, followed: Iterable[api.Kind]) -> Iterator[Right]:
+    kinds = _kinds(tree)
     for call in ast.walk(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in VERBS):
             continue
+        match call.args:
+            case [ast.Name(id=name), *_] if name in kinds:
+                asked: Iterable[api.Kind] = (kinds[name],)
+            case [ast.Attribute(attr="_kind"), *_]:
+                asked = followed
+            case _:
+                assert not _is_client(call.func.value), f"of which kind? {ast.unparse(call)}"
+                continue
         subresource = "".join(
             f"/{ast.literal_eval(keyword.value)}" for keyword in call.keywords if keyword.arg == "subresource"
         )
-        match call.args:
-            case [ast.Name(id=kind), *_] if kind in KINDS:
-                yield kind, subresource, VERBS[call.func.attr]
-            case [ast.Attribute(attr="_kind"), *_]:
-                for kind in followed:
-                    yield kind, subresource, VERBS[call.func.attr]
+        for kind in asked:
+            yield kind.group, kind.plural + subresource, VERBS[call.func.attr]
+
+
+def _is_client(value: ast.expr) -> bool:
+    match value:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in {"client", "_client"}
+    return False
 
 
 def rights_granted(rules: Iterable[dict[str, list[str]]]) -> set[Right]:

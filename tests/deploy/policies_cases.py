@@ -14,10 +14,12 @@ from tests.deploy.policies_world import (
     CONTROLLER,
     EXTENDER,
     KUBELET,
+    MERGE,
     PERSON,
     PLACED,
     SCHEDULER,
     STRATEGIC,
+    Json,
     Request,
     User,
     annotate,
@@ -249,14 +251,43 @@ PLACEMENT_CASES = (
          {PLACEMENT: BY_OTHERS, OWN_NODE: "this is of node '', the token of node 'node-a'"}),
 )  # fmt: skip
 
+BEYOND_ON_NODES: dict[str, Json] = {
+    "spec": {"spec": {"unschedulable": True}},
+    "gpushare": {"metadata": {"labels": {"gpushare": "true"}}},
+    "node-role.kubernetes.io/control-plane": {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}},
+    "metadata.finalizers": {"metadata": {"finalizers": ["example.com/held"]}},
+}
+BEYOND_ON_PODS: dict[str, Json] = {
+    "spec": {"spec": {"activeDeadlineSeconds": 1}},
+    "app": {"metadata": {"labels": {"app": None}}},
+    "note": {"metadata": {"annotations": {"note": "x"}}},
+    "metadata.ownerReferences": {
+        "metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "1"}]}
+    },
+}
+"""What RBAC lets an agent change and it has no use for."""
+
 AGENT_CASES = (
     Case("an agent on its own node", AGENT_A, annotate_node("node-a")),
     Case("an agent on another node", AGENT_A, annotate_node("node-b"),
          {OWN_NODE: "this is of node 'node-b', the token of node 'node-a'"}),
     Case("an agent in no pod", AGENT_UNBOUND, annotate_node("node-a"), {OWN_NODE: "the token of node ''"}),
-    Case("an agent on a pod of its node", AGENT_A, annotate("plain", {"note": "x"})),
+    Case("an agent on a pod of its node", AGENT_A, annotate("plain", dict.fromkeys(sorted(wire.POD_ANNOTATIONS), "1"))),
     Case("an agent on a pod of another node", AGENT_B, annotate("plain", {"note": "x"}),
          {OWN_NODE: "a node agent writes on its own node and the pods there"}),
+    *(
+        Case(f"an agent with {what} of its node", AGENT_A, Request("PATCH", "/api/v1/nodes/node-a", body, MERGE),
+             {OWN_NODE: f"{what}: a node agent writes what it has to say of GPUs"})
+        for what, body in BEYOND_ON_NODES.items()
+    ),
+    *(
+        Case(f"an agent with {what} of a pod", AGENT_A, patch("placed", body), {OWN_NODE: f"{what}: a node agent"})
+        for what, body in BEYOND_ON_PODS.items()
+    ),
+    Case("an agent with labels and an annotation of its own", AGENT_A,
+         Request("PATCH", "/api/v1/nodes/node-a",
+                 {"metadata": {"annotations": {wire.NODE_GPUS: "{}"}, "labels": {f"{wire.NODE_LABELS}count": "2"}}},
+                 MERGE)),
     Case("a person on any node", PERSON, annotate_node("node-b")),
     Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
 )  # fmt: skip

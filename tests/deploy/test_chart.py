@@ -15,7 +15,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.settings import settings_for
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.configmap import texts_of
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ SECOND = {"scheduler": {"mode": "second"}}
 LOOPBACK = {"scheduler": {"mode": "loopback"}}
 SERVICE = {"scheduler": {"mode": "service"}}
 NONE = {"scheduler": {"mode": "none"}}
+PROFILES = {
+    "agent": {"profiles": {"small": {"share_size": "256MiB"}, "large": {"fatal_xids": [31], "pre_start": True}}}
+}
 BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
 
 
@@ -47,6 +52,7 @@ def manifests(*names: str) -> Objects:
 SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({}, ("daemonset", "scheduler", "policies")),
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
+    ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -98,7 +104,8 @@ WORKLOADS = [(SECOND, "gpushare-scheduler"), (LOOPBACK, "gpushare-extender"), (S
 @pytest.mark.parametrize("values", [SECOND, LOOPBACK, SERVICE])
 def test_everything_moves_to_another_namespace(values: Json) -> None:
     """The roles that kube-system's own belong to stay there, and nobody else's account is trusted."""
-    objects = CHART.render({**values, "namespace": "gpus", "policies": {"setSchedulerName": values == SECOND}})
+    everything = {"podMonitor": {"enabled": True}, "policies": {"setSchedulerName": values == SECOND}}
+    objects = CHART.render({**values, **everything, "namespace": "gpus"})
     assert {namespace for _, namespace, _ in objects} - {"", "kube-system"} == {"gpus"}
     text = json.dumps(list(objects.values()))
     assert "system:serviceaccount:gpushare:" not in text
@@ -128,10 +135,12 @@ def test_the_image_is_the_same_everywhere(values: Json, workload: str) -> None:
 @pytest.mark.parametrize(("values", "workload"), WORKLOADS)
 def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str) -> None:
     resources = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}
-    changed = {"scheduler": {**values["scheduler"], "args": ["--gpu-policy=spread"], "resources": resources}}
-    made = container(CHART.render(changed), workload, "extender")
-    assert cli.extender_sources_of(cli.parse(made["args"]), {}).read().gpu_policy == "spread"
-    assert "--gpu-policy=binpack" not in made["args"]
+    ours = {"settings": {"gpu_policy": "spread", "drain": "60s"}, "args": ["--drain=5s"], "resources": resources}
+    objects = CHART.render({"scheduler": {**values["scheduler"], **ours}})
+    made = container(objects, workload, "extender")
+    texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-extender"])
+    found = cli.extender_sources_of(cli.parse(made["args"]), {}).read(texts=texts)
+    assert (found.gpu_policy, found.node_policy, found.drain_s) == ("spread", "binpack", 5)
     assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 
 
@@ -144,7 +153,9 @@ def test_on_the_control_plane_the_extender_alone_runs_whatever_the_taints_are(va
 
 def test_the_agent_takes_its_settings_and_its_place() -> None:
     changed = {
-        "args": ["--share-size=256MiB"],
+        "settings": {"share_size": "256MiB", "reserve": "1GiB"},
+        "profiles": {"large": {"share_size": "4GiB", "exclude_gpus": [0, 1], "pre_start": True}, "none": {}},
+        "args": ["--reserve=2GiB"],
         "runtimeClassName": "",
         "nodeSelector": {"gpushare": "true", "pool": "a"},
         "tolerations": [{"operator": "Exists"}],
@@ -152,19 +163,17 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     }
     objects = CHART.render({"agent": changed})
     pod, made = pod_of(objects, "gpushare-node"), container(objects, "gpushare-node", "agent")
-    assert cli.sources_of(cli.parse(made["args"]), {}).read().share_size_mib == 256
+    sources = cli.sources_of(cli.parse(made["args"]), {})
+    texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-node"])
+    one, other = sources.read(texts=texts), settings_for(sources, texts, "large")
+    assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "binpack")
+    assert (other.share_size_mib, other.exclude_gpus, other.pre_start) == (4096, ("0", "1"), True)
+    assert settings_for(sources, texts, "none") == one
     assert "runtimeClassName" not in pod
     assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], [{"operator": "Exists"}])
-    paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"]}
+    paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {"/var/snap/microk8s/common/var/lib/kubelet"}
-    assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet"}
-
-
-@pytest.mark.parametrize("part", ["agent", "scheduler"])
-def test_there_need_not_be_any_settings(part: str) -> None:
-    objects = CHART.render({part: {"args": []}})
-    name, workload = {"agent": ("agent", "gpushare-node"), "scheduler": ("extender", "gpushare-scheduler")}[part]
-    assert all(isinstance(each, str) for each in container(objects, workload, name)["args"])
+    assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet", "/etc"}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +197,7 @@ def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() 
     service = objects["Service", "gpushare", "gpushare-extender"]["spec"]
     assert service["type"] == "ClusterIP"
     assert service["ports"] == [{"name": "verbs", "port": 32766, "targetPort": "verbs"}]
-    assert pod_of(objects, "gpushare-extender")["volumes"] == [{"name": "tls", "secret": {"secretName": "mine"}}]
+    assert {"name": "tls", "secret": {"secretName": "mine"}} in pod_of(objects, "gpushare-extender")["volumes"]
     assert objects["Deployment", "gpushare", "gpushare-extender"]["spec"]["replicas"] == 3
 
 
@@ -205,6 +214,14 @@ def test_other_schedulers_and_agents_may_be_trusted() -> None:
     assert lists["agents"].replace("\n", "") == (
         f"['{before}gpushare-node', 'system:serviceaccount:kube-system:gpushare-device-plugin']"
     )
+
+
+def test_prometheus_chooses_the_pod_monitor_by_labels_of_its_own() -> None:
+    objects = CHART.render({"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}})
+    assert objects["PodMonitor", "gpushare", "gpushare"]["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "gpushare",
+        "release": "prometheus",
+    }
 
 
 @pytest.mark.parametrize("values", [LOOPBACK, SERVICE, NONE])
@@ -257,6 +274,11 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"scheduler": {"replicas": 0}},
         {"agent": {"args": ["share-size=1GiB"]}},
         {"agent": {"args": "--share-size=1GiB"}},
+        {"agent": {"settings": {"share-size": "1GiB"}}},
+        {"agent": {"settings": {"share_size": {"mib": 1024}}}},
+        {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
+        {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
+        {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
         {"agent": {"kubeletDir": "/var/lib/kubelet/"}},
         {"agent": {"resources": {"limit": {}}}},
         {"image": {"repository": "Gpu Device Plugin"}},
@@ -362,7 +384,11 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("values", [*(values for values, _ in SAME), *SHOWN, {"agent": {"args": []}}, BARE], ids=str)
+@pytest.mark.parametrize(
+    "values",
+    [*(values for values, _ in SAME), *SHOWN, {"agent": {"args": ["--policy=spread"]}}, PROFILES, BARE],
+    ids=str,
+)
 @pytest.mark.parametrize("namespace", ["default", "gpushare"])
 def test_helm_renders_the_same(values: Json, namespace: str, tmp_path: Path) -> None:
     file = tmp_path / "values.json"

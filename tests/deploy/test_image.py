@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from importlib.metadata import distribution
@@ -69,6 +70,18 @@ def test_the_image_runs_the_program_that_the_wheel_installs() -> None:
     assert the("ENTRYPOINT") == ['["gpu-device-plugin"]']
     assert "gpu-device-plugin" in project()["project"]["scripts"]
     assert "PATH=/opt/gpu-device-plugin/bin:$PATH" in the("ENV")[0].split()
+
+
+def test_what_cannot_be_imported_is_noticed_when_the_image_is_built() -> None:
+    """The command line imports a program when it is asked for it; one that misses a library would start as an image."""
+    version, imports = (json.loads(rest) for rest in the("RUN") if rest.startswith("["))
+    assert version == ["gpu-device-plugin", "--version"]
+    source = (ROOT / "gpu_device_plugin" / "cli.py").read_text(encoding="utf-8")
+    lazily = re.findall(r"^    from gpu_device_plugin\.programs import ([\w, ]+?)(?:  #.*)?$", source, re.MULTILINE)
+    programs = {name for names in lazily for name in names.split(", ")}
+    asked = imports[-1].removeprefix("from gpu_device_plugin.programs import ").split(", ")
+    assert asked == sorted(programs)
+    assert {"extender", "inspect"} < programs
 
 
 def test_the_image_says_what_it_is() -> None:

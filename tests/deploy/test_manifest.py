@@ -13,6 +13,7 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.coexistence import registry_of
 from gpu_device_plugin.settings import Address, NodeSettings
+from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import rights_granted, rights_needed
 
 ROOT = Path(__file__).parents[2]
@@ -40,14 +41,24 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def settings(container: dict[str, Any]) -> NodeSettings:
+def settings(objects: dict[str, dict[str, Any]], container: dict[str, Any]) -> NodeSettings:
     """The settings that the agent makes of the manifest, the node's name filled in as the kubelet does."""
     environ = {each["name"]: each.get("value", "node-a") for each in container["env"]}
-    return cli.sources_of(cli.parse(container["args"]), environ).read()
+    sources = cli.sources_of(cli.parse(container["args"]), environ)
+    assert sources.config == FOLDER
+    return sources.read(texts=texts_of(objects["ConfigMap"]))
 
 
-def test_every_argument_and_variable_is_one_that_the_agent_accepts(settings: NodeSettings) -> None:
+def test_every_argument_variable_and_line_is_one_that_the_agent_accepts(settings: NodeSettings) -> None:
     assert settings.node_name == "node-a"
+
+
+def test_what_administrators_choose_is_shown_to_them_as_it_is_by_default(
+    objects: dict[str, dict[str, Any]], settings: NodeSettings
+) -> None:
+    (text,) = objects["ConfigMap"]["data"].values()
+    assert yaml.safe_load(text) == {"policy": "binpack", "share_size": "1GiB"}
+    assert (settings.policy, settings.share_size_mib) == (NodeSettings().policy, NodeSettings().share_size_mib)
 
 
 def test_the_node_name_comes_from_the_pods_own_node(container: dict[str, Any]) -> None:
@@ -67,15 +78,26 @@ def test_mounts_are_where_the_settings_look(
     pod: dict[str, Any], container: dict[str, Any], settings: NodeSettings
 ) -> None:
     """Same path inside and outside, so that no setting depends on it; only the plugins' directory is writable."""
-    host = {volume["name"]: volume["hostPath"] for volume in pod["volumes"]}
+    host = {volume["name"]: volume["hostPath"] for volume in pod["volumes"] if "hostPath" in volume}
     mounts = {
         mount["mountPath"]: (host[mount["name"]]["path"], mount.get("readOnly", False))
         for mount in container["volumeMounts"]
+        if mount["name"] in host
     }
     plugins, resources = str(settings.device_plugin_dir), str(settings.pod_resources_socket.parent)
     registry = str(registry_of(settings))
     assert mounts == {plugins: (plugins, False), resources: (resources, True), registry: (registry, True)}
     assert {volume["type"] for volume in host.values()} == {"Directory"}
+
+
+def test_the_settings_are_mounted_as_a_directory_that_follows_the_configmap(
+    objects: dict[str, dict[str, Any]], pod: dict[str, Any], container: dict[str, Any]
+) -> None:
+    """A mount of a single key (subPath) would never change."""
+    mounts = [mount for mount in container["volumeMounts"] if mount["mountPath"] == FOLDER]
+    assert mounts == [{"name": "settings", "mountPath": FOLDER, "readOnly": True}]
+    volume = {"name": "settings", "configMap": {"name": objects["ConfigMap"]["metadata"]["name"]}}
+    assert volume in pod["volumes"]
 
 
 def test_probes_ask_where_the_agent_answers(container: dict[str, Any], settings: NodeSettings) -> None:
@@ -125,7 +147,7 @@ def test_names_and_namespaces_fit_together(objects: dict[str, dict[str, Any]], p
     namespace = objects["Namespace"]["metadata"]["name"]
     account, role = objects["ServiceAccount"]["metadata"], objects["ClusterRole"]["metadata"]["name"]
     assert account["name"] == pod["serviceAccountName"]
-    for kind in ("ServiceAccount", "DaemonSet", "ResourceQuota"):
+    for kind in ("ServiceAccount", "DaemonSet", "ResourceQuota", "ConfigMap"):
         assert objects[kind]["metadata"]["namespace"] == namespace
     binding = objects["ClusterRoleBinding"]
     assert binding["roleRef"]["name"] == role
@@ -142,7 +164,7 @@ def test_the_quota_covers_the_priority_class(objects: dict[str, dict[str, Any]],
 def test_f12_rbac_grants_what_the_client_calls_and_nothing_else(objects: dict[str, dict[str, Any]]) -> None:
     """Calls are read from the source: the client's methods with one of the kinds that the agent knows."""
     granted = rights_granted(objects["ClusterRole"]["rules"])
-    assert granted == rights_needed("gpu_device_plugin.programs.node_agent")
+    assert granted == rights_needed("gpu_device_plugin.programs.node_program")
 
 
 def test_the_image_has_the_programs_version(container: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ import pytest
 from gpu_device_plugin.core import annotations as wire
 from gpu_device_plugin.core.gpus import Gpu, Inventory
 from gpu_device_plugin.core.grants import WAYS, Delivery, grant
+from gpu_device_plugin.core.leaving import SWITCH_LABEL
 from gpu_device_plugin.core.placing import Demand, Placement
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares
@@ -38,6 +41,7 @@ from tests.deploy.policies_world import (
     VALIDATING,
     Json,
     Request,
+    User,
     World,
     annotate,
     apply_policies,
@@ -49,9 +53,12 @@ from tests.deploy.policies_world import (
     furnish,
     patch,
 )
+from tests.deploy.test_apply import written
+from tests.docs.pages import blocks
+from tests.programs import harness
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.cluster.conftest import RealServer
 
@@ -148,6 +155,10 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
     assert quoted(changes) == wire.POD_ANNOTATIONS
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
+    beyond = variable("gpushare-own-node", "beyond")
+    own = {key for key in wire.POD_ANNOTATIONS if not key.startswith(wire.NODE_LABELS)}
+    assert quoted(beyond) - {"spec", "metadata.finalizers", "metadata.ownerReferences"} == own | {wire.NODE_LABELS}
+    assert wire.NODE_GPUS.startswith(wire.NODE_LABELS)
     known = wire.POD_ANNOTATIONS | {wire.STATIC_POD}
     variables = quoted(variable("gpushare-variables", "ours"))
     for policy in POLICIES.values():
@@ -256,10 +267,9 @@ async def test_other_subresources_carry_no_annotations(world: World, subresource
 
 async def test_the_patches_that_the_page_gives_are_accepted(world: World) -> None:
     """A warning in place of a refusal, and a namespace left out."""
-    text = PAGE.read_text(encoding="utf-8").replace("\\\n", "")
-    given = re.findall(
-        r"^kubectl patch validatingadmissionpolicybinding (\S+) --type=merge +-p '(.+)'$", text, re.MULTILINE
-    )
+    shown = blocks(PAGE.read_text(encoding="utf-8"), "console")
+    form = r"kubectl patch validatingadmissionpolicybinding (\S+) --type=merge +-p '(.+)'"
+    given = [found for block in shown for command, _ in block.commands for found in re.findall(form, command)]
     assert len(given) == 2
     for name, body in given:
         path = f"{API}/validatingadmissionpolicybindings/{name}"
@@ -303,14 +313,33 @@ async def test_a_static_pod_keeps_what_its_node_says(world: World) -> None:
     assert scheduler(answer) == "default-scheduler"
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request("PATCH", "/api/v1/nodes/node-a/status", {"status": {"capacity": {"aliyun.com/gpu-mem": "9"}}}, MERGE),
+        patch("placed", {"status": {"phase": "Failed"}}, "status"),
+        patch("placed", {"metadata": {"annotations": {}}}, "ephemeralcontainers"),
+        Request("PUT", f"{PODS}/placed", pod("placed")),
+        Request("DELETE", f"{PODS}/placed", {}),
+        create(pod("new")),
+        bind("waiting"),
+        Request("GET", "/api/v1/nodes", {}),
+        Request("GET", "/api/v1/namespaces/gpushare/secrets", {}),
+        Request("GET", "/api/v1/namespaces/gpushare/configmaps", {}),
+        Request("POST", "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token", {}),
+    ],
+    ids=lambda asked: f"{asked.method} {asked.path.removeprefix('/api/v1')}",
+)
+async def test_what_an_agent_never_does_its_role_does_not_let_it(world: World, asked: Request) -> None:
+    """On its own node and pods too; nobody needs a policy for that."""
+    status, answer = await world.ask(AGENT_A, asked)
+    assert (status, denial(answer)[0]) == (403, ""), answer
+
+
 async def test_a_life_under_all_policies(world: World) -> None:
     """Made, bound with a promise, assigned, reported, debugged and deleted; nothing of it is a dry run."""
 
-    async def done(user: Any, request: Request) -> Json:
-        status, answer = await world.ask(user, request, dry_run=False)
-        assert status in {200, 201}, answer
-        return answer
-
+    done = partial(lasting, world)
     await done(PERSON, create(pod("life", container(mem=4))))
     await done(EXTENDER, bind("life", PLACED))
     bound = await done(PERSON, Request("GET", f"{PODS}/life", {}))
@@ -322,3 +351,57 @@ async def test_a_life_under_all_policies(world: World) -> None:
     assert status == 403
     ended = await done(PERSON, Request("DELETE", f"{PODS}/life", {"gracePeriodSeconds": 0}))
     assert ended["metadata"]["annotations"] == {**PLACED, wire.ASSIGNED: "true"}
+
+
+async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_leave_it(
+    world: World, tmp_path: Path
+) -> None:
+    """It publishes its GPUs, says what a pod got, and takes its own from the node when the label is gone."""
+    file = written(world.config, world.tokens["node-a"], tmp_path / "kubeconfig")
+    await lasting(world, PERSON, create(pod("served", container(mem=4))))
+    await lasting(world, PERSON, switch("true"))
+    async with harness.world(api=str(file), node_name="node-a") as node:
+        agent = await node.start_agent()
+        there = await until(world, "/api/v1/nodes/node-a", lambda found: wire.NODE_GPUS in notes(found))
+        assert [gpu["shares"] for gpu in json.loads(notes(there)[wire.NODE_GPUS])["gpus"]] == [14, 14]
+        await lasting(world, EXTENDER, bind("served", PLACED))
+        uid = (await lasting(world, PERSON, Request("GET", f"{PODS}/served", {})))["metadata"]["uid"]
+        assert agent._cluster is not None
+        mirror = agent._cluster._mirror
+        await node.until(lambda: uid in mirror.pods)
+        made = await node.kubelet.admit(replace(harness.pod("served", mem=4), uid=uid))
+        assert made.phase == "Running"
+        await until(world, f"{PODS}/served", lambda found: notes(found)[wire.ASSIGNED] == "true")
+        await lasting(world, PERSON, switch(None))
+        await agent.going()
+        await node.stop_agent()
+        await agent.leave()
+    left = await lasting(world, PERSON, Request("GET", "/api/v1/nodes/node-a", {}))
+    assert wire.NODE_GPUS not in notes(left)
+    assert [label for label in left["metadata"]["labels"] if label.startswith(wire.NODE_LABELS)] == []
+
+
+def switch(value: str | None) -> Request:
+    return Request("PATCH", "/api/v1/nodes/node-a", {"metadata": {"labels": {SWITCH_LABEL: value}}}, MERGE)
+
+
+def notes(found: Json) -> dict[str, str]:
+    annotations: dict[str, str] = found["metadata"].get("annotations", {})
+    return annotations
+
+
+async def lasting(world: World, user: User, request: Request) -> Json:
+    """Ask for something that is no dry run and is granted."""
+    status, answer = await world.ask(user, request, dry_run=False)
+    assert status in {200, 201}, answer
+    return answer
+
+
+async def until(world: World, path: str, condition: Callable[[Json], bool]) -> Json:
+    found: Json = {}
+    for _ in range(300):
+        found = await lasting(world, PERSON, Request("GET", path, {}))
+        if condition(found):
+            return found
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"it never came so: {found}")

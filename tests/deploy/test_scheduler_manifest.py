@@ -13,6 +13,7 @@ import yaml
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.extender_settings import ExtenderSettings
 from gpu_device_plugin.programs import extender as program
+from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import Right, rights_granted, rights_needed
 
 Json = dict[str, Any]
@@ -53,13 +54,19 @@ def settings(manifest: Path) -> ExtenderSettings:
     """The settings that the extender makes of a manifest, the pod's name filled in as the kubelet does."""
     asked = container(manifest)
     environ = {each["name"]: each.get("value", "pod-a") for each in asked.get("env", ())}
-    return cli.extender_sources_of(cli.parse(asked["args"]), environ).read()
+    sources = cli.extender_sources_of(cli.parse(asked["args"]), environ)
+    assert sources.config == FOLDER
+    return sources.read(texts=texts_of(config_map(manifest, "gpushare-extender")))
+
+
+def config_map(manifest: Path, name: str) -> Json:
+    (found,) = (each for each in objects(manifest, "ConfigMap") if each["metadata"]["name"] == name)
+    return found
 
 
 def configuration() -> Json:
     """What the kube-scheduler of deploy/scheduler.yaml is told."""
-    (config,) = objects(SECOND, "ConfigMap")
-    found: Json = yaml.safe_load(config["data"]["config.yaml"])
+    found: Json = yaml.safe_load(config_map(SECOND, "gpushare-scheduler")["data"]["config.yaml"])
     return found
 
 
@@ -79,6 +86,17 @@ def test_e16_nobody_but_the_scheduler_can_have_pods_bound(manifest: Path) -> Non
 
 
 @every_manifest
+def test_the_settings_are_mounted_as_a_directory_that_follows_the_configmap(manifest: Path) -> None:
+    """A mount of a single key (subPath) would never change."""
+    mount = {"name": "settings", "mountPath": FOLDER, "readOnly": True}
+    assert mount in container(manifest)["volumeMounts"]
+    assert {"name": "settings", "configMap": {"name": "gpushare-extender"}} in pod_of(manifest)["volumes"]
+    chosen = yaml.safe_load(config_map(manifest, "gpushare-extender")["data"]["default.yaml"])
+    assert chosen == {"gpu_policy": "binpack", "node_policy": "binpack"}
+    assert (ExtenderSettings().gpu_policy, ExtenderSettings().node_policy) == ("binpack", "binpack")
+
+
+@every_manifest
 def test_one_is_active_by_the_schedulers_election_or_by_an_own_one(manifest: Path) -> None:
     """Loopback ties an extender to one scheduler, and of those one leads. Behind a Service they have to agree."""
     found = settings(manifest)
@@ -92,15 +110,17 @@ def test_one_is_active_by_the_schedulers_election_or_by_an_own_one(manifest: Pat
 def test_probes_ask_where_the_extender_answers(manifest: Path) -> None:
     asked, found = container(manifest), settings(manifest).http
     assert found is not None
-    port = {each["name"]: each["containerPort"] for each in asked["ports"]}["http"]
+    # The name by which Prometheus finds it, if it can reach it.
+    name = "http-loopback" if manifest == LOOPBACK else "http"
+    port = {each["name"]: each["containerPort"] for each in asked["ports"]}[name]
     assert found.port == port
     # A kubelet asks the pod's address, which is the node's where the pod has none of its own.
     host = {"host": "127.0.0.1"} if manifest == LOOPBACK else {}
     assert found.host == host.get("host", "")
     assert {kind: asked[kind]["httpGet"] for kind in ("startupProbe", "livenessProbe", "readinessProbe")} == {
-        "startupProbe": {"path": "/healthz", "port": "http", **host},
-        "livenessProbe": {"path": "/healthz", "port": "http", **host},
-        "readinessProbe": {"path": "/readyz", "port": "http", **host},
+        "startupProbe": {"path": "/healthz", "port": name, **host},
+        "livenessProbe": {"path": "/healthz", "port": name, **host},
+        "readinessProbe": {"path": "/readyz", "port": name, **host},
     }
 
 
@@ -208,10 +228,10 @@ def test_the_clusters_own_scheduler_is_told_the_same() -> None:
 
 def test_kube_scheduler_reads_the_configuration_that_is_mounted() -> None:
     asked = container(SECOND, "kube-scheduler")
-    (mount,), (volume,) = asked["volumeMounts"], pod_of(SECOND)["volumes"]
-    (config,) = objects(SECOND, "ConfigMap")
+    (mount,), volumes = asked["volumeMounts"], pod_of(SECOND)["volumes"]
+    config = config_map(SECOND, "gpushare-scheduler")
     assert asked["command"] == ["kube-scheduler", f"--config={mount['mountPath']}/{next(iter(config['data']))}"]
-    assert volume == {"name": mount["name"], "configMap": {"name": config["metadata"]["name"]}}
+    assert {"name": mount["name"], "configMap": {"name": config["metadata"]["name"]}} in volumes
     assert re.fullmatch(r"registry\.k8s\.io/kube-scheduler:v1\.\d+\.\d+", asked["image"])
 
 
@@ -228,7 +248,7 @@ def test_d1_a_scheduler_does_not_go_on_leading_beside_a_dead_extender() -> None:
         return found
 
     assert patience_s(scheduler["livenessProbe"]) <= patience_s(extender["livenessProbe"])
-    assert scheduler["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "https", "scheme": "HTTPS"}
+    assert scheduler["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "https", "scheme": "HTTPS"}
     assert {"name": "https", "containerPort": 10259} in scheduler["ports"]
 
 
@@ -301,7 +321,7 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
 
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
-    agent, extender = (rights_needed(f"gpu_device_plugin.programs.{name}") for name in ("node_agent", "extender"))
+    agent, extender = (rights_needed(f"gpu_device_plugin.programs.{name}") for name in ("node_program", "extender"))
     assert ("", "pods/binding", "create") in extender - agent
     assert ("", "nodes", "patch") in agent - extender
 
@@ -405,8 +425,8 @@ def test_the_service_leads_to_the_verbs_over_tls() -> None:
     found = settings(ALONE)
     named = {each["name"]: each["containerPort"] for each in container(ALONE)["ports"]}
     assert named[port["targetPort"]] == found.listen.port == port["port"] == port["nodePort"]
-    (mount,), (volume,) = container(ALONE)["volumeMounts"], pod_of(ALONE)["volumes"]
-    assert volume == {"name": mount["name"], "secret": {"secretName": "gpushare-extender-tls"}}
+    (mount,) = (each for each in container(ALONE)["volumeMounts"] if each["mountPath"] != FOLDER)
+    assert {"name": mount["name"], "secret": {"secretName": "gpushare-extender-tls"}} in pod_of(ALONE)["volumes"]
     # The names that Kubernetes gives the parts of a Secret for TLS.
     files = [Path(mount["mountPath"], name) for name in ("tls.crt", "tls.key", "ca.crt")]
     assert [found.tls_cert, found.tls_key, found.client_ca] == files

@@ -33,6 +33,7 @@ from tests.deploy.test_scheduler_manifest import (
     LOOPBACK,
     SECOND,
     blocks,
+    config_map,
     configuration,
     settings,
 )
@@ -46,8 +47,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
-"""All that is for the API server."""
+FILES = [
+    path
+    for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")))
+    if path not in {CONFIG, DEPLOY / "optional" / "podmonitor.yaml"}
+]
+"""All that is for an API server, and of kinds that it has by itself."""
 PODS = "/api/v1/namespaces/placed/pods"
 APART = {"metadata": {"name": "placed", "labels": {"gpu-device-plugin/set-scheduler": "false"}}}
 """A namespace whose pods keep the scheduler that they name."""
@@ -324,6 +329,9 @@ async def extender(cluster: Cluster, variant: Variant, directory: Path, ports: P
         "--api": str(account),
         "--lease-namespace": ACCOUNT["namespace"],
     }
+    for name, text in config_map(variant.manifest, "gpushare-extender")["data"].items():
+        (directory / name).write_text(text, encoding="utf-8")
+    here["--config"] = str(directory / "default.yaml")
     args = [each for each in container_of(variant.manifest)["args"] if each.partition("=")[0] not in here]
     return [
         *(each.replace(f"{mounted}/", f"{directory}/") for each in args),

@@ -1,0 +1,210 @@
+"""What the pods need beyond the Pod Security level `restricted` is told with its reason, and no role reads secrets."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.deploy.policies_world import Request, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tests.cluster.conftest import RealServer
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PAGE = (DEPLOY.parent / "docs" / "security.md").read_text(encoding="utf-8")
+OBJECTS = [
+    each
+    for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")))
+    for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+]
+PODS = {
+    (each["kind"], each["metadata"]["name"]): each["spec"]["template"]["spec"]
+    for each in OBJECTS
+    if each["kind"] in {"DaemonSet", "Deployment"}
+}
+AGENT = ("DaemonSet", "gpushare-node")
+LOOPBACK = ("DaemonSet", "gpushare-extender")
+
+
+def containers(pod: Json) -> list[Json]:
+    return [*pod["containers"], *pod.get("initContainers", ())]
+
+
+def securities(pod: Json) -> list[Json]:
+    """What is in force in each container: what it says itself goes before what the pod says for all."""
+    return [{**pod.get("securityContext", {}), **each.get("securityContext", {})} for each in containers(pod)]
+
+
+def handlers(pod: Json) -> Iterator[Json]:
+    for each in containers(pod):
+        for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+            yield each.get(name, {})
+        yield from each.get("lifecycle", {}).values()
+
+
+ALLOWED_VOLUMES = {
+    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret",
+}  # fmt: skip
+ALLOWED_CAPABILITIES = {"NET_BIND_SERVICE"}
+ALLOWED_SYSCTLS: set[str] = set()
+"""More are, and none is needed."""
+
+CHECKS: Mapping[str, Callable[[Json], list[str]]] = {
+    "host namespaces": lambda pod: [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)],
+    "privileged": lambda pod: ["privileged" for each in securities(pod) if each.get("privileged")],
+    "unrestricted capabilities": lambda pod: [
+        "capabilities"
+        for each in securities(pod)
+        if each.get("capabilities", {}).get("drop") != ["ALL"]
+        or not ALLOWED_CAPABILITIES.issuperset(each["capabilities"].get("add", ()))
+    ],
+    "restricted volume types": lambda pod: [
+        f"{kind} {source.get('path', volume['name'])}"
+        for volume in pod.get("volumes", ())
+        for kind, source in volume.items()
+        if kind != "name" and kind not in ALLOWED_VOLUMES
+    ],
+    "hostPort": lambda pod: [
+        f"hostPort {port['containerPort']}"
+        for each in containers(pod)
+        for port in each.get("ports", ())
+        # The API server writes it into pods on the network of their node.
+        if port.get("hostPort", pod.get("hostNetwork"))
+    ],
+    "probe or lifecycle host": lambda pod: sorted(
+        {
+            f"host: {found['host']}"
+            for handler in handlers(pod)
+            for kind in ("httpGet", "tcpSocket")
+            if (found := handler.get(kind, {})).get("host")
+        }
+    ),
+    "forbidden AppArmor profiles": lambda pod: [
+        "appArmorProfile" for each in securities(pod) if "appArmorProfile" in each
+    ],
+    "seLinuxOptions": lambda pod: ["seLinuxOptions" for each in securities(pod) if "seLinuxOptions" in each],
+    "procMount": lambda pod: ["procMount" for each in securities(pod) if each.get("procMount", "Default") != "Default"],
+    "seccompProfile": lambda pod: [
+        "seccompProfile"
+        for each in securities(pod)
+        if each.get("seccompProfile", {}).get("type") not in {"RuntimeDefault", "Localhost"}
+    ],
+    "forbidden sysctls": lambda pod: [
+        each["name"]
+        for each in pod.get("securityContext", {}).get("sysctls", ())
+        if each["name"] not in ALLOWED_SYSCTLS
+    ],
+    "allowPrivilegeEscalation != false": lambda pod: [
+        "allowPrivilegeEscalation" for each in securities(pod) if each.get("allowPrivilegeEscalation") is not False
+    ],
+    "runAsNonRoot != true": lambda pod: [
+        f"runAsUser: {each.get('runAsUser')}" for each in securities(pod) if not each.get("runAsNonRoot")
+    ],
+    "runAsUser=0": lambda pod: ["runAsUser: 0" for each in securities(pod) if each.get("runAsUser") == 0],
+}
+"""By what the API server calls each: the controls of `baseline` and `restricted`, as Kubernetes 1.36 has them for Linux
+(https://kubernetes.io/docs/concepts/security/pod-security-standards/). Where they allow more than is used, so much is
+allowed as is used."""
+
+
+def offences(pod: Json) -> list[str]:
+    return sorted({found for check in CHECKS.values() for found in check(pod)})
+
+
+def listed(heading: str) -> list[str]:
+    """The first column of the table below a heading of the page, without the marks."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| `")]
+    return [row.replace("`", "").removesuffix(", read-only") for row in rows]
+
+
+def test_what_the_agent_needs_beyond_restricted_is_listed_with_its_reason() -> None:
+    """Variables are no matter of Pod Security; that it is shown every GPU is said there all the same."""
+    beyond = [each for each in listed("What the agent needs on its node") if not each.startswith("NVIDIA_")]
+    assert sorted(beyond) == offences(PODS[AGENT])
+
+
+@pytest.mark.parametrize("name", PODS.keys() - {AGENT, LOOPBACK}, ids=" ".join)
+def test_everybody_else_is_restricted(name: tuple[str, str]) -> None:
+    assert offences(PODS[name]) == []
+
+
+def test_on_the_loopback_of_its_node_the_extender_needs_what_the_page_says() -> None:
+    assert sorted(listed("What the extender needs")) == offences(PODS[LOOPBACK])
+
+
+@pytest.mark.parametrize(
+    ("changed", "offence"),
+    [
+        ({"hostPID": True}, "hostPID"),
+        ({"volumes": [{"name": "all", "hostPath": {"path": "/"}}]}, "hostPath /"),
+        ({"volumes": [{"name": "away", "nfs": {"server": "a", "path": "/b"}}]}, "nfs /b"),
+        ({"securityContext": {}}, "seccompProfile"),
+        ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "seccompProfile"),
+        ({"securityContext": {"runAsUser": 0, "runAsNonRoot": True}}, "runAsUser: 0"),
+        ({"securityContext": {"runAsUser": 1}}, "runAsUser: 1"),
+        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "kernel.msgmax"),
+        ({"containers": [{"securityContext": {"privileged": True}}]}, "privileged"),
+        ({"containers": [{"securityContext": {"allowPrivilegeEscalation": None}}]}, "allowPrivilegeEscalation"),
+        ({"containers": [{"securityContext": {"capabilities": {"drop": ["NET_RAW"]}}}]}, "capabilities"),
+        ({"containers": [{"securityContext": {"procMount": "Unmasked"}}]}, "procMount"),
+        ({"containers": [{"securityContext": {}, "ports": [{"containerPort": 1, "hostPort": 2}]}]}, "hostPort 1"),
+    ],
+    ids=str,
+)
+def test_the_table_notices(changed: Json, offence: str) -> None:
+    pod = PODS["Deployment", "gpushare-scheduler"]
+    assert offence in offences({**pod, **changed})
+
+
+@pytest.mark.parametrize("name", PODS, ids=" ".join)
+async def test_the_api_server_finds_the_same(real_server: RealServer, name: tuple[str, str]) -> None:  # noqa: F811 - a fixture
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to ask a real API server")
+    metadata = {"name": "restricted", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}
+    # Runtime classes are made elsewhere, and no matter of Pod Security.
+    spec = {key: value for key, value in PODS[name].items() if key != "runtimeClassName"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
+    async with aiohttp.ClientSession() as http:
+        world = World(real_server.config, http)
+        await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        status, answer = await world.ask(None, Request("POST", "/api/v1/namespaces/restricted/pods", pod))
+    found = {control for control, check in CHECKS.items() if check(PODS[name])}
+    assert status == (403 if found else 201), answer
+    assert {
+        control for control in CHECKS if re.search(rf"[:,] {re.escape(control)} \(", answer.get("message", ""))
+    } == found
+
+
+# --- Roles -----------------------------------------------------------------------------------------------------------
+
+ROLES = [each for each in OBJECTS if each["kind"] in {"Role", "ClusterRole"}]
+KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
+"""What Kubernetes' documentation gives a second kube-scheduler; the last one reads one ConfigMap of kube-system."""
+
+
+def test_no_role_reads_secrets_or_configuration_or_anything_without_naming_it() -> None:
+    for rule in (rule for role in ROLES for rule in role["rules"]):
+        assert rule.keys() <= {"apiGroups", "resources", "resourceNames", "verbs"}
+        assert not {"secrets", "configmaps", "serviceaccounts/token", "pods/exec"} & {*rule["resources"]}
+        assert not {"*", "escalate", "bind", "impersonate", "delete", "deletecollection"} & {
+            *rule["apiGroups"],
+            *rule["resources"],
+            *rule["verbs"],
+        }
+
+
+def test_roles_that_are_bound_are_our_own_or_those_of_a_scheduler() -> None:
+    bound = {each["roleRef"]["name"] for each in OBJECTS if each["kind"] in {"RoleBinding", "ClusterRoleBinding"}}
+    assert bound == {each["metadata"]["name"] for each in ROLES} | KUBERNETES_OWN
