@@ -16,6 +16,8 @@ README, README_ZH = ROOT / "README.md", ROOT / "README.zh.md"
 
 _BLOCK = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"<!-- (.*?) -->\n\Z")
+_MEANT = re.compile(r"(?:needs: .+?|run by: (\S+?))(?:, for (\S+))?")
+_INLINE = re.compile(r"`(kubectl [^`]+)`")
 
 
 def pages() -> list[Path]:
@@ -49,6 +51,51 @@ class Block:
             else:
                 found[-1][1].append(line)
         return [(command, "\n".join(output).strip("\n")) for command, output in found]
+
+    @property
+    def lines(self) -> list[str]:
+        """What it tells to do: one command after the other, or a script as a whole."""
+        return [self.text] if self.language == "sh" else [command for command, _ in self.commands]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a page tells to do: a line of a console, alone or within a sentence, or a script."""
+
+    page: Path
+    text: str
+    mark: str = ""
+    """What stands above its block: `needs: WHAT` or `run by: FILE`, with `, for WORD` where commands with it are meant.
+
+    Nothing above a command of kubectl means that tests/docs/test_kubectl.py runs it.
+    """
+    inline: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}: {self.text.splitlines()[0]}"
+
+    @property
+    def understood(self) -> bool:
+        return not self.mark or _MEANT.fullmatch(self.mark) is not None
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether it has what it needs from nobody but those whom its mark names."""
+        meant = _MEANT.fullmatch(self.mark)
+        return meant is not None and (meant[2] is None or meant[2] in self.text.split())
+
+    @property
+    def runner(self) -> str:
+        """The file that its mark names."""
+        meant = _MEANT.fullmatch(self.mark)
+        return (meant[1] or "") if meant is not None and self.needs_more else ""
+
+
+def commands(page: Path) -> list[Command]:
+    """Return every command of a page, in order; those within sentences after those in blocks."""
+    text = text_of(page)
+    shown = [Command(page, each, block.mark) for block in blocks(text, "console", "sh") for each in block.lines]
+    return shown + [Command(page, each, inline=True) for each in _INLINE.findall(_BLOCK.sub("", text))]
 
 
 def blocks(text: str, *languages: str) -> list[Block]:

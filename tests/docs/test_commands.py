@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,40 +13,34 @@ import yaml
 
 from gpu_device_plugin.core.leaving import SWITCH_LABEL
 from gpu_device_plugin.core.others import OTHERS
-from gpu_device_plugin.programs.inspect import _parse
-from tests.docs.pages import DOCS, ROOT, blocks, pages, text_of
+from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.docs.pages import Block
+    from tests.docs.pages import Command
 
-COMMANDS = [
-    pytest.param(block, command, id=f"{page.relative_to(ROOT)}: {command[:60]}")
-    for page in pages()
-    for block in blocks(text_of(page), "console")
-    for command, _ in block.commands
-]
-KUBECTL = sorted(
-    {
-        command
-        for page in pages()
-        for block in blocks(text_of(page))
-        for command in re.findall(r"^(?:\$ )?(kubectl .*?)(?:  #.*)?$", block.text.replace("\\\n", ""), re.MULTILINE)
-    }
-)
-MARK = re.compile(r"needs: .+|run by: (\S+)")
+COMMANDS = [command for page in pages() for command in commands(page)]
+KUBECTL = sorted({command.text for command in COMMANDS if "kubectl " in command.text})
+PROGRAMS = ("kubectl", "helm", "docker", "nvidia-ctk", "gpu-device-plugin", "make", "systemctl")
+"""What commands begin with."""
 
 
-@pytest.mark.parametrize(("block", "command"), COMMANDS)
-def test_a_command_is_run_by_somebody_or_says_what_it_needs(block: Block, command: str) -> None:
-    """What begins with kubectl needs a cluster; those of the guide get one from tests/docs/test_guide.py."""
-    if command.startswith("kubectl "):
-        return
-    mark = MARK.fullmatch(block.mark)
-    assert mark is not None, "write <!-- needs: WHAT --> or <!-- run by: FILE --> above the block"
-    if mark[1]:
-        assert command in text_of(ROOT / mark[1])
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_is_run_by_somebody_or_says_what_it_needs(command: Command) -> None:
+    """What begins with kubectl is run by test_kubectl.py, and what shows something by test_guide.py, too."""
+    assert command.understood, "write <!-- needs: WHAT --> or <!-- run by: FILE --> above the block, or nothing"
+    if command.runner:
+        assert (command.page.name if "\n" in command.text else command.text) in text_of(ROOT / command.runner)
+    assert command.needs_more or "kubectl " in command.text
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_stand_where_they_are_found(page: Path) -> None:
+    """In blocks of the language console, one after each dollar, or in those of sh, which are scripts."""
+    for block in blocks(text_of(page)):
+        if block.language not in {"console", "sh"}:
+            assert not re.search(rf"^\s*(\$ |({'|'.join(PROGRAMS)}) )", block.text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", KUBECTL)
@@ -77,11 +72,55 @@ EXAMPLES = {named(each) for path in (DOCS / "examples").iterdir() for each in lo
 GPUSHARE = {("daemonset", "gpushare-device-plugin-ds"), ("deployment", "gpushare-schd-extender")}
 """What Alibaba's manifests are called."""
 
+PROSE = [re.sub(r"^ *```.*?^ *```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL) for page in pages()]
 
-@pytest.mark.parametrize("command", [each for each in KUBECTL if each.startswith("kubectl inspect gpushare")])
-def test_inspect_understands_what_it_is_told(command: str) -> None:
-    words = command.removeprefix("kubectl inspect gpushare").partition(">")[0].replace("[", "").replace("]", "")
-    _parse("kubectl inspect gpushare", shlex.split(words))
+
+@pytest.mark.parametrize(
+    "words", sorted({each for text in PROSE for each in re.findall(r"`gpu-device-plugin ([^`]+)`", text)})
+)
+def test_a_program_that_is_named_explains_itself(words: str) -> None:
+    program = [sys.executable, "-m", "gpu_device_plugin", *words.split(), "--help"]
+    assert subprocess.run(program, capture_output=True, check=False).returncode == 0
+
+
+PROGRAMS_OF_OURS = ("node", "extender", "doctor", "demo", "inspect", "inspect why", "inspect uninstall")
+FLAGS_OF_OTHERS = {
+    "helm": {"set"},
+    "docker": {"platform", "push", "build-arg", "secret"},
+    "kubectl": {"raw", "force"},
+    "kubelet": {"root-dir"},
+    "k3s": {"default-runtime"},
+    "eksctl": {"install-nvidia-plugin"},
+    "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names"},
+    "Alibaba's": {"memory-unit", "policy-config-file"},
+    "vLLM": {"gpu-memory-utilization"},
+    "bench.extender": {"real-nodes"},
+}
+
+
+def test_every_flag_that_is_named_is_somebodys() -> None:
+    helps = [
+        subprocess.run(
+            [sys.executable, "-m", "gpu_device_plugin", *program.split(), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for program in PROGRAMS_OF_OURS
+    ]
+    ours = {flag for text in helps for flag in re.findall(r"--([a-z][a-z-]+)", text)}
+    named = {
+        flag
+        for text in PROSE
+        for code in re.findall(r"`([^`]+)`", text)
+        for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", code)
+    }
+    assert named - ours == set().union(*FLAGS_OF_OTHERS.values())
+
+
+def test_every_target_of_make_that_is_named_is_there() -> None:
+    targets = set(re.findall(r"^([a-z0-9-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    assert {each for text in PROSE for each in re.findall(r"`make ([a-z0-9-]+)", text)} <= targets
 
 
 # --- Tables ----------------------------------------------------------------------------------------------------------
@@ -136,7 +175,8 @@ def test_what_the_agent_needs_on_its_node_is_all_told() -> None:
     mounts = {each["name"]: each.get("readOnly", False) for each in container["volumeMounts"]}
     for volume in spec["volumes"]:
         read_only = ", read-only" if mounts[volume["name"]] else ""
-        assert f"`hostPath` `{volume['hostPath']['path']}`{read_only} " in needs
+        # What is no directory of the node's, such as a ConfigMap, every pod may have.
+        assert "hostPath" not in volume or f"`hostPath` `{volume['hostPath']['path']}`{read_only} " in needs
     for variable in ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"):
         (value,) = (each["value"] for each in container["env"] if each["name"] == variable)
         assert f"`{variable}={value}`" in needs

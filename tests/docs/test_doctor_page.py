@@ -1,16 +1,18 @@
-"""The page of the doctor names every check, severity and exit code that there is."""
+"""The page of the doctor shows what it prints, and names every check, severity and exit code that there is."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
 from gpu_device_plugin.core import diagnosing_cluster, diagnosing_node
-from gpu_device_plugin.core.diagnosing import EXIT_CODES, Severity
+from gpu_device_plugin.core.diagnosing import EXIT_CODES, Severity, examine, lines
+from tests.core.test_diagnosing_node import GPUS, MEM, WELL, agent
+from tests.docs.pages import DOCS, blocks, text_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+PAGE = text_of(DOCS / "doctor.md")
 _, ON_A_NODE, IN_THE_CLUSTER = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)
 
 
@@ -30,3 +32,15 @@ def test_every_check_is_explained(text: str, checks: dict[str, object]) -> None:
 def test_every_severity_has_its_exit_code() -> None:
     told = {word.strip("`"): int(code) for word, _, code in rows(PAGE, "Word")}
     assert told == {severity.value: EXIT_CODES.get(severity, 0) for severity in Severity}
+
+
+def test_what_is_shown_is_what_a_doctor_prints() -> None:
+    """Of a node with an older driver, whose kubelet does not listen to one of the resources."""
+    (shown,) = (block.text for block in blocks(PAGE) if "advisory" in block.text)
+    assert WELL.inventory is not None
+    ill = replace(
+        WELL, inventory=replace(WELL.inventory, driver_version="580.95.05"), agent=agent(streams={MEM: False})
+    )
+    assert len(GPUS) == 2
+    printed = lines(examine(diagnosing_node.CHECKS, ill))
+    assert [line for line in shown.splitlines() if line not in printed] == []

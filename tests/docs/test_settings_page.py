@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,59 @@ policy: spread
 exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
-Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. SIGHUP has all of it read again and
-changes what can be changed without a restart. `--help` after a command tells the form of every value, too.
+Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command tells the form
+of every value, too. Variables and the file may serve both programs: each passes over what only the other one knows, and
+refuses what neither does.
 
-Variables and the file may serve both programs: each passes over what only the other one knows, and refuses what neither
-does.
+## In the cluster
+
+The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender`
+for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file.
+
+```console
+$ kubectl -n gpushare patch configmap gpushare-node --type=merge \\
+> -p '{"data":{"default.yaml":"share_size: 1GiB\\npolicy: spread\\n"}}'
+$ kubectl -n gpushare describe configmap gpushare-node
+```
+
+`kubectl apply -f deploy/` and `helm upgrade` write there what their files and values say: change it in those too.
+
+Both programs read their file or directory again when it changes. The kubelet brings a change of a ConfigMap to the
+containers within a minute or two. What the tables below say changes at once, does. The rest waits: the log names it,
+and where an agent waits an Event on its node, `SettingsWait`, with the command that starts this agent anew:
+
+```console
+$ kubectl get events --field-selector involvedObject.kind=Node
+$ kubectl -n gpushare delete pod -l app.kubernetes.io/component=node --field-selector spec.nodeName=NODE
+```
+
+Nobody does that for you ([why](decisions/0013-settings-wait-for-a-person.md)). Drain a node before its `share_size`, or
+a resource's name, changes: the kubelet knows the devices of running pods by them. A text that cannot be used leaves
+everything as it was; the log, and the Event `SettingsRefused`, name the file, the line and what is wrong.
+
+## A profile for some nodes
+
+Any other `.yaml` file of the directory is a profile. An agent adds it to `default.yaml`, and what both set is the
+profile's, where the label `gpu-device-plugin/config` of its node has the name of the file:
+
+```console
+$ kubectl -n gpushare patch configmap gpushare-node --type=merge -p '{"data":{"large.yaml":"share_size: 4GiB"}}'
+$ kubectl label node NODE gpu-device-plugin/config=large
+```
+
+Pods count in units: where nodes differ in `share_size`, choose the node by its label `gpu-device-plugin/share-mib`, or
+the same number is another amount on each. Label a node before it shares its GPUs, for another share size waits for a
+restart of its agent. A changed label counts within a minute, like a changed file. `default`, or no label at all, means
+`default.yaml` alone.
+
+While there are profiles, an agent shares nothing before it knows which one its node has: GPUs cut into shares of the
+wrong size would have to be drained. It waits for the API server for ten seconds, and then takes the profile that the
+node had last. Where the node never had one, or where the label names a profile that is not there, it goes on waiting:
+`/readyz`, the log and an Event (`SettingsRefused`) say for what, and it begins when label or ConfigMap are mended. An
+agent that runs keeps its settings when its label becomes wrong, and says so.
+
+Not in a profile, because an agent needs it before: `api`, `node_name`, `device_plugin_dir`, `pod_resources_socket`,
+`http` and `log_format`.
 """
 AGENT = """
 ## The node agent: `gpu-device-plugin node`
@@ -52,6 +101,11 @@ def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}
     assert len(table(knobs).splitlines()) == 2 + len(knobs)
+
+
+def test_what_cannot_stand_in_a_profile_is_named() -> None:
+    (named,) = re.findall(r"^Not in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in settings.KNOBS if not knob.in_profile}
 
 
 if __name__ == "__main__":

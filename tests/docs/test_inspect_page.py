@@ -1,0 +1,72 @@
+"""The page of `kubectl inspect gpushare` shows what it prints, and explains every field and command that there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.programs.inspect import _parse
+from tests.docs.pages import DOCS, blocks, text_of
+from tests.programs.test_inspect import World, gpu, node, pod
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+PAGE = text_of(DOCS / "inspect.md")
+REASON = "0/1 nodes are available: 1 no GPU has 8 GiB free"
+WAITING = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": REASON}
+
+
+def cluster(home: Path) -> World:
+    """Return the one of the page: two GPUs of 15 GiB, of which 10 and 9 are taken."""
+    world = World(home)
+    world.has(
+        node("node-a", gpu(0, uuid="GPU-6f1c2f4e-0"), gpu(1, uuid="GPU-9a57b0c1-0")),
+        pod("web-0", 5, on="node-a", idx=0),
+        pod("web-1", 5, on="node-a", idx=0),
+        pod("big-0", 9, on="node-a", idx=1, namespace="ml"),
+        pod("train-0", 8, conditions=[WAITING]),
+    )
+    return world
+
+
+def test_why_a_pod_waits_is_told_as_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On GPU 0 ending one of two pods of 5 GiB makes 10; on GPU 1 the one of 9 would have to end, which is more."""
+    ((command, shown),) = (
+        each for block in blocks(PAGE, "console") for each in block.commands if each[0].endswith("why train-0")
+    )
+    assert command == "kubectl inspect gpushare why train-0"
+    assert cluster(tmp_path).inspect("why", "train-0") == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
+
+
+def test_every_field_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster(tmp_path).inspect("-o", "json") == 0
+    (document,) = [json.loads(capsys.readouterr().out)]
+    table = PAGE.partition("| Field | Meaning |")[2]
+    told = {
+        name for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`([^`]+)`", cell)
+    }
+    named = {name.strip(".[]").rpartition(".")[2].removesuffix("[]") for name in told}
+    assert set(fields(document["nodes"][0])) - set(re.findall(r"`(\w+)`", table)) - named == set()
+
+
+def fields(value: Any) -> list[str]:
+    """Return the names of all fields, those of what is beneath too; what is beneath is not told of resource names."""
+    match value:
+        case dict():
+            return [name for key, each in value.items() if "/" not in key for name in (key, *fields(each))]
+        case list():
+            return [name for each in value for name in fields(each)]
+        case _:
+            return []
+
+
+def test_every_command_is_shown() -> None:
+    (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
+    shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
+    commands = {_parse("kubectl inspect gpushare", words).command for words in shown}
+    assert commands == {"overview", "why", "doctor", "uninstall"}
