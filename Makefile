@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
 
-.PHONY: help demo test check lint types imports protos protos-check bench docs e2e mutants clean
+.PHONY: help demo test check lint types imports protos protos-check bench docs e2e cluster mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -61,15 +61,19 @@ bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
 	$(BIN)/python -m bench.extender
 
-e2e: $(VENV)/.ready  ## real programs, for minutes: build the image (as root, with buildah and debootstrap)
+e2e: $(VENV)/.ready  ## real programs, for minutes: the image, and all steps on real Kubernetes (KUBE_BIN=DIR, or KUBECONFIG and E2E_NODE: docs/testing.md)
 	E2E=1 $(BIN)/pytest $(ARGS) tests/e2e
+
+cluster: $(VENV)/.ready  ## a cluster of one node until Ctrl-C, of the programs in KUBE_BIN
+	$(BIN)/python -m tests.e2e.starting
 
 docs: $(VENV)/.ready  ## the documentation as a site, in build/site
 	$(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core
+mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.asking.*' tests one module
+	rm -rf mutants  # it would trust what it found before, whatever has become of the tests
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
-	$(BIN)/mutmut run
+	$(BIN)/mutmut run $(ARGS)
 
 clean:
 	rm -rf .venv .venv-protos build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

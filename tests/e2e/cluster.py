@@ -64,8 +64,6 @@ class Cluster:
     own: RealCluster | None = None
     image: str = ""
     """Of ours, where the manifests' name is not known there."""
-    next_image: str = ""
-    """The same, of another version."""
     pod_image: str = ""
     """For the pods of the guide: something with a shell."""
     broken: str = ""
@@ -112,20 +110,22 @@ class Cluster:
         """Look again and again until there is something to be seen."""
         deadline = time.monotonic() + within_s
         while not (found := look()):
-            assert time.monotonic() < deadline, f"it never came true that {what}\n{self.state()}"
+            assert time.monotonic() < deadline, f"it never came true that {what}"
             time.sleep(0.5)
         return found
 
     def state(self) -> str:
         """Return what helps to understand a failure."""
+        of_ours = ("--namespace=gpushare", "logs", "--tail=30", "--prefix")
         commands = (
-            ("get", "pods", "--all-namespaces", "--output=wide"),
+            ("get", "nodes,pods", "--all-namespaces", "--output=wide"),
             ("get", "events", "--all-namespaces", "--sort-by=.lastTimestamp"),
             ("describe", "pods", "--namespace=default"),
-            ("--namespace=gpushare", "logs", "daemonset/gpushare-node", "--tail=20"),
-            ("--namespace=gpushare", "logs", "deployment/gpushare-scheduler", "--container=extender", "--tail=20"),
+            (*of_ours, "--selector=app.kubernetes.io/component=node"),
+            (*of_ours, "--selector=app.kubernetes.io/component=scheduler", "--all-containers"),
         )
-        return "\n".join(self.run("kubectl", *words).stdout[-4000:] for words in commands)
+        told = (f"$ kubectl {' '.join(words)}\n{self.run('kubectl', *words).stdout[-6000:]}" for words in commands)
+        return "\n".join([*told, self.own.logs() if self.own is not None else ""])
 
     # --- Manifests ----------------------------------------------------------------------------------------------------
 
@@ -135,32 +135,30 @@ class Cluster:
             if self.own is not None:
                 self.kubectl("apply", "--filename", str(path))
             else:
-                self.apply_all(self._adapted(path))
+                self.apply_all(self.adapted(path))
 
     def apply_all(self, objects: Iterable[Json]) -> None:
         self.kubectl("apply", "--filename=-", given=yaml.safe_dump_all(objects))
 
-    def version(self, path: Path, image: str) -> list[Json]:
-        """Return the objects of one of our manifests, with another image."""
-        found = list(self._adapted(path) if self.own is None else documents(path))
-        for container in containers(found):
-            if container["name"] in {"agent", "extender"}:
-                container["image"] = image
-        return found
+    def adapted(self, path: Path, image: str = "") -> list[Json]:
+        """Return the objects of a manifest as this cluster needs them; of ours with another image if one is told."""
+        return [self._adapt(body, image or self.image) for body in documents(path)]
 
-    def _adapted(self, path: Path) -> Iterator[Json]:
-        for body in documents(path):
-            for spec in _pod_specs(body):
-                spec.pop("runtimeClassName", None)
-            for container in containers([body]):
-                if container["name"] in {"agent", "extender"}:
-                    container["image"] = self.image or container["image"]
-                elif container["name"] == "kube-scheduler":
-                    version = json.loads(self.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
-                    container["image"] = f"registry.k8s.io/kube-scheduler:{version.partition('+')[0]}"
-                else:
-                    container |= {"image": self.pod_image, "command": _STAY}
-            yield body
+    def _adapt(self, body: Json, image: str) -> Json:
+        for spec in _pod_specs(body) if self.own is None else ():
+            spec.pop("runtimeClassName", None)
+        for container in containers([body]):
+            if container["name"] in {"agent", "extender"}:
+                container["image"] = image or container["image"]
+            elif self.own is None and container["name"] == "kube-scheduler":
+                container["image"] = f"registry.k8s.io/kube-scheduler:{self._server_version()}"
+            elif self.own is None:
+                container |= {"image": self.pod_image, "command": _STAY}
+        return body
+
+    def _server_version(self) -> str:
+        version = json.loads(self.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
+        return str(version).partition("+")[0]
 
     # --- Pods with GPUs -----------------------------------------------------------------------------------------------
 

@@ -27,7 +27,10 @@ ADDRESS = "192.168.0.71"
 _API = "10.96.0.1"
 """The address of the Service `kubernetes`, at which the API server itself listens: there is no kube-proxy."""
 _KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
-_TOOLS = ("etcd", "containerd", "ctr", "runc", "unshare", "nsenter", "ip", "mount", "busybox", "openssl", "ldd")
+_TOOLS = (
+    *("etcd", "containerd", "ctr", "runc", "busybox", "openssl", "ldd"),
+    *("unshare", "setpriv", "nsenter", "mount", "ip"),
+)
 _CNI = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 _CGROUPS = Path("/sys/fs/cgroup")
 _USERS = {
@@ -38,8 +41,18 @@ _USERS = {
 }
 """By the name of the kubeconfig: user and group."""
 
+_PREFIX = "test-cluster-"
+"""Of what a cluster has on this machine: a folder and cgroups. The process that started it follows."""
+
 _INSIDE = f"""
 mount -t tmpfs none /var/lib && mkdir /var/lib/kubelet && mount -t tmpfs none /var/log && mount -t tmpfs none /run
+# A kubelet sets these for the whole machine; ours sets files that only it sees.
+for name in vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys \\
+  kernel/keys/root_maxbytes
+do
+  mkdir -p /run/sys/$name && cat /proc/sys/$name >/run/sys/$name/value
+  mount --bind /run/sys/$name/value /proc/sys/$name
+done
 ip link set lo up && ip address add {ADDRESS}/32 dev lo && ip address add {_API}/32 dev lo
 echo up
 while :; do sleep 60 & wait; done # the first process of a PID namespace inherits orphans, and a shell buries them
@@ -85,18 +98,20 @@ PAUSE = "localhost/pause:1"
 
 
 def missing() -> str:
-    """Say why such a cluster cannot be started here; empty if it can."""
-    if not (folder := os.environ.get("KUBE_BIN")):
-        return f"KUBE_BIN is unset: it names a folder with {', '.join(_KUBERNETES)}"
-    if absent := [name for name in _KUBERNETES if not os.access(Path(folder) / name, os.X_OK)]:
-        return f"KUBE_BIN={folder} holds no {', '.join(absent)}"
+    """Say all that keeps such a cluster from being started here; empty if nothing does."""
+    folder = Path(os.environ.get("KUBE_BIN", ""))
+    reasons = []
+    if "KUBE_BIN" not in os.environ:
+        reasons.append(f"KUBE_BIN is unset: it names a folder with {', '.join(_KUBERNETES)}")
+    elif absent := [name for name in _KUBERNETES if not os.access(folder / name, os.X_OK)]:
+        reasons.append(f"KUBE_BIN={folder} holds no {', '.join(absent)}")
     if absent := [tool for tool in _TOOLS if not shutil.which(tool, path=_path())]:
-        return f"a cluster needs {', '.join(absent)} in KUBE_BIN or on the PATH"
+        reasons.append(f"neither KUBE_BIN nor the PATH holds {', '.join(absent)}")
     if not _cni():
-        return f"a cluster needs the CNI plugins ptp and host-local in one of {', '.join(_CNI)}"
+        reasons.append(f"none of {', '.join(_CNI)} holds the CNI plugins ptp and host-local")
     if os.geteuid() != 0:
-        return "a cluster has to be started by root"
-    return ""
+        reasons.append("only root can start a kubelet")
+    return "; ".join(reasons)
 
 
 def _path() -> str:
@@ -111,9 +126,12 @@ class RealCluster:
     """The programs in KUBE_BIN, running within the `with` block."""
 
     def __init__(self) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="cluster"))
+        remove_what_killed_ones_left()
+        name = f"{_PREFIX}{os.getpid()}"
+        self.home = Path(tempfile.gettempdir()) / name
+        self.home.mkdir(mode=0o700)
         self.kube = Path(os.environ["KUBE_BIN"]).resolve()
-        self._cgroup = f"test-cluster-{os.getpid()}"
+        self._cgroup = name
         self._holder: subprocess.Popen[bytes] | None = None
         self._inside = 0
         """The namespaces' first process, as seen from outside."""
@@ -124,7 +142,8 @@ class RealCluster:
             self._make_a_place()
             self._start_control_plane()
             self._start_containerd()
-        except BaseException:
+        except BaseException as error:
+            error.add_note(self.logs())
             self.__exit__()
             raise
         return self
@@ -137,8 +156,8 @@ class RealCluster:
             self._holder.communicate()
         for process in self._running.values():
             process.wait()
-        _until(self._remove_cgroups, "the cgroups are gone")
-        shutil.rmtree(self.home, ignore_errors=True)
+        _until(lambda: _removed_cgroups(self._cgroup), "the cgroups are gone")
+        shutil.rmtree(self.home)
 
     @property
     def entering_network(self) -> list[str]:
@@ -152,10 +171,6 @@ class RealCluster:
     def environ(self) -> Mapping[str, str]:
         """What kubectl needs of an environment."""
         return {**os.environ, "PATH": _path(), "KUBECONFIG": str(self.home / "admin.kubeconfig")}
-
-    def path(self, inside: str) -> Path:
-        """Return where a file of the cluster's is for us."""
-        return Path(f"/proc/{self._inside}/root{inside}")
 
     def load(self, image: Path) -> None:
         """Have the node know an image; and have this machine forget the archive."""
@@ -178,16 +193,20 @@ class RealCluster:
         process.wait()
 
     def logs(self) -> str:
-        """Return the last words of every program."""
-        return "\n".join(f"--- {each.name}\n{each.read_text('utf-8')[-2000:]}" for each in self.home.glob("*.log"))
+        """Return the last words of every program, for whoever wants to know why something failed."""
+        return "\n".join(
+            f"--- {each.name}\n{each.read_text('utf-8')[-2000:]}" for each in sorted(self.home.glob("*.log"))
+        )
 
     # --- Starting -----------------------------------------------------------------------------------------------------
 
     def _make_a_place(self) -> None:
-        self._make_cgroups()
+        _make_cgroups(self._cgroup)
         namespaces = ["--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
+        # Whatever becomes of us, the first process goes with us, and all others with the first.
+        holding = ["setpriv", "--pdeathsig=KILL", "unshare", *namespaces, "sh", "-ec", _INSIDE]
         self._holder = subprocess.Popen(
-            ["unshare", *namespaces, "sh", "-ec", _INSIDE], stdout=subprocess.PIPE, env={**os.environ, "PATH": _path()}
+            holding, stdout=subprocess.PIPE, env={**os.environ, "PATH": _path()}, start_new_session=True
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"
@@ -246,13 +265,13 @@ class RealCluster:
         }
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        cgroups_v1 = (_CGROUPS / "cpu").exists()
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self._cgroup}",
             "failCgroupV1": False,
             "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
             "failSwapOn": False,
@@ -263,14 +282,23 @@ class RealCluster:
             "evictionHard": {"memory.available": "10Mi"},
             # How soon the scheduler hears of a GPU in whole use; by default after 10 s.
             "nodeStatusUpdateFrequency": "2s",
+            # How soon a changed ConfigMap reaches the containers; by default within a minute.
+            "syncFrequency": "5s",
             "registerNode": True,
             "resolvConf": "",
-        } | ({"cgroupRoot": f"/{self._cgroup}"} if cgroups_v1 else {})
+        }
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.home / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
-                self._enter(*command), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.home, env=self.environ
+                self._enter(*command),
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.home,
+                env=self.environ,
+                # Ctrl-C is for us, who end everything in its order.
+                start_new_session=True,
             )
 
     def _answers(self, name: str, url: str) -> bool:
@@ -291,23 +319,38 @@ class RealCluster:
         done = subprocess.run(self._enter(*command), env=self.environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
-    def _make_cgroups(self) -> None:
-        # One hierarchy for every controller (cgroup v1); with cgroup v2 the kubelet makes its own.
-        for controller in _CGROUPS.glob("*/tasks"):
-            mine = controller.parent / self._cgroup
-            mine.mkdir(exist_ok=True)
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                if (mine / name).exists():
-                    (mine / name).write_text((mine.parent / name).read_text())
 
-    def _remove_cgroups(self) -> bool:
-        for mine in _CGROUPS.glob(f"*/{self._cgroup}"):
-            for directory, _, _ in os.walk(mine, topdown=False):
-                try:
-                    os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
-                except OSError:
-                    return False
-        return True
+def remove_what_killed_ones_left() -> None:
+    """Remove the folders and cgroups of clusters whose starter was killed; their programs have died with it."""
+    for found in (*Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), *_roots(f"{_PREFIX}*")):
+        if not Path(f"/proc/{found.name.removeprefix(_PREFIX)}").exists():
+            _until(lambda name=found.name: _removed_cgroups(name), "the cgroups are gone")  # type: ignore[misc]
+            shutil.rmtree(Path(tempfile.gettempdir()) / found.name, ignore_errors=True)
+
+
+def _roots(name: str) -> list[Path]:
+    """Return the cgroups of this name: one of each controller with cgroup v1, otherwise one."""
+    return [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
+
+
+def _make_cgroups(name: str) -> None:
+    parents = [each.parent for each in _CGROUPS.glob("*/tasks")] or [_CGROUPS]
+    for parent in parents:
+        (parent / name).mkdir()
+        # A cpuset of cgroup v1 begins with nothing, and then nothing can run in it.
+        for each in ("cpuset.cpus", "cpuset.mems") if (parent / "tasks").exists() else ():
+            if (parent / name / each).exists():
+                (parent / name / each).write_text((parent / each).read_text())
+
+
+def _removed_cgroups(name: str) -> bool:
+    for root in _roots(name):
+        for directory, _, _ in os.walk(root, topdown=False):
+            try:
+                os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
+            except OSError:
+                return False
+    return True
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

@@ -21,6 +21,7 @@ from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, INSPECT, SECTIONS, TAINT
 from tests.e2e import archives
 from tests.e2e.cluster import GPU_COUNT, GPU_MEM, GPUS, ROOT, containers
+from tests.e2e.starting import why_not
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,13 @@ NOTHING = {GPU_MEM: 0, GPU_COUNT: 0}
 BUSY = {GPU_MEM: 42, GPU_COUNT: 2}
 """With GPU 0 in whole use, and parts of GPUs 1 and 2."""
 PREFIX = "gpu-device-plugin/"
+PROFILE = f"{PREFIX}config"
+"""The label of a person's, by which a node names its profile."""
+CONFIGMAP = ("--namespace=gpushare", "patch", "configmap", "gpushare-node", "--type=merge")
 
+if reason := why_not():
+    # Here, so that it is told once and not for each test.
+    pytest.skip(reason, allow_module_level=True)
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -286,6 +293,70 @@ def test_a_pod_that_comes_past_the_scheduler_is_refused_by_the_node_with_a_sente
         shared.kubectl("delete", "pod", "past")
 
 
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(shared: Cluster) -> Iterator[Cluster]:
+    """The cluster, whose settings are as delivered before and after."""
+    yield shared
+    shared.kubectl("label", "node", shared.node, f"{PROFILE}-")
+    # `apply` leaves alone what it has never applied.
+    shared.kubectl(*CONFIGMAP, '-p={"data":{"large.yaml":null}}')
+    shared.apply(DEPLOY / "daemonset.yaml")
+
+
+def test_a_changed_setting_counts_without_a_restart(settings: Cluster) -> None:
+    """A pod that comes past the extender is put onto the smallest GPU by `binpack`, and onto any other by `spread`."""
+    (agent,) = agents(settings)
+    change, describe, *_ = commands_of("settings.md", "In the cluster")
+    settings.shell(change)
+    assert "spread" in settings.shell(describe)
+    told = "GPUs are chosen by another policy now"
+    settings.until(lambda: told in log_of(settings, agent), "the agent follows the ConfigMap", within_s=240)
+    settings.kubectl("create", "--filename=-", given=pod("past", {GPU_MEM: 1}, scheduler="default-scheduler"))
+    position = settings.until(lambda: notes_of(settings, "past").get("ALIYUN_COM_GPU_MEM_IDX"), "the agent tells where")
+    assert position in {"1", "2", "3"}
+
+
+def test_a_profile_counts_for_a_node_that_names_it_after_a_restart_that_a_person_does(settings: Cluster) -> None:
+    """Units of 4 GiB: one on GPU 0, and three on each of the others. A name that leads nowhere shares nothing."""
+    *_, events, restart = (each.replace("NODE", settings.node) for each in commands_of("settings.md", "In the cluster"))
+
+    def tells(reason: str) -> None:
+        settings.until(lambda: reason in settings.shell(events), f"an Event says {reason}", within_s=240)
+
+    for command in commands_of("settings.md", "A profile for some nodes"):
+        settings.shell(command.replace("NODE", settings.node))
+    tells("SettingsWait")
+    assert settings.offered() == ALL
+    settings.shell(restart)
+    wait_until_offered(settings, {GPU_MEM: 10, GPU_COUNT: 4})
+    settings.kubectl("label", "--overwrite", "node", settings.node, f"{PROFILE}=nowhere")
+    tells("SettingsRefused")
+    assert settings.offered() == {GPU_MEM: 10, GPU_COUNT: 4}
+    settings.shell(restart)
+    wait_until_offered(settings, NOTHING)
+    settings.kubectl("label", "node", settings.node, f"{PROFILE}-")
+    wait_until_offered(settings, ALL)
+
+
+def commands_of(page: str, heading: str) -> list[str]:
+    """Return what a section of the documentation tells to do."""
+    found = blocks(sections(text_of(DOCS / page))[heading], "console")
+    return [command for block in found for command, _ in block.commands]
+
+
+def notes_of(cluster: Cluster, name: str) -> dict[str, str]:
+    notes: dict[str, str] = cluster.get("pod", name)["metadata"].get("annotations", {})
+    return notes
+
+
+def log_of(cluster: Cluster, agent: Json) -> str:
+    # Not to be had while the API server knows the kubelet as one that is gone.
+    return cluster.run("kubectl", "--namespace=gpushare", "logs", agent["metadata"]["name"]).stdout
+
+
 # --- Restarts and versions -------------------------------------------------------------------------------------------
 
 
@@ -341,12 +412,7 @@ def test_nothing_is_lost_when_the_kubelet_restarts(busy: Cluster) -> None:
 
 def registered_again(cluster: Cluster, agent: Json) -> None:
     """Wait until the agent that was there before has offered everything to another kubelet."""
-
-    def log() -> str:
-        # Not to be had while the API server knows the kubelet as one that is gone.
-        return cluster.run("kubectl", "--namespace=gpushare", "logs", agent["metadata"]["name"]).stdout
-
-    cluster.until(lambda: log().count('"registered"') >= 4, "the agent registers both resources again")
+    cluster.until(lambda: log_of(cluster, agent).count('"registered"') >= 4, "the agent registers both resources again")
 
 
 def test_another_extender_goes_on_when_the_active_one_ends(busy: Cluster) -> None:
@@ -369,7 +435,7 @@ def other_version(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     if cluster.own is None:
         if not (image := os.environ.get("E2E_OTHER_IMAGE", "")):
             pytest.skip("E2E_OTHER_IMAGE is unset: it names the image of another version")
-        return [body for path in SHIPPED for body in cluster.version(path, image)]
+        return [body for path in SHIPPED for body in cluster.adapted(path, image)]
     sources = ROOT
     if commit := os.environ.get("E2E_FROM", ""):
         sources = tmp_path_factory.mktemp("other")
@@ -378,17 +444,22 @@ def other_version(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) ->
     archive = cluster.own.home / "other.tar"
     archives.write_ours(archive, [image], sources)
     cluster.own.load(archive)
-    return [body for path in sorted((sources / "deploy").glob("*.yaml")) for body in cluster.version(path, image)]
+    return [body for path in sorted((sources / "deploy").glob("*.yaml")) for body in cluster.adapted(path, image)]
+
+
+def this_version(cluster: Cluster) -> list[Json]:
+    """The manifests as they were applied in the beginning."""
+    return [body for path in SHIPPED for body in cluster.adapted(path)]
 
 
 def test_nothing_is_lost_on_the_way_to_another_version_and_back(busy: Cluster, other_version: list[Json]) -> None:
     """Over the same nodes and pods: another version of everything, and then this one again."""
     with needed(busy, "another version and back"), nothing_is_lost(busy):
         before = check(busy)
-        for change in (lambda: busy.apply_all(other_version), lambda: busy.apply(*SHIPPED)):
-            images = change_version(busy, change)
-            assert len(images) == 1
-            assert check(busy) == before
+        change_version(busy, lambda: busy.apply_all(other_version), other_version)
+        assert check(busy) == before
+        change_version(busy, lambda: busy.apply(*SHIPPED), this_version(busy))
+        assert check(busy) == before
 
 
 def test_nothing_is_lost_when_a_rollout_is_undone_while_pods_come(busy: Cluster, other_version: list[Json]) -> None:
@@ -440,11 +511,7 @@ def test_it_is_removed_as_the_page_says_and_running_pods_stay(cluster: Cluster) 
     with needed(cluster, "remove everything"):
         cluster.apply_and_settle(EXAMPLES / "one-gib.yaml")
         before = cluster.given()
-        commands = [
-            command
-            for block in blocks(sections(text_of(DOCS / "install.md"))["Remove it"], "console")
-            for command, _ in block.commands
-        ]
+        commands = commands_of("install.md", "Remove it")
         assert len(commands) > 3
         for command in commands:
             cluster.shell(command)
@@ -491,12 +558,16 @@ def nothing_is_booked(cluster: Cluster) -> bool:
     )
 
 
-def change_version(cluster: Cluster, change: Callable[[], None]) -> set[str]:
-    """Apply another version, wait until it runs, and return the image of it that every pod of ours runs."""
+def change_version(cluster: Cluster, change: Callable[[], None], version: Iterable[Json]) -> None:
+    """Apply a version, and wait until all that is in it runs, and nothing else of it."""
     change()
-    for workload in ("daemonset/gpushare-node", "deployment/gpushare-scheduler"):
-        rolled_out(cluster, workload)
-    pods = [
-        each for each in cluster.items("pods", "--namespace=gpushare") if "deletionTimestamp" not in each["metadata"]
-    ]
-    return {container["image"] for container in containers(pods) if container["name"] in {"agent", "extender"}}
+    for body in version:
+        if body["kind"] not in {"DaemonSet", "Deployment"}:
+            continue
+        rolled_out(cluster, f"{body['kind'].lower()}/{body['metadata']['name']}")
+        labels = ",".join(f"{key}={value}" for key, value in body["spec"]["selector"]["matchLabels"].items())
+        pods = cluster.items("pods", "--namespace=gpushare", f"--selector={labels}")
+        images = {
+            each["image"] for each in containers(pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
+        }
+        assert images == {each["image"] for each in containers([body])}

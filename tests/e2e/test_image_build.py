@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "install-image.md"
 NAME = f"localhost/gpu-device-plugin:{__version__}"
-PROGRAMS = ("node_agent", "extender", "inspect", "demo")
+PROGRAMS = sorted(path.stem for path in (ROOT / "gpu_device_plugin" / "programs").glob("[!_]*.py"))
 
 pytestmark = pytest.mark.timeout(1800)
 

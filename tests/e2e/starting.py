@@ -1,0 +1,90 @@
+"""Start a cluster of one node that is ready, and knows the images that our manifests name.
+
+To look around in it: `make cluster`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.docs.guide_world import EXAMPLES, documents
+from tests.docs.pages import DOCS, blocks, text_of
+from tests.e2e import archives, real_cluster
+from tests.e2e.cluster import ROOT, Cluster, containers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+DEPLOY = ROOT / "deploy"
+OURS = {"agent", "extender"}
+ASK = "takes minutes and real programs: make e2e"
+
+
+def why_not() -> str:
+    """Say why no test can have a cluster, started or of one's own; empty if one can."""
+    if not os.environ.get("E2E"):
+        return ASK
+    if "E2E_NODE" in os.environ or not (reason := real_cluster.missing()):
+        return ""
+    return f"{reason}; or let KUBECONFIG and E2E_NODE name a cluster and a node of it: docs/testing.md"
+
+
+@contextmanager
+def started() -> Iterator[Cluster]:
+    """Have a cluster within the `with` block, of the programs in KUBE_BIN; see `real_cluster.missing`."""
+    with real_cluster.RealCluster() as own:
+        load_images(own)
+        own.start_kubelet()
+        made = Cluster(real_cluster.NODE, finding_our_plugin(own.environ), own)
+        (runtime_class,) = (text for text in yaml_of(DOCS / "install.md") if "kind: RuntimeClass" in text)
+        made.kubectl("apply", "--filename=-", given=runtime_class)
+        ready = ("wait", "--for=condition=Ready", f"node/{made.node}", "--timeout=10s")
+        made.until(lambda: made.run("kubectl", *ready).returncode == 0, "the node is ready")
+        yield made
+
+
+def finding_our_plugin(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Let kubectl find the plugin that is installed beside the Python that runs the tests."""
+    return {**environ, "PATH": os.pathsep.join([environ["PATH"], str(Path(sys.executable).parent)])}
+
+
+def yaml_of(page: Path) -> list[str]:
+    return [block.text for block in blocks(text_of(page), "yaml")]
+
+
+def load_images(own: real_cluster.RealCluster) -> None:
+    """Let the node know every image that the manifests name, made of what this machine has."""
+    shipped = {each["name"]: each["image"] for path in DEPLOY.glob("*.yaml") for each in containers(documents(path))}
+    shown = {each["image"] for path in EXAMPLES.glob("*.yaml") for each in containers(documents(path))}
+    archive = own.home / "image.tar"
+    archives.write_workload(archive, [real_cluster.PAUSE, *sorted(shown)])
+    own.load(archive)
+    archives.write_program(archive, [shipped["kube-scheduler"]], own.kube / "kube-scheduler")
+    own.load(archive)
+    archives.write_ours(archive, sorted({shipped[name] for name in OURS}))
+    own.load(archive)
+
+
+def main() -> None:
+    """Keep a cluster until Ctrl-C, and say how to reach it."""
+    if reason := real_cluster.missing():
+        sys.exit(reason)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
+    with suppress(KeyboardInterrupt), started() as made:
+        assert made.own is not None
+        variables = [f"{name}={made.environ[name]}" for name in ("KUBECONFIG", "PATH")]
+        shell = shlex.join([*made.own.entering_network, "env", *variables, "bash"])
+        sys.stdout.write(f"Node {made.node} is ready until Ctrl-C. A shell that reaches it, elsewhere:\n{shell}\n")
+        sys.stdout.flush()
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()
