@@ -21,6 +21,7 @@ from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.scoring import score
 from gpu_device_plugin.core.usage import Usage
 from gpu_device_plugin.core.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.scheduler.effort import Effort
 from gpu_device_plugin.scheduler.judging import Judge
 from gpu_device_plugin.scheduler.verdicts import UNKNOWN, UNTRIED
 
@@ -288,7 +289,7 @@ def test_what_is_remembered_has_an_end() -> None:
     assert [judge.verdicts(pod, ["node-a"]) for pod in pods] == [[None]] * 89
     cluster.put(candidate("node-a", NodeGpus((ListedGpu(0, 5),)), ()))
     assert [judge.verdicts(pod, ["node-a"]) == [None] for pod in pods] == [shares <= 5 for shares in range(1, 90)]
-    assert len(repr(judge)) == len("<Judge: <Rows: 1 nodes, 9 kinds>, remembers 64 pods>")
+    assert repr(judge) == "<Judge: <Rows: 1 nodes, 10 kinds>, remembers 64 pods>"
 
 
 # --- How much one request tries ---------------------------------------------------------------------------------------
@@ -323,11 +324,30 @@ def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_furt
     assert not UNTRIED.lasting
 
 
+def test_nodes_of_which_only_some_gpus_are_allowed_are_not_tried_for_longer() -> None:
+    """Each has a fifth GPU of a model that the pod does not want."""
+    picky = Ask(MANY.parts, Wishes(avoid_models=("b",)))
+    unwanted = ListedGpu(4, 200, model="b")
+    nodes = [candidate(node.name, NodeGpus((*node.gpus.gpus, unwanted)), ()) for node in different_nodes()[::5]]
+    judge = Judge(Cluster(nodes))
+    right = [unfit(picky, node) for node in nodes]
+    seen = [verdicts(judge, picky, nodes) for _ in range(20)]
+    assert UNTRIED in seen[0]
+    assert seen[-1] == right
+
+
 def test_nodes_with_as_much_room_are_tried_once() -> None:
     """Five thousand of one kind: there is no time to try all of them, and no need."""
     first = different_nodes()[0]
     nodes = [replace(first, name=f"node-{number}") for number in range(5000)]
     assert set(verdicts(Judge(Cluster(nodes)), MANY, nodes)) == {unfit(MANY, first)}
+
+
+def test_an_effort_shows_what_is_left_of_it() -> None:
+    effort = Effort()
+    effort.renew()
+    effort.spend(1)
+    assert repr(effort) == "<Effort: 999 steps left>"
 
 
 def test_groups_for_which_there_is_no_time_are_scored_as_if_they_were_not_connected() -> None:
