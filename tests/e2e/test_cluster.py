@@ -72,6 +72,12 @@ def shared(cluster: Cluster) -> Iterator[Cluster]:
 # --- Install ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_doctor_says_what_to_do_where_nothing_is_installed(cluster: Cluster) -> None:
+    advice = [each["advice"] for each in findings(cluster) if each["severity"] == "error"]
+    assert [each for each in advice if each.startswith("kubectl apply -f deploy/daemonset.yaml")]
+    assert [each for each in advice if each.startswith("kubectl label node NODE gpushare=true")]
+
+
 def test_all_manifests_are_accepted_in_one_go_and_the_scheduler_runs(cluster: Cluster) -> None:
     with needed(cluster, "install"):
         if cluster.own is not None:
@@ -101,12 +107,24 @@ def test_the_label_starts_the_agent_and_capacity_appears(cluster: Cluster) -> No
 
 def test_the_doctors_find_nothing_wrong(shared: Cluster) -> None:
     """The one for the cluster, and the one for the node, which does not see all of the node from a container."""
-    of_cluster = shared.run("kubectl", "inspect", "gpushare", "doctor", "--json")
-    inside = ("kubectl", "--namespace=gpushare", "exec", "daemonset/gpushare-node", "--", "gpu-device-plugin")
-    of_node = shared.run(*inside, "doctor", "--json")
-    for told, harmless in ((of_cluster, {"ok", "note"}), (of_node, {"ok", "note", "unknown", "warning"})):
-        findings = json.loads(told.stdout)["findings"]
-        assert [each for each in findings if each["severity"] not in harmless] == []
+    inside = ("kubectl", "--namespace=gpushare", "exec", "daemonset/gpushare-node", "--", "gpu-device-plugin", "doctor")
+    found = findings(shared) + [each for each in findings(shared, *inside) if each["severity"] != "unknown"]
+    # The kernel's, which we cannot help.
+    assert [each for each in found if each["severity"] not in {"ok", "note"} and each["check"] != "cgroups"] == []
+
+
+def test_the_doctor_finds_a_pod_that_came_past_the_extender(shared: Cluster) -> None:
+    shared.kubectl("create", "--filename=-", given=pod("past", {GPU_MEM: 1}, scheduler="default-scheduler"))
+    shared.until(lambda: notes_of(shared, "past").get("ALIYUN_COM_GPU_MEM_IDX") == "0", "the agent tells where it is")
+    (found,) = (each for each in findings(shared) if each["check"] == "placement")
+    assert found["severity"] == "warning"
+    assert "default/past" in found["found"]
+
+
+def findings(cluster: Cluster, *doctor: str) -> list[Json]:
+    told = cluster.run(*(doctor or ("kubectl", "inspect", "gpushare", "doctor")), "--json")
+    found: list[Json] = json.loads(told.stdout)["findings"]
+    return found
 
 
 # --- The user guide --------------------------------------------------------------------------------------------------
