@@ -142,11 +142,15 @@ def test_what_changed_since_is_told_by_name() -> None:
 def test_what_changed_too_long_ago_is_not_known_any_more() -> None:
     there = fleet(a=facts(8))
     mark, _ = there.changed_since(0)
-    for number in range(10_001):
+    for number in range(10_000):
         there.put_node(f"node-{number}", facts(8))
-    assert there.changed_since(mark)[1] is None
-    now, _ = there.changed_since(mark)
+    assert len(there.changed_since(mark)[1] or ()) == 10_000
+    there.put_node("one more", facts(8))
+    now, names = there.changed_since(mark)
+    assert names is None
     assert there.changed_since(now) == (now, [])
+    there.put_node("and another", facts(8))
+    assert there.changed_since(now)[1] == ["and another"]
 
 
 def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
@@ -616,6 +620,44 @@ def test_the_moment_begins_when_the_pod_is_first_seen_to_have_ended() -> None:
     there.replace_pods([], 101.8)
     there.expire(102.0)
     assert there.entries == {}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda there, ended: there.put_pod(ended, 100.0),
+        lambda there, ended: there.remove_pod(ended, 100.0),
+        lambda there, ended: there.replace_pods([ended], 100.0),
+    ],
+    ids=["seen", "removed", "listed"],
+)
+def test_however_the_end_is_told_the_moment_is_as_long(end: Callable[[Fleet, Pod], None]) -> None:
+    there = settling(whole("p", 0))
+    end(there, replace(whole("p", 0), phase="Succeeded"))
+    closed = there.closed("a")
+    assert closed is not None
+    assert closed[1] == 102.0
+
+
+def test_a_pod_that_ended_while_it_was_being_bound_leaves_nothing_after_the_moment() -> None:
+    there = settling()
+    there.claim(whole("p", 0))
+    there.put_pod(replace(whole("p", 0), phase="Failed"), 100.0)
+    there.expire(102.0)
+    assert there.entries == {}
+
+
+def test_a_node_of_which_something_is_closed_is_otherwise_as_it_was() -> None:
+    there = settling(whole("p", 0))
+    there.put_node("a", facts(8, 8, policy="spread", problem="its agent has ended"))
+    there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
+    closed = there.closed("a")
+    assert closed is not None
+    assert closed[0] == candidate(
+        "a", facts(8, 8).gpus, [Usage(left_whole=(0,))], "spread", problem="its agent has ended"
+    )
+    there.remove_node("a")
+    assert there.closed("a") is None
 
 
 def test_a_pod_that_had_no_place_leaves_none() -> None:

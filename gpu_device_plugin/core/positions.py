@@ -48,7 +48,8 @@ def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
     if known.isdisjoint(here):
         return tuple(found)
     new = {gpu.pci_bus_id: gpu for gpu in found if gpu.uuid not in known and gpu.pci_bus_id is not None}
-    kept = [here.get(gpu.uuid) or new.get(gpu.pci_bus_id or "") or gpu for gpu in before]
+    # Two of them may have been in one slot, one after the other. Whoever is in it now takes one place.
+    kept = [here.get(gpu.uuid) or new.pop(gpu.pci_bus_id or "", None) or gpu for gpu in before]
     return tuple({gpu.uuid: gpu for gpu in (*kept, *found)}.values())
 
 

@@ -97,6 +97,29 @@ def test_a_node_is_told_with_all_that_is_known_of_it() -> None:
     assert candidate("n", NO_GPUS, [Usage(((0, 3),))], problem="why") == Candidate("n", problem="why")
 
 
+def test_nodes_of_which_the_same_can_be_said_are_alike() -> None:
+    """Whatever their names and models, and however much is free."""
+    there = candidate("n", NodeGpus((ListedGpu(0, 8, model="Tesla T4"), ListedGpu(1, 4)), share_mib=1024), [])
+    other = candidate("m", NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024), [Usage(((0, 3),))], "spread")
+    assert there.like == other.like
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 5)), share_mib=1024), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4), ListedGpu(2, 4, unhealthy="hot")), share_mib=1024), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=256), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, divided=True), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), "why"),
+    ],
+    ids=["another size", "one GPU more", "another share", "divided", "a problem"],
+)
+def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus, problem: str) -> None:
+    there = candidate("n", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), [])
+    assert there.like != candidate("n", other, [], problem=problem).like
+
+
 # --- nothing is promised twice
 
 

@@ -175,6 +175,18 @@ def test_nodes_that_offer_nothing() -> None:
         "note: no aliyun.com/gpu-mem on node-a: all GPUs are in whole use, or out of service",
     ]
     assert of("allocatable", nodes=()) == []
+    leaving = node("node-c", labelled=False, allocatable={})
+    assert of("allocatable", nodes=(node("node-a"), leaving)) == ["ok: aliyun.com/gpu-mem is offered by 1 node"]
+
+
+def test_a_daemonset_whose_agents_are_missing_is_installed_all_the_same() -> None:
+    (told,) = of("nodes", daemonset=True, agents=())
+    assert told.startswith("error: no agent runs on node-a, node-b, labelled gpushare=true -> kubectl -n gpushare")
+
+
+def test_an_agent_that_says_nothing_is_named_and_the_node_is_not_counted_as_well() -> None:
+    (told,) = of("nodes", nodes=(node("node-a", told=False), node("node-b")))
+    assert told.startswith("error: no GPUs are told of node-a, though an agent runs there -> see its log, and kubectl")
 
 
 def test_share_sizes_that_differ() -> None:
@@ -330,5 +342,8 @@ def test_parts_of_the_original_beside_ours() -> None:
     told = of("gpushare's own parts", agents=(*WELL.agents, theirs), extenders=(EXTENDER, extender))
     assert told[0].startswith("error: gpushare's own device plugin runs beside our agent on node-a -> delete it")
     assert told[1].startswith("error: gpushare's own extender runs beside ours (kube-system/gpushare-schd-extender-x)")
+    assert not any(
+        "beside our agent" in each for each in of("gpushare's own parts", agents=(agent("n", original=True),))
+    )
     (alone,) = of("gpushare's own parts", extenders=(extender,))
     assert alone.startswith("note: gpushare's own extender is in use, which knows gpu-mem only")

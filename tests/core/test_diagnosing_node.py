@@ -141,6 +141,7 @@ def test_nodes_that_systemd_does_not_know_matter_where_no_rule_is_given_to_the_r
     assert told.startswith("warning: /dev/char does not lead to /dev/nvidiactl, /dev/nvidia0: with systemd cgroups")
     assert "nvidia-ctk system create-dev-char-symlinks" in told
     assert len(of("device nodes", unlinked_nodes=unlinked, devices=("envvar", "device-specs"))) == 1
+    assert len(of("device nodes", unlinked_nodes=unlinked, devices=("cdi",))) == 1
 
 
 def test_invented_gpus_need_no_devices_no_runtime_and_have_no_limits() -> None:
@@ -241,6 +242,10 @@ def test_a_gpu_that_is_left_out_is_noted() -> None:
     ]
 
 
+def test_what_is_kept_back_of_each_gpu_is_no_share() -> None:
+    assert of("shares", reserve_mib=1024) == ["ok: 2 GPUs, 28 shares of 1 GiB (4000 are the most)"]
+
+
 def test_the_kubelets_side() -> None:
     assert of("kubelet directory", directory_problem="/x is not a directory; start a kubelet") == [
         "error: /x is not a directory -> start a kubelet"
@@ -252,6 +257,7 @@ def test_the_kubelets_side() -> None:
         "error: no answer -> is it running?",
         "error: damaged -> see the agent's log",
     ]
+    assert of("kubelet's books", checkpoint_problem="damaged") == ["error: damaged -> see the agent's log"]
 
 
 # --- The agent --------------------------------------------------------------------------------------------------------
@@ -302,9 +308,31 @@ def test_the_settings_are_those_of_the_profile_that_the_label_names(
 
 @pytest.mark.parametrize("unseen", [Unknown("no service account"), api(problem="refused"), api(node_problem="404")])
 def test_where_the_label_is_not_to_be_seen_the_agents_last_profile_tells(unseen: ApiSeen | Unknown) -> None:
-    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big",), "profile": "big"}
-    assert of("settings", api=unseen, **seen) == ["ok: those of /etc/gpushare/big.yaml"]
+    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big",)}
+    assert of("settings", api=unseen, profile="big", **seen) == ["ok: those of /etc/gpushare/big.yaml"]
     assert of("settings", api=unseen) == []
+    assert of("settings", api=unseen, settings_in="/etc/gpushare") == ["ok: those of /etc/gpushare/default.yaml"]
+    assert of("settings", api=unseen, **seen) == [
+        "unknown: which profile this node has: its label gpu-device-plugin/config is not to be seen from here"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("label", "told"),
+    [
+        ("", "error: line 1"),
+        ("default", "error: line 1"),
+        ("big", "error: line 2"),
+        ("small", "ok: those of /etc/gpushare/small.yaml"),
+        ("bigg", "error: the node label"),
+    ],
+)
+def test_a_file_that_cannot_be_used_matters_to_the_nodes_that_have_it(label: str, told: str) -> None:
+    seen: dict[str, Any] = {"profiles": ("big", "small"), "settings_problems": {"": "line 1", "big": "line 2"}}
+    (found,) = of("settings", api=api(labels={"gpu-device-plugin/config": label}), settings_in="/etc/gpushare", **seen)
+    assert found.startswith(told)
+    advice = "correct it; until then an agent that runs keeps what it had, and one that starts shares nothing"
+    assert of("settings", settings_problems={"": "line 1"}) == [f"error: line 1 -> {advice}"]
 
 
 def test_what_its_readiness_lacks_is_told() -> None:
@@ -347,6 +375,8 @@ def test_an_api_that_did_not_always_answer_is_noted() -> None:
 
 
 def test_rights_that_are_missing_or_unknown() -> None:
+    assert len(of("rights", api=api(rights={"get nodes": True, "watch pods": None}))) == 1
+    assert len(of("rights", api=api(rights={"get nodes": True, "patch pods": False}))) == 1
     denied, untold = of("rights", api=api(rights={"get nodes": True, "patch pods": False, "watch pods": None}))
     assert denied.startswith("error: the agent's account may not patch pods -> kubectl apply -f deploy/daemonset.yaml")
     assert untold == "unknown: the API server does not say whether the agent may watch pods"

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.asking import Ask, Part
 from gpu_device_plugin.core.candidate import Candidate, candidate
-from gpu_device_plugin.core.fitting import Fit, Unfit, fit, unfit
+from gpu_device_plugin.core.fitting import Fit, Packing, Unfit, fit, groups, pack, unfit
 from gpu_device_plugin.core.gpus import Closeness
 from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.placing import Demand
@@ -120,6 +120,13 @@ def test_a_place_that_leaves_no_room_for_the_rest_is_not_taken() -> None:
         assert places(asked, node(2, 5, 6), policy) == [{0: 2, 2: 2}, {1: 5}, {2: 4}]
 
 
+@pytest.mark.parametrize("used", [{}, {1: 1}], ids=["unused", "in use"])
+def test_of_the_places_that_leave_room_for_the_rest_the_policy_likes_the_first_best(used: dict[int, int]) -> None:
+    """Spread would take 2 + 2 of GPUs 0 and 1, but the 8 has room on GPU 0 only: GPUs 1 and 2 have the most beside."""
+    asked = asking(mem(4, gpus=2), mem(8))
+    assert places(asked, node(8, 7 + len(used), 6, 5, used=used), "spread") == [{1: 2, 2: 2}, {0: 8}]
+
+
 def test_a_place_may_be_on_gpus_that_are_in_use() -> None:
     asked = asking(mem(4, gpus=2), mem(5), mem(4))
     assert places(asked, node(4, 5, 8, used={0: 2, 2: 2})) == [{0: 2, 2: 2}, {1: 5}, {2: 4}]
@@ -140,6 +147,14 @@ def test_memory_goes_where_whole_gpus_leave_room() -> None:
     there = node(8, 8, 2, near=((0, 1),))
     assert places(asking(mem(4), whole(2)), there) == [{1: 4}, {0: 8, 2: 2}]
     assert places(asking(mem(2), whole(2)), there) == [{2: 2}, {0: 8, 1: 8}]
+    shared = node(8, 8, 2, 8, used={3: 5}, near=((0, 1),))
+    assert places(asking(mem(4), whole(2)), shared) == [{1: 4}, {0: 8, 2: 2}]
+
+
+def test_of_the_whole_gpus_that_leave_room_the_policy_likes_the_first_best() -> None:
+    """GPU 0 and 1 are close, but one of them has to stay for the 7; of the others spread likes the larger."""
+    there = node(8, 8, 6, 5, near=((0, 1),))
+    assert places(asking(mem(7), whole(2)), there, "spread") == [{1: 7}, {0: 8, 2: 6}]
 
 
 def test_a_gpu_out_of_service_is_not_taken() -> None:
@@ -382,6 +397,13 @@ def test_of_two_pairs_one_is_taken_and_one_is_left(wanted: int, taken: tuple[int
     assert places(asking(whole(wanted)), node(8, 8, 8, 8, taken=taken, near=PAIRS)) == [dict.fromkeys(group, 8)]
 
 
+def test_groups_differ_by_more_than_which_of_a_kind_they_take() -> None:
+    assert list(groups(["ab", "c"], 2)) == [("a", "b"), ("a", "c")]
+    assert list(groups(["a", "bcd"], 1)) == [("a",), ("b",)]
+    assert list(groups(["ab", "c"], 0)) == [()]
+    assert list(groups(["ab", "c"], 4)) == []
+
+
 # --- how long it takes
 
 
@@ -408,12 +430,23 @@ def test_many_containers_that_just_fit_are_placed(policy: str) -> None:
 
 
 def test_what_was_tried_in_vain_is_not_tried_again() -> None:
-    """Eleven containers fill four GPUs to the last share. Who tries everything twice gives up before."""
-    amounts = (5, 4, 3, 3, 3, 3, 3, 2, 2, 2, 2)
-    found = fit(asking(*map(mem, amounts)), node(8, 8, 8, 8), "binpack")
+    """5 + 2 + 2 + 2, 5 + 4, 4 + 4 and four times 2 fill four GPUs. Who tries everything twice gives up before."""
+    amounts = (5, 5, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2)
+    found = fit(asking(*map(mem, amounts)), node(8, 11, 9, 8), "binpack")
     assert isinstance(found, Fit)
-    for gpu in range(4):
-        assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == 8
+    for gpu, size in enumerate((8, 11, 9, 8)):
+        assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == size
+
+
+def test_what_is_too_much_in_all_is_not_tried() -> None:
+    """They ask 52, and the GPUs have 51."""
+    amounts = (7, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 1)
+    assert pack([mem(amount) for amount in amounts], (11, 10, 11, 14, 5), ()) == Packing(None, 0)
+
+
+def test_who_may_try_only_so_often_gives_up_then() -> None:
+    assert pack(list(map(mem, PIECES)), FULL, FULL, 7) == Packing(None, 7)
+    assert pack([mem(3), mem(5)], (8,), (), 2) == Packing(((8,), (3,)), 2)
 
 
 FULL = (46, 73, 84, 63, 83)
@@ -440,3 +473,13 @@ def test_whole_gpus_beside_them_are_placed_too(policy: str) -> None:
     assert isinstance(found, Fit)
     assert unfit(asked, there) is None
     assert len(found.placements[-2].positions) == len(found.placements[-1].positions) == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_placed_all_the_same_is_not_on_gpus_that_cannot_be_had(policy: str) -> None:
+    """GPU 0 is out of service and GPU 1 in whole use; they have what the smallest would have to give."""
+    asked, there = asking(*map(mem, PIECES), whole(1)), node(2, 73, *FULL, 2, unhealthy=(0,), taken=(1,))
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert found.placements[-1].shares == ((7, 2),)
+    assert {at for placement in found.placements for at in placement.positions} == set(range(2, 8))

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.annotations import NODE_GPUS, PLACEMENT_LABEL, going_away
 from gpu_device_plugin.core.nodefacts import AWAY, NodeFacts, read_facts
-from gpu_device_plugin.core.nodegpus import NO_GPUS, by_division, read_node_gpus
+from gpu_device_plugin.core.nodegpus import NO_GPUS, Links, by_division, read_node_gpus
 
 SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
 
@@ -20,6 +20,14 @@ def test_a_node_without_any_gpu_is_no_problem() -> None:
 def test_the_agent_is_believed_before_the_capacity() -> None:
     """The capacity is late by some seconds, and says nothing of the single GPU."""
     assert read_facts({NODE_GPUS: SAID}, {}, 28, 2) == NodeFacts(read_node_gpus(SAID), "spread")
+
+
+def test_what_is_known_of_the_links_of_other_nodes_is_used() -> None:
+    known: dict[str, Links] = {}
+    linked = json.dumps({**json.loads(SAID), "links": [[0, 1, "nvlink", 4]]})
+    one, other = (read_facts({NODE_GPUS: linked}, {}, 0, 0, known) for _ in range(2))
+    assert one.gpus.links is other.gpus.links
+    assert list(known.values()) == [one.gpus.links]
 
 
 def test_a_node_of_gpushare_is_divided() -> None:

@@ -237,6 +237,9 @@ def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
     assert one.links == read().links
     assert len({one.links, read().links, read(links=[[3, 0, "nvlink", 5]]).links}) == 2
     assert len(known) == 1
+    other = read_node_gpus(json.dumps(WHOLE | {"links": [[0, 1, "switch", 0]]}), known)
+    assert other.links == Links(((0, 1, Closeness.SWITCH, 0),))
+    assert len(known) == 2
 
 
 # --- nodes of gpushare's own device plugin

@@ -61,6 +61,12 @@ def test_a_gpu_that_was_moved_into_another_slot_keeps_its_position() -> None:
     assert names([A, B, C], [A, replace(C, pci_bus_id=B.pci_bus_id)]) == "abc"
 
 
+def test_a_new_gpu_takes_one_place_though_two_others_were_in_its_slot() -> None:
+    """B was moved to where A had been, and then taken out as well. Nobody else may change places for that."""
+    moved = replace(B, pci_bus_id=A.pci_bus_id)
+    assert names([A, moved, C], [gpu("n", 1), C]) == "nbc"
+
+
 def test_gpus_without_a_slot_take_nobodys_place() -> None:
     assert names([gpu("a"), gpu("b")], [gpu("a"), gpu("n")]) == "abn"
 

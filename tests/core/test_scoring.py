@@ -41,7 +41,9 @@ def node(
     policy: str | None = None,
     closeness: dict[tuple[int, int], int] | None = None,
 ) -> Candidate:
-    gpus = tuple(ListedGpu(n, size, unhealthy="hot" if n in unhealthy else "") for n, size in enumerate(sizes))
+    gpus = tuple(
+        ListedGpu(n, size, f"GPU-{n}", unhealthy="hot" if n in unhealthy else "") for n, size in enumerate(sizes)
+    )
     usage = Usage(tuple((used or {}).items()), taken)
     links = Links(tuple((a, b, Closeness(v // 100), v % 100) for (a, b), v in (closeness or {}).items()))
     return candidate("n", NodeGpus(gpus, share_mib=1024, links=links), [usage], policy)
@@ -71,6 +73,7 @@ BINPACK: dict[str, tuple[Demand, Candidate, int]] = {
     "three, two of which are connected": (whole(3), node(8, 8, 8, closeness={(0, 1): 700}), round(6 + 4 / 3)),
     "a split over two in use": (mem(4, 2), node(8, 8, used={0: 2, 1: 2}), round(6 * 8 / 16 + 4)),
     "a split over one in use": (mem(4, 2), node(8, 8, used={0: 2}), round(6 * 6 / 16 + 2)),
+    "a small GPU counts as an average one, and no node is more than full": (whole(1), node(2, 14, used={1: 14}), 10),
     "it does not fit": (mem(7), node(8, 8, used={0: 2, 1: 2}), 0),
     "it does not fit whole": (whole(2), node(8, 8, used={0: 2}), 0),
     "no GPU": (mem(1), node(), 0),
@@ -90,6 +93,7 @@ SPREAD: dict[str, tuple[Demand, Candidate, int]] = {
     "a node in use": (mem(4), node(8, 8, used={0: 2}), round(10 * 10 / 16)),
     "filled to the brim": (mem(4), node(8, used={0: 4}), 0),
     "a whole GPU": (whole(1), node(8, 8), 5),
+    "a small whole GPU of a node that is full but for it": (whole(1), node(2, 14, used={1: 14}), 0),
     "how they are connected does not count": (whole(2), node(8, 8, 8, 8, closeness={(0, 1): 700}), 5),
     "it does not fit": (mem(7), node(8, used={0: 2}), 0),
 }
@@ -112,6 +116,18 @@ def test_containers_count_together() -> None:
     assert score(asking(mem(4), whole(1)), there, "binpack", "binpack") == round(6 * 14 / 24 + 4)
     assert score(asking(mem(4), mem(8)), there, "binpack", "binpack") == round(6 * 14 / 24 + 2)
     assert score(asking(mem(4), whole(1)), node(8, 8), "binpack", "binpack") == round(6 * 12 / 16 + 2)
+
+
+def test_of_what_a_pod_could_spoil_each_pair_of_whole_gpus_is_one_part() -> None:
+    """GPU 0 is in use and takes the memory; the three pairs of the others are not connected. 2 + 4 + 24 of 32."""
+    there = node(8, 8, 8, 8, used={0: 2})
+    assert score(asking(mem(4), whole(3)), there, "binpack", "binpack") == round(6 * 30 / 32 + 4 / 4)
+
+
+def test_a_gpu_that_the_pod_refuses_spares_none() -> None:
+    """GPU 0 is in use, and yet the pod has to open GPU 1; how full the node gets is told by all of its GPUs."""
+    there, refusing = node(8, 8, used={0: 2}), Ask((Part(mem(4)),), Wishes(avoid_uuids=("GPU-0",)))
+    assert score(refusing, there, "binpack", "binpack") == round(6 * 6 / 16)
 
 
 def test_the_pod_chooses_the_policy_before_the_configuration() -> None:
@@ -161,6 +177,29 @@ def test_where_there_are_many_groups_one_grows_from_the_closest_two() -> None:
     assert connected(there, range(16), 3) == 1.0
     assert connected(there, range(9), 3) == pytest.approx(10 / 21)
     assert connected(there, range(16), 2) == 1.0
+
+
+def test_groups_of_four_of_eight_are_all_compared() -> None:
+    """They are 70. The closest two have nobody near them; GPUs 4 to 7 are all on one switch."""
+    switched = tuple((a, b, Closeness.SWITCH, 0) for a, b in combinations(range(4, 8), 2))
+    assert connected(Links(((0, 1, Closeness.NVLINK, 4), *switched)), range(8), 4) == pytest.approx(5 / 7)
+
+
+def test_a_group_grows_by_whoever_is_closest_to_all_that_are_in_it() -> None:
+    """Four of nine are 126 groups. GPUs 0 and 1 are closest, and 4 joins them, which is on a switch with both.
+
+    GPUs 2 and 5 are both on one with 0, but only 5 is with 4 too.
+    """
+    near = [(0, 4), (1, 4), (4, 5), (0, 5), (0, 2)]
+    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
+    assert connected(there, range(9), 4) == pytest.approx((7 + 5 * 4) / (7 * 6))
+
+
+def test_the_closest_two_of_many_are_not_looked_for_in_larger_groups() -> None:
+    """Two of thirteen are 78 groups. GPUs 2, 3 and 4 are near each other, but no two of them as near as 0 and 1."""
+    near = [(2, 3), (2, 4), (3, 4)]
+    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
+    assert connected(there, range(13), 2) == 1.0
 
 
 @given(st.sets(st.integers(0, 7), min_size=1), st.data())
