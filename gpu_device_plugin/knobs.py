@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import re
 from dataclasses import dataclass, field, fields, replace
@@ -188,11 +187,7 @@ class Sources(Generic[S]):
         try:
             if not path.is_dir():
                 return Texts(Text(self.config, path.read_bytes()))
-            profiles = {}
-            for file in sorted(path.iterdir()):
-                if file.suffix == _SUFFIX and not file.name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):  # the directory has just been replaced
-                        profiles[file.stem] = Text(str(file), file.read_bytes())
+            profiles = _in_directory(path)
         except OSError as error:
             where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
             raise SettingsError(
@@ -290,9 +285,56 @@ class Sources(Generic[S]):
                 raise SettingsError(f"{where}: {many} is needed here, written like {form.shape}")
 
 
+def _in_directory(directory: Path) -> dict[str, Text]:
+    """Return the files of settings in a directory by their names without suffix, all as they were at one moment.
+
+    Raises:
+        OSError: one of them cannot be read.
+        SettingsError: one is named so that nobody would read it.
+    """
+    while True:
+        version = _version(directory)
+        try:
+            names = sorted(path.name for path in version.iterdir())
+            _refuse_mistaken(directory, names)
+            found = {
+                name.removesuffix(_SUFFIX): Text(str(directory / name), (version / name).read_bytes())
+                for name in names
+                if name.endswith(_SUFFIX) and not name.startswith(".")
+            }
+        except FileNotFoundError:
+            if version == _version(directory):
+                raise
+        else:
+            if version == _version(directory):
+                return found
+
+
+def _version(directory: Path) -> Path:
+    """Return where the files of a directory are that belong together.
+
+    A mounted ConfigMap is links by way of one, ..data. When it changes that one is replaced, and then what it led to is
+    removed (Kubernetes' pkg/volume/util/atomic_writer.go): whoever follows link by link reads some of each.
+    """
+    try:
+        return directory / (directory / "..data").readlink()
+    except OSError:
+        return directory
+
+
+def _refuse_mistaken(directory: Path, names: Iterable[str]) -> None:
+    """Raise SettingsError where a name is almost that of the default: what it says would silently not count."""
+    for name in names:
+        stem, _, suffix = name.lower().rpartition(".")
+        if stem == DEFAULT_PROFILE and suffix in {"yaml", "yml", "json"} and name != DEFAULT_PROFILE + _SUFFIX:
+            raise SettingsError(
+                f"{directory / name}: it is not read under this name; call it {DEFAULT_PROFILE}{_SUFFIX}"
+            )
+
+
 def _lines(file: Text) -> list[tuple[Any, Any]]:
     """Return what stands before and after each colon of a file, as nodes of YAML that know their line."""
-    import yaml  # noqa: PLC0415 - 3 MB that only those pay who have a file
+    import yaml  # noqa: PLC0415 - a megabyte that only those pay who have a file
 
     path = file.path
     try:
@@ -303,7 +345,8 @@ def _lines(file: Text) -> list[tuple[Any, Any]]:
         text = text.replace("\t", " ")  # the one thing in which JSON is not YAML; inside a string it is forbidden
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
-    except yaml.YAMLError as error:
+    # Beside its own errors PyYAML lets those through of a "\U0011FFFF" that is no character, and of a [[[[... too deep.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or "the text cannot be parsed"

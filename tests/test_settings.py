@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -285,6 +287,13 @@ def test_a_file_with_forbidden_characters_is_refused(tmp_path: Path) -> None:
     assert complaint(flags).startswith(f"{flags['config']}: this is not YAML: ")
 
 
+@pytest.mark.parametrize("text", ['policy: "\\U0011FFFF"', 'policy: "\\UFFFFFFFF"', "policy: " + "[" * 3000])
+def test_what_the_parser_itself_stumbles_over_is_refused(tmp_path: Path, text: str) -> None:
+    """A code that is no character, one that is no number for it, and more brackets than it can count."""
+    flags = in_file(tmp_path, text)
+    assert complaint(flags) == (f"{flags['config']}: this is not YAML: the text cannot be parsed; correct it there")
+
+
 def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> None:
     path = str(tmp_path / "none.yaml")
     why = f"cannot read {path}: No such file or directory; name a YAML or JSON file, or a directory with default.yaml"
@@ -380,6 +389,45 @@ def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
     (tmp_path / "gone.yaml").symlink_to("..data/gone.yaml")
     assert read(flags).policy == "spread"
     assert Sources(flags, {}).texts().profiles == {}
+
+
+@pytest.mark.parametrize("slow", ["big", "default"])
+def test_what_is_read_of_a_mounted_configmap_is_of_one_moment(tmp_path: Path, slow: str) -> None:
+    """It is swapped while one of its files, a pipe here, is read; the share size stands in the other one from then on.
+
+    Read in the order of names, the other file is gone when it is its turn, or has been read before.
+    """
+    flags = in_folder(tmp_path, default="share_size: 2GiB", big="")
+    pipe = tmp_path / "..0" / f"{slow}.yaml"
+    pipe.unlink()
+    os.mkfifo(pipe)
+
+    def swap() -> None:
+        with pipe.open("w", encoding="utf-8") as file:  # waits until it is read
+            mount(tmp_path, default="", big="share_size: 2GiB")
+            file.write("share_size: 4GiB")
+
+    with ThreadPoolExecutor() as threads:
+        swapped = threads.submit(swap)
+        assert of_profile(flags, "big").share_size_mib == 2048
+        assert read(flags).share_size_mib == 1024
+        swapped.result()
+
+
+def test_a_link_that_leads_to_nothing_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "default.yaml").symlink_to("elsewhere.yaml")
+    assert complaint({"config": str(tmp_path)}).startswith(
+        f"--config: cannot read {tmp_path}/default.yaml: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize("name", ["default.yml", "default.json", "Default.yaml", "DEFAULT.YML"])
+def test_a_default_under_a_name_that_nobody_reads_is_refused(tmp_path: Path, name: str) -> None:
+    """Its share size would silently not count."""
+    (tmp_path / name).write_text("share_size: 2GiB", encoding="utf-8")
+    assert complaint({"config": str(tmp_path)}) == (
+        f"{tmp_path}/{name}: it is not read under this name; call it default.yaml"
+    )
 
 
 def test_another_nodes_profile_may_be_wrong(tmp_path: Path) -> None:

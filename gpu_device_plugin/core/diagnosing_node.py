@@ -98,6 +98,8 @@ class NodeSymptoms:
     """The names in it that a node's label may have."""
     profile: str | None = None
     """The one that the agent had last, empty for none; None: nobody remembers."""
+    settings_problems: Mapping[str, str] = field(default_factory=dict)
+    """Why what is written cannot be used, by profile, empty for none."""
 
     # The hardware
     driver_problem: str = ""
@@ -367,10 +369,18 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
             yield ok(f"{version}is ready ({node.agent.where})")
 
 
+_CORRECT = "correct it; until then an agent that runs keeps what it had, and one that starts shares nothing"
+
+
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
     if not node.settings_in:
+        if node.settings_problems:
+            yield error(node.settings_problems[""], _CORRECT)
         return
     api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
+    if api is None and node.profile is None and node.profiles:
+        yield unknown(Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here"))
+        return
     label = (node.profile or "") if api is None else api.labels.get(CONFIG_LABEL, "")
     found = f"those of {node.settings_in}/{label or DEFAULT_PROFILE}.yaml"
     if label not in {"", DEFAULT_PROFILE, *node.profiles}:
@@ -379,6 +389,8 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
             f"correct the label (kubectl label node {node.node_name or 'NODE'} --overwrite {CONFIG_LABEL}=...), or add "
             "the file",
         )
+    elif problem := node.settings_problems.get("" if label == DEFAULT_PROFILE else label):
+        yield error(problem, _CORRECT)
     elif node.profile not in {None, label}:
         yield warning(f"{found}, which the agent has not taken over", "see its log for why")
     else:

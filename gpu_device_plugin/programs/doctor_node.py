@@ -32,12 +32,13 @@ from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
-from gpu_device_plugin.kubelet.remembered import Remembered
+from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.programs import doctor_runtime
 from gpu_device_plugin.programs.coexistence import registry_of
 from gpu_device_plugin.programs.doctor_agent import ask
 from gpu_device_plugin.programs.node_cluster import config_for
+from gpu_device_plugin.settings import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -138,6 +139,8 @@ class Profiles:
     names: tuple[str, ...] = ()
     last: str | None = None
     """The one that the agent had last, empty for none; None: nobody remembers."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why what is written cannot be used, by profile, empty for none."""
 
 
 NO_PROFILES = Profiles()
@@ -147,13 +150,22 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> t
     """Return the settings that the agent has, as far as it wrote that down, and what it may choose from.
 
     Raises:
-        UsageError: something in them cannot be used.
+        UsageError: something cannot be used that stands in no file.
     """
-    settings = below(sources.read(texts=texts), where)
-    last = Remembered(settings.device_plugin_dir).read() if texts.folder else None
-    if last is not None and last in texts.profiles:
+    problems = {name: why for name in ("", *texts.profiles) if (why := _problem(sources, texts, name))}
+    settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
+    last = Remembered(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
+    if last is not None and last in texts.profiles and last not in problems:
         settings = below(sources.read(last, texts), where)
-    return settings, Profiles(texts.folder, tuple(texts.profiles), last)
+    return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
+
+
+def _problem(sources: Sources[NodeSettings], texts: Texts, profile: str) -> str:
+    try:
+        sources.read(profile, texts)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def main(
@@ -210,6 +222,7 @@ async def examined(
         settings_in=profiles.folder,
         profiles=profiles.names,
         profile=profiles.last,
+        settings_problems=profiles.problems,
         inventory=driver.result().inventory,
         driver_problem=driver.result().problem,
         unhealthy=driver.result().unhealthy,

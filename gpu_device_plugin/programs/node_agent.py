@@ -29,8 +29,11 @@ from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares, TooManySharesError
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
+from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.books import Books
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
+from gpu_device_plugin.kubelet.remembered import SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.programs import frugal
@@ -60,6 +63,8 @@ _GOING_S = 1.0
 """How long an agent that is told to end tries to say so on its node."""
 LEAVE_S = 3.0
 """How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
+_FORGOTTEN_S = 12.0
+"""How long it then waits for the kubelet to offer none of it, which writes its node every 10 seconds by default."""
 _REMEMBER_S = 2.0
 """How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
 _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
@@ -161,6 +166,7 @@ class NodeAgent:
         )
         self.coexistence = Coexistence(settings)
         self._lock = NodeLock(settings.device_plugin_dir)
+        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
         self._placement = ""
@@ -183,9 +189,10 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
+        self._begin_with(self._share_size_in_use() or settings.share_size_mib)
         _log.info(
             "node agent starts",
-            extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(settings.share_size_mib)},
+            extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(self._shares.share_mib)},
         )
         async with AsyncExitStack() as stack:
             stack.callback(self._lock.release)
@@ -203,6 +210,30 @@ class NodeAgent:
                     tasks.create_task(self._cluster.run(), name="Kubernetes API")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
+    def _share_size_in_use(self) -> int | None:
+        """Return the share size of the agent before us, in MiB, if containers hold shares of it; the lock is ours.
+
+        They would be another amount of memory to us, and some of it might be given out again.
+        """
+        before = self._share_size.read()
+        if before is None or not before.isdecimal() or not int(before):
+            return None
+        names = frozenset(resource.name for resource in self.settings.offered if resource.kind is Kind.MEMORY)
+        try:
+            held = bool(checkpoint.read(self.settings.device_plugin_dir / checkpoint.NAME).device_ids(names))
+        except CheckpointUnreadableError:
+            held = True  # for all we know
+        return int(before) if held else None
+
+    def _begin_with(self, share_mib: int) -> None:
+        """Cut GPUs into shares of this size, also where our settings want another one: then that waits."""
+        wanted = self.settings
+        if share_mib != wanted.share_size_mib:
+            self.settings = replace(wanted, share_size_mib=share_mib)
+            self._shares = Shares(share_mib, wanted.reserve_mib)
+            self.book.equip(self._shares, {}, {})
+            self.reload(wanted)
+
     async def going(self) -> None:
         """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
         if self._cluster is not None:
@@ -211,7 +242,7 @@ class NodeAgent:
     async def leave(self) -> None:
         """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""
         if self._cluster is not None:
-            await self._cluster.leave(LEAVE_S)
+            await self._cluster.leave(LEAVE_S, _FORGOTTEN_S)
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
@@ -333,6 +364,7 @@ class NodeAgent:
 
     async def _prepare(self) -> None:
         self._lock.take()
+        self._share_size.write(str(self._shares.share_mib))
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
         self.advertiser.refresh()

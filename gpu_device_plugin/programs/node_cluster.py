@@ -43,7 +43,7 @@ from gpu_device_plugin.core.shares import TooManySharesError
 from gpu_device_plugin.programs.waiting import WaitingPods, kubelet_uid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.book import Book
@@ -59,6 +59,8 @@ _MODELS = f"{NODE_LABELS}product."
 """Labels that name a model. Those of models that are gone would otherwise stay for ever."""
 _OF_GPUS = (f"{NODE_LABELS}product", f"{NODE_LABELS}memory-mib", f"{NODE_LABELS}driver")
 """Labels of which a node without GPUs has none."""
+_FORGOTTEN_S = 0.5
+"""How often an agent that ends looks whether the kubelet has forgotten what it offered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +93,38 @@ def config_for(api: str) -> ClusterConfig | None:
             return from_kubeconfig(Path(api))
 
 
-async def tidy_up(client: Client, ourselves: NodeSelf, within_s: float) -> None:
-    """Take from our node what agents wrote on it, unless it has the label by which its GPUs are shared."""
+async def tidy_up(
+    client: Client, ourselves: NodeSelf, within_s: float, resources: Collection[str] = (), forgotten_within_s: float = 0
+) -> None:
+    """Take from our node what agents wrote on it, unless it has the label by which its GPUs are shared.
+
+    Args:
+        client: to be opened, and closed again.
+        ourselves: the node.
+        within_s: how long each of looking and writing may take.
+        resources: what the kubelet has to have forgotten first. As long as its node shows them, schedulers would take
+            it for one of another device plugin, were it not for what is written there.
+        forgotten_within_s: how long to wait for that. The kubelet writes its node every 10 seconds by default.
+    """
     try:
-        async with asyncio.timeout(within_s), client:
-            node = await ourselves.read()
+        async with client:
+            async with asyncio.timeout(within_s):
+                node = await ourselves.read()
+            forgotten_by = time.monotonic() + forgotten_within_s
+            while (
+                not switched_on(node.labels)
+                and any(node.allocatable.get(name) for name in resources)
+                and time.monotonic() < forgotten_by
+            ):
+                await asyncio.sleep(min(_FORGOTTEN_S, forgotten_within_s))
+                async with asyncio.timeout(within_s):
+                    node = await ourselves.read()
             if switched_on(node.labels):
                 return
             left = NodeNotes(dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations)))
-            if await ourselves.put(left, node):
-                _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
+            async with asyncio.timeout(within_s):
+                if await ourselves.put(left, node):
+                    _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
     except (ApiError, TimeoutError) as error:
         why = str(error) or f"no answer within {within_s:g} s"
         _log.warning("whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why)
@@ -144,6 +168,8 @@ class NodeCluster:
         self._self = NodeSelf(self._client, settings.node_name)
         self.look_s = 60.0
         """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
+        self.linger_s = 1.0
+        """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
         self._shown: _Shown | None = None
         self._forgotten: Mapping[str, None] = {}
         self._before: tuple[Gpu, ...] = ()
@@ -173,7 +199,10 @@ class NodeCluster:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def going(self, within_s: float) -> None:
-        """Say on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs."""
+        """Say on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.
+
+        Returns when the pods that were on their way have come, which fail where there is no agent.
+        """
         said = self._notes.value
         if NODE_GPUS not in said.annotations:
             return
@@ -183,17 +212,19 @@ class NodeCluster:
         try:
             async with asyncio.timeout(within_s):
                 await self._self.publish(self._notes.value)
+            await asyncio.sleep(self.linger_s)
         except (ApiError, TimeoutError) as error:
             _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
 
-    async def leave(self, within_s: float) -> None:
+    async def leave(self, within_s: float, forgotten_within_s: float) -> None:
         """Take from the node what we wrote on it, if it lost the label by which its GPUs were shared; after `run`.
 
         To a process that is told to end, a rollout looks the same: there the label stays, and all of it. A node that
-        never had the label is shared by some other rule, which we do not know.
+        never had the label is shared by some other rule, which we do not know. See `tidy_up`.
         """
         if self._switched_on:
-            await tidy_up(self._client, self._self, within_s)
+            resources = [resource.name for resource in self._settings.offered]
+            await tidy_up(self._client, self._self, within_s, resources, forgotten_within_s)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool) -> None:
         """Have an Event written on our node."""

@@ -116,7 +116,7 @@ class Choice:
                 backoff.reset()
             except (ApiError, TimeoutError) as error:
                 problem = str(error) or f"the API server did not answer within {self.patience_s:g} s"
-                wait_s = backoff.next_s()
+                wait_s = backoff.next_s(error.retry_after_s if isinstance(error, ApiError) else 0.0)
                 if label is None and time.monotonic() + wait_s >= patient_until:
                     label = self._believe(problem)
             if label is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
-from gpu_device_plugin.kubelet.remembered import Remembered
+from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.programs.node_agent import LEAVE_S, NodeAgent, reach_api
 from gpu_device_plugin.programs.rereading import Rereading
@@ -104,7 +104,7 @@ class NodeProgram:
         self._sources = sources
         self._settings = settings
         self._make_agent = agent
-        self._remembered = Remembered(settings.device_plugin_dir)
+        self._remembered = Remembered(settings.device_plugin_dir, PROFILE)
         self._label = ""
         """The profile that our node's label names, as far as we know."""
         self._in_force = ""
@@ -150,6 +150,8 @@ class NodeProgram:
         """Let go of the GPUs, or take them up again, if there is an agent already."""
         if self.agent is not None:
             self.agent.toggle_pause()
+        else:
+            _log.warning("there is nothing to pause: GPUs are let alone until it is known which settings this node has")
 
     async def going(self) -> None:
         """Let schedulers know that there will be no agent. Before `run` is cancelled."""

@@ -29,7 +29,7 @@ from gpu_device_plugin.programs.doctor_node import (
     place,
     settings_of,
 )
-from gpu_device_plugin.settings import NodeSettings, Sources
+from gpu_device_plugin.settings import NodeSettings, Sources, UsageError
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
@@ -278,6 +278,30 @@ def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_i
     mine = cli.parse(["doctor", f"--config={mount(tmp_path / 'mine', default='share_size: 4GiB')}"])
     settings, _ = settings_of(*cli._sources_of_the_agent(mine, [agent]), NOWHERE)
     assert settings.share_size_mib == 4096
+
+
+def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "config"
+    flags = [f"--config={folder}", f"--device-plugin-dir={tmp_path}", "--reserve=2GiB"]
+    (tmp_path / "gpushare").mkdir()
+    (tmp_path / "gpushare" / "profile").write_text("big\n")
+
+    def seen() -> tuple[NodeSettings, Profiles]:
+        return settings_of(*cli._sources_of_the_agent(cli.parse(["doctor", *flags]), []), NOWHERE)
+
+    mount(folder, default="policy: spread", big="polcy: spread", small="")
+    settings, profiles = seen()
+    assert (settings.policy, settings.reserve_mib) == ("spread", 2048)
+    assert profiles.last == "big"
+    assert list(profiles.problems) == ["big"]
+    assert profiles.problems["big"].startswith(f"{folder}/big.yaml, line 1, polcy: there is no such setting")
+    mount(folder, default="policy: [", big="")
+    settings, profiles = seen()
+    assert (settings.policy, settings.reserve_mib) == ("binpack", 2048)
+    assert list(profiles.problems) == ["", "big"]
+    flags.append("--policy=sideways")
+    with pytest.raises(UsageError, match="--policy: 'sideways' is unknown"):
+        seen()
 
 
 async def test_a_label_that_names_no_profile_is_told_with_what_the_agent_has() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.testing.cluster import Answer, Hang
-from tests.programs.cluster_harness import NODE, Cluster, cluster
+from tests.programs.cluster_harness import NODE, Cluster, cluster, promise
+from tests.programs.harness import MEM, pod
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     import pytest
 
 SWITCHED_ON = {"gpushare": "true"}
@@ -43,6 +47,52 @@ async def test_without_the_label_nothing_of_ours_is_left_on_the_node() -> None:
         assert "gpu-device-plugin/gpus" not in meta.get("annotations", {})
 
 
+def offer(there: Cluster, shares: int) -> None:
+    """Have the kubelet write into the API how much it offers."""
+    there.api.patch("nodes", NODE, {"status": {"allocatable": {MEM: str(shares)}}}, subresource="status")
+
+
+@asynccontextmanager
+async def leaving(there: Cluster, forgotten_within_s: float) -> AsyncIterator[asyncio.Task[None]]:
+    """An agent that was told to end has lost its label, and looks at a node that offers 28 shares still."""
+    await published(there)
+    offer(there, 28)
+    label(there, None)
+    ours = there.cluster
+    await ours.going(5)
+    await there.node.stop_agent()
+    before = there.api.count("get", "nodes")
+    leave = asyncio.create_task(ours.leave(5, forgotten_within_s), name="leave")
+    await there.node.until(lambda: there.api.count("get", "nodes") > before + 1)  # looked, and once more
+    yield leave
+    async with asyncio.timeout(5):
+        await leave
+
+
+async def test_a_node_that_still_offers_gpus_says_meanwhile_that_its_agent_is_away() -> None:
+    """Without a word of ours a scheduler takes what is offered for another plugin's, and its pods fail."""
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        async with leaving(there, 60) as leave:
+            assert (there.said_of_node()["away"], leave.done()) == (True, False)
+            offer(there, 0)
+        assert there.said_of_node() == {}
+
+
+async def test_a_kubelet_that_never_forgets_is_not_waited_for_for_ever() -> None:
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        async with leaving(there, 0.05):
+            pass
+        assert there.said_of_node() == {}
+
+
+async def test_a_label_that_comes_back_meanwhile_keeps_everything() -> None:
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        async with leaving(there, 60):
+            label(there, "true")
+        assert there.said_of_node()["away"]
+        assert "count" in there.labels()
+
+
 async def test_a_rollout_keeps_everything() -> None:
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
@@ -59,6 +109,17 @@ async def test_the_next_agent_says_that_it_is_there() -> None:
         await stop(there)
         await there.start_agent()
         await there.node.until(lambda: there.said_of_node() == before)
+
+
+async def test_a_pod_that_is_being_bound_when_the_agent_ends_gets_its_gpu() -> None:
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        await published(there)
+        there.cluster.linger_s = 60
+        going = asyncio.create_task(there.cluster.going(5), name="going")
+        await there.node.until(lambda: "away" in there.said_of_node())
+        made = await there.run(pod("late", mem=4), promise(1, 4))
+        assert there.positions(made) == {1: 4}
+        going.cancel()
 
 
 async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,11 +158,11 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
         there.api.fail(Hang(), resources=["nodes"])
         ours = there.cluster
         await there.node.stop_agent()
-        await ours.leave(0.1)
+        await ours.leave(0.1, 0)
         assert "what we wrote on it stays: no answer within 0.1 s" in caplog.text
         there.api.heal()
         there.api.fail(Answer(403), verbs=["patch"])
-        await ours.leave(5)
+        await ours.leave(5, 0)
         assert "what we wrote on it stays: patch nodes node: 403" in caplog.text
         assert there.said_of_node()
 

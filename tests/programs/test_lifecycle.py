@@ -156,18 +156,6 @@ async def test_without_pod_resources_what_was_given_stays_given() -> None:
         await node.healthy_is(COUNT, 2)
 
 
-async def test_a_smaller_share_size_after_a_restart_leaves_running_pods_their_gpus() -> None:
-    """Three shares of 1 GiB are three of 512 MiB then; the GPU stays fenced and the other two as they were."""
-    async with world() as node:
-        await node.start_agent()
-        made = await node.kubelet.admit(pod("p", mem=3))
-        await node.stop_agent()
-        await node.start_agent(share_size="2GiB")
-        await node.healthy_is(MEM, 14)
-        await node.healthy_is(COUNT, 1)
-        assert node.held == made.devices(MEM)
-
-
 async def test_pods_that_run_under_a_former_name_of_a_resource_keep_their_gpus() -> None:
     """The resource was renamed between two starts; GPU 0 stays closed to everybody until its pod has ended."""
     async with world() as node:

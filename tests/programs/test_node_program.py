@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.kubelet.remembered import Remembered
+from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.programs.node_agent import NodeAgent
 from gpu_device_plugin.programs.node_program import NodeProgram
 from gpu_device_plugin.settings import Sources
@@ -172,14 +172,15 @@ async def test_a_profile_that_cannot_be_used_shares_nothing_until_it_can(
     assert caplog.text.count("this node shares nothing until its settings can be used") == 1
 
 
-async def test_sighup_looks_at_once() -> None:
+async def test_sighup_looks_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(node_labels={CONFIG: "bigg"}) as there:
         configure(there, **SIZES)
         async with running(there) as program:
             assert program.choice is not None
             program.choice.look_s = 600
             await waits(there, program, "names no profile")
-            program.toggle_pause()  # there is nothing yet to let go of
+            program.toggle_pause()
+            assert "there is nothing to pause" in caplog.text
             assert repr(program).startswith("<NodeProgram <Choice for node: this node shares nothing until")
             label(there, config="big")
             program.look()
@@ -341,8 +342,8 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
         (there.node.kubelet.device_plugin_dir / "gpushare" / "profile" / "x").mkdir(parents=True)
         async with running(there):
             await shares(there, 14)
-            await there.node.until(lambda: "is not written down for the next agent" in caplog.text)
+            await there.node.until(lambda: "has to know is not written down" in caplog.text)
 
 
 def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:
-    assert repr(Remembered(tmp_path)) == "<Remembered None>"
+    assert repr(Remembered(tmp_path, PROFILE)) == "<Remembered None>"
