@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 VARIABLES = "gpushare-variables"
 ONE_RESOURCE = "gpushare-one-resource"
 NO_ZERO = "gpushare-no-zero"
+UNITS = "gpushare-units"
 NODE_NAME = "gpushare-node-name"
 PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
@@ -162,6 +163,17 @@ AMOUNT_CASES = (
          {NO_ZERO: "container 'prepare' asks for 0 of"}),
     Case("0 of what others offer", PERSON, create(pod("a", container(limits={"nvidia.com/gpu": "0"})))),
     Case("a thousand, as the API server shortens it", PERSON, create(pod("a", container(mem=1000)))),
+    Case("memory in GiB", PERSON, create(pod("a", limits(CUDA, mem="4Gi"))),
+         {UNITS: "container 'cuda' asks for 4Gi of aliyun.com/gpu-mem, which is an amount of bytes"}),
+    Case("memory in MiB, as the API server shortens it", PERSON, create(pod("a", limits(CUDA, mem="4096Mi"))),
+         {UNITS: "container 'cuda' asks for 4Gi of aliyun.com/gpu-mem"}),
+    Case("memory in GB, in an init container", PERSON, create(pod("a", SHARING, init=(limits(CUDA, mem="10G"),))),
+         {UNITS: "container 'cuda' asks for 10G of aliyun.com/gpu-mem"}),
+    Case("whole GPUs in KiB", PERSON, create(pod("a", limits(CUDA, count="1Ki"))),
+         {UNITS: "container 'cuda' asks for 1Ki of aliyun.com/gpu-count"}),
+    Case("0 of the one beside GiB of the other", PERSON, create(pod("a", limits(CUDA, mem="4Gi", count=0))),
+         {UNITS: "container 'cuda' asks for 4Gi of aliyun.com/gpu-mem, which", NO_ZERO: "container 'cuda' asks for 0"}),
+    Case("memory in GiB of what is not ours", PERSON, create(pod("a", container(limits={"memory": "4Gi"}, mem=4)))),
 )  # fmt: skip
 
 NODE_CASES = (

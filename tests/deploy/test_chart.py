@@ -14,15 +14,16 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 import yaml
 
-from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.settings import settings_for
+from gpu_device_plugin import __version__, cli, extender_settings
+from gpu_device_plugin.settings import KNOBS, settings_for
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from gpu_device_plugin.knobs import Form, Knob
     from tests.cluster.conftest import RealServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -75,6 +76,13 @@ def test_every_manifest_is_in_the_chart() -> None:
     files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
     in_chart = {name for _, names in SAME for name in names}
     assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
+
+
+@pytest.mark.parametrize("path", [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")], ids=lambda path: path.name)
+def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> None:
+    for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        if "metadata" in document:
+            assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare"
 
 
 def test_without_any_part_nothing_but_the_namespace_is_left() -> None:
@@ -158,7 +166,7 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
         "args": ["--reserve=2GiB"],
         "runtimeClassName": "",
         "nodeSelector": {"gpushare": "true", "pool": "a"},
-        "tolerations": [{"operator": "Exists"}],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
     }
     objects = CHART.render({"agent": changed})
@@ -170,7 +178,7 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     assert (other.share_size_mib, other.exclude_gpus, other.pre_start) == (4096, ("0", "1"), True)
     assert settings_for(sources, texts, "none") == one
     assert "runtimeClassName" not in pod
-    assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], [{"operator": "Exists"}])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (changed["nodeSelector"], changed["tolerations"])
     paths = {volume["hostPath"]["path"].rpartition("/")[0] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {"/var/snap/microk8s/common/var/lib/kubelet"}
     assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet", "/etc"}
@@ -189,6 +197,26 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
 def test_kube_scheduler_is_of_the_api_servers_version_unless_told(server: str, tag: str, image: str) -> None:
     objects = CHART.render({"scheduler": {"kubeScheduler": {"tag": tag}}}, kube=server)
     assert container(objects, "gpushare-scheduler", "kube-scheduler")["image"] == image
+
+
+@pytest.mark.parametrize(("values", "workload"), [(SECOND, "gpushare-scheduler"), (SERVICE, "gpushare-extender")])
+def test_the_scheduler_goes_to_the_nodes_that_it_is_told(values: Json, workload: str) -> None:
+    pool = {"pool": "system"}
+    objects = CHART.render({"scheduler": {**values["scheduler"], "nodeSelector": pool}})
+    assert pod_of(objects, workload)["nodeSelector"] == pool
+
+
+def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
+    """k0s moves the one; no kubelet moves the other."""
+    objects = CHART.render({"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet", "maxUnavailable": "10%"}})
+    volumes = pod_of(objects, "gpushare-node")["volumes"]
+    assert {each["name"]: each["hostPath"]["path"] for each in volumes if "hostPath" in each} == {
+        "device-plugins": "/var/lib/kubelet/device-plugins",
+        "pod-resources": "/var/lib/k0s/kubelet/pod-resources",
+        "plugins-registry": "/var/lib/k0s/kubelet/plugins_registry",
+    }
+    agent = objects["DaemonSet", "gpushare", "gpushare-node"]["spec"]
+    assert agent["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
 
 
 def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() -> None:
@@ -276,12 +304,25 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"args": "--share-size=1GiB"}},
         {"agent": {"settings": {"share-size": "1GiB"}}},
         {"agent": {"settings": {"share_size": {"mib": 1024}}}},
+        {"agent": {"settings": {"share_size": "1Gib"}}},
+        {"agent": {"settings": {"share_size": 2}}},
+        {"agent": {"settings": {"share_sise": "1GiB"}}},
+        {"agent": {"settings": {"policy": "binpak"}}},
+        {"agent": {"settings": {"bind_timeout": "4s"}}},
+        {"agent": {"profiles": {"large": {"share_size": "4G"}}}},
+        {"agent": {"profiles": {"large": {"api": "off"}}}},
+        {"agent": {"maxUnavailable": 0}},
+        {"agent": {"maxUnavailable": "0%"}},
+        {"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet/"}},
+        {"scheduler": {"settings": {"share_size": "1GiB"}}},
+        {"scheduler": {"settings": {"drain": "30"}}},
         {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
         {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
         {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
         {"agent": {"kubeletDir": "/var/lib/kubelet/"}},
         {"agent": {"resources": {"limit": {}}}},
         {"image": {"repository": "Gpu Device Plugin"}},
+        {"image": {"repository": "registry.example.com/gpu-device-plugin:0.1.0"}},
         {"namespace": "GPU"},
         {"policies": {"schedulers": ["'] || true || ['"]}},
         {"policies": {"agents": ["system:serviceaccount:a:b"]}},
@@ -291,6 +332,43 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
 def test_wrong_values_are_refused(wrong: Json) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(CHART.values(wrong), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"agent": {"settings": {"share_size": "256 MiB", "devices": ["cdi"], "pre_start": True, "refusal_limit": 0}}},
+        {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
+        {"agent": {"maxUnavailable": "100%"}},
+        {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
+    ],
+    ids=str,
+)
+def test_right_values_are_taken(right: Json) -> None:
+    jsonschema.validate(CHART.values(right), SCHEMA)
+
+
+@pytest.mark.parametrize(("name", "knobs"), [("agentSettings", KNOBS), ("extenderSettings", extender_settings.KNOBS)])
+def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knobs: Iterable[Knob]) -> None:
+    """Else the release is there, and its agents wait for somebody to read why."""
+    assert SCHEMA["definitions"][name]["properties"] == {knob.name: schema_of(knob.form) for knob in knobs}
+    for knob in knobs:
+        if knob.default:
+            jsonschema.validate({knob.name: knob.default}, {**SCHEMA, **SCHEMA["definitions"][name]})
+
+
+def schema_of(form: Form[Any]) -> Json:
+    """Return what the schema says of such a setting: as much as can be said of its form in few words."""
+    named = {"SIZE": "size", "DURATION": "duration", "true|false": "switch"}
+    words = form.shape.split("|")
+    if form.shape not in named and len(words) > 1 and form.shape.islower() and not form.many:
+        return {"enum": words}
+    return {"$ref": f"#/definitions/{named.get(form.shape, 'setting')}"}
+
+
+def test_no_profile_has_a_setting_that_an_agent_needs_before() -> None:
+    (excluded,) = SCHEMA["definitions"]["profile"]["propertyNames"].values()
+    assert excluded == {"enum": [knob.name for knob in KNOBS if not knob.in_profile]}
 
 
 def test_the_version_is_the_programs() -> None:

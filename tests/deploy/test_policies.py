@@ -182,7 +182,7 @@ def test_a_refusal_says_what_and_what_to_do(name: str) -> None:
     for validation in VALIDATING_POLICIES[name]["spec"]["validations"]:
         message = validation["message"]
         assert re.fullmatch(r"[a-z].{40,250}[a-z]", message), message
-        assert re.search(r"[;,] (this|remove|ask|leave|add)\b", message), message
+        assert re.search(r"[;,] (this|remove|ask|leave|add|write)\b", message), message
         assert "messageExpression" in validation
 
 

@@ -346,7 +346,7 @@ def test_a_lease_may_be_made_and_only_the_own_one_be_changed(manifest: Path) -> 
 def test_every_role_is_bound_to_the_account_of_the_pod(manifest: Path) -> None:
     assert pod_of(manifest)["serviceAccountName"] == ACCOUNT["name"]
     (account,) = objects(manifest, "ServiceAccount")
-    assert account["metadata"] == {"name": ACCOUNT["name"], "namespace": ACCOUNT["namespace"]}
+    assert {"kind": "ServiceAccount", **{key: account["metadata"][key] for key in ("name", "namespace")}} == ACCOUNT
     bindings = objects(manifest, "ClusterRoleBinding", "RoleBinding")
     assert all(each["subjects"] == [ACCOUNT] for each in bindings)
     bound = {(each["metadata"].get("namespace", ""), each["roleRef"]["name"]) for each in bindings}

@@ -85,9 +85,9 @@ def test_a_program_that_is_named_explains_itself(words: str) -> None:
 
 PROGRAMS_OF_OURS = ("node", "extender", "doctor", "demo", "inspect", "inspect why", "inspect uninstall")
 FLAGS_OF_OTHERS = {
-    "helm": {"set"},
+    "helm": {"set", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},
-    "kubectl": {"raw", "force"},
+    "kubectl": {"raw", "force", "overwrite"},
     "kubelet": {"root-dir"},
     "k3s": {"default-runtime"},
     "eksctl": {"install-nvidia-plugin"},

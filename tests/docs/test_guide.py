@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
@@ -118,10 +117,8 @@ def test_the_taint_of_the_guide_is_tolerated_by_its_pod_and_by_the_agent() -> No
     (pod,) = documents(EXAMPLES / "toleration.yaml")
     for each in (agent, pod):
         assert any(toleration.covers(Taint(key, effect=effect)) for toleration in tolerations(each))
-    named = {each.key for each in tolerations(agent)}
-    tolerated = re.search(r"The agent tolerates (.*?)\.\s", textwrap.dedent(text_of(DOCS / "guide.md")), re.DOTALL)
-    assert tolerated is not None
-    assert set(re.findall(r"`(\S+)`", tolerated[1])) <= named
+    assert "The agent tolerates every taint:" in text_of(DOCS / "guide.md")
+    assert tolerations(agent) == [Toleration("", "Exists", "", "")]
 
 
 def tolerations(pod: Json) -> list[Toleration]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(gpu_device_plugin.__path__[0])
 OURS = {"agent", "extender"}
-THEIRS = {"Kubernetes", "kubectl", "kubelet", "kube-scheduler", "containerd", ""}
+THEIRS = {"Kubernetes", "kubectl", "helm", "kubelet", "kube-scheduler", "containerd", ""}
 
 _FEWEST = 10
 """So many letters a text of the source has besides what is filled in, or it would stand for too much."""
