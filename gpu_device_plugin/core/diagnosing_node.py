@@ -84,6 +84,8 @@ class NodeSymptoms:
     # How the agent is set up
     resources: tuple[Resource, ...]
     share_mib: int
+    share_mib_in_force: int | None = None
+    """What the agent goes by; None: it has written nothing down."""
     reserve_mib: int = 0
     exclude_gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("envvar",)
@@ -316,8 +318,15 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _shares(node: NodeSymptoms) -> Iterator[Finding]:
+    in_force = node.share_mib_in_force or node.share_mib
+    if in_force != node.share_mib:
+        yield warning(
+            f"one share is {format_mib(in_force)}, and a share_size of {format_mib(node.share_mib)} waits: containers held "
+            "shares when the agent started",
+            "drain the node, and restart its agent then",
+        )
     try:
-        shares = Shares(node.share_mib, node.reserve_mib).with_inventory(node.inventory, node.exclude_gpus)
+        shares = Shares(in_force, node.reserve_mib).with_inventory(node.inventory, node.exclude_gpus)
     except TooManySharesError as problem:
         found, _, advice = str(problem).rpartition("; ")
         yield error(found, advice)
@@ -328,7 +337,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     if not total:
         yield unknown(Unknown("no GPU is there to be shared"))
         return
-    yield ok(f"{len(shares.gpus)} GPUs, {total} shares of {format_mib(node.share_mib)} ({MAX_DEVICE_IDS} are the most)")
+    yield ok(f"{len(shares.gpus)} GPUs, {total} shares of {format_mib(in_force)} ({MAX_DEVICE_IDS} are the most)")
 
 
 def _directory(node: NodeSymptoms) -> Iterator[Finding]:

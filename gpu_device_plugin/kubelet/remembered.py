@@ -37,6 +37,11 @@ class Remembered:
                 return word
         return None
 
+    def number(self) -> int | None:
+        """Return the word as a whole number above 0; None if nobody knows, or it is none."""
+        word = self.read() or ""
+        return int(word) or None if word.isdecimal() else None
+
     def write(self, word: str) -> None:
         """Keep `word` for later. Where that fails it is logged: an agent shares its GPUs without it."""
         if self.read() == word:

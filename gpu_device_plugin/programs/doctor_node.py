@@ -32,7 +32,7 @@ from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
-from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
+from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.programs import doctor_runtime
 from gpu_device_plugin.programs.coexistence import registry_of
@@ -212,6 +212,7 @@ async def examined(
     symptoms = NodeSymptoms(
         resources=settings.offered,
         share_mib=settings.share_size_mib,
+        share_mib_in_force=Remembered(settings.device_plugin_dir, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
         exclude_gpus=settings.exclude_gpus,
         devices=settings.devices,

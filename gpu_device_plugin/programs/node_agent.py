@@ -215,15 +215,13 @@ class NodeAgent:
 
         They would be another amount of memory to us, and some of it might be given out again.
         """
-        before = self._share_size.read()
-        if before is None or not before.isdecimal() or not int(before):
-            return None
+        before = self._share_size.number()
         names = frozenset(resource.name for resource in self.settings.offered if resource.kind is Kind.MEMORY)
         try:
             held = bool(checkpoint.read(self.settings.device_plugin_dir / checkpoint.NAME).device_ids(names))
         except CheckpointUnreadableError:
             held = True  # for all we know
-        return int(before) if held else None
+        return before if held else None
 
     def _begin_with(self, share_mib: int) -> None:
         """Cut GPUs into shares of this size, also where our settings want another one: then that waits."""

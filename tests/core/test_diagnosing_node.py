@@ -228,6 +228,16 @@ def test_the_rung_of_memory_limits_and_what_lifts_it() -> None:
 # --- Shares and the kubelet -------------------------------------------------------------------------------------------
 
 
+def test_a_share_size_that_waits_is_told_and_the_other_one_counted() -> None:
+    waiting, counted = of("shares", share_mib_in_force=2048)
+    assert waiting == (
+        "warning: one share is 2 GiB, and a share_size of 1 GiB waits: containers held shares when the agent started"
+        " -> drain the node, and restart its agent then"
+    )
+    assert "shares of 2 GiB" in counted
+    assert len(of("shares", share_mib_in_force=1024)) == 1
+
+
 def test_a_share_size_that_no_kubelet_copes_with_names_one_that_fits() -> None:
     """Two GPUs of 15 GiB in shares of 1 MiB are 30,720 IDs; with 8 MiB they are 3,840."""
     (told,) = of("shares", share_mib=1)
