@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.memory import format_mib
@@ -31,21 +32,55 @@ POLICIES = frozenset(
         "gpushare-variables",
         "gpushare-one-resource",
         "gpushare-no-zero",
+        "gpushare-units",
         "gpushare-node-name",
         "gpushare-placement",
         "gpushare-own-node",
     }
 )
 """What deploy/policies.yaml installs."""
+_SWITCHED_OFF = "false"
+"""What else than `SWITCHED_ON` people mean when they write it."""
+
+_IMAGE = (
+    "correct the line image: of the manifest, push the image to there, or load it on the node (docs/install-image.md); "
+    "a registry with a password needs imagePullSecrets"
+)
+_RUNTIME = (
+    "the node's container runtime could not start it; where that names nvidia: nvidia-smi on the node, and what a node "
+    "needs (docs/install.md)"
+)
+_LOG = "kubectl -n {namespace} logs {pod}{flag} says why"
+_ASK = "kubectl -n {namespace} exec {pod} -- gpu-device-plugin doctor says why; so does kubectl logs"
+_LOOK = "kubectl -n {namespace} describe pod {pod}: its Events say what it waits for"
+_STUCK: Mapping[str, str] = MappingProxyType(
+    {
+        "ErrImagePull": _IMAGE,
+        "ImagePullBackOff": _IMAGE,
+        "ErrImageNeverPull": _IMAGE,
+        "InvalidImageName": _IMAGE,
+        "CreateContainerConfigError": "mend what that names; kubectl diff -f deploy/ tells how the cluster differs "
+        "from the manifests",
+        "CreateContainerError": _RUNTIME,
+        "RunContainerError": _RUNTIME,
+        "StartError": _RUNTIME,
+        "CrashLoopBackOff": "kubectl -n {namespace} logs {pod}{flag} --previous says why it ended",
+        "OOMKilled": "it needs more memory than its limit: raise that in the manifest",
+        "Unschedulable": "make room for what it requests, or let it request less",
+    }
+)
+"""What helps, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node that shares GPUs, is meant to, or did."""
+    """One node that shares GPUs, did, or has the label by which people switch that on and off."""
 
     name: str
-    labelled: bool = False
-    """It has the label by which people switch sharing on."""
+    switch: str | None = None
+    """What the label says by which people switch sharing on; None: it has none."""
+    profile: str = ""
+    """Of settings, as its label says; empty: it has none."""
     told: bool = False
     """An agent has written its GPUs on it."""
     problem: str = ""
@@ -55,6 +90,11 @@ class NodeSeen:
     """Of our resources, those that it has."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Sighting, ...] = ()
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it is meant to share its GPUs."""
+        return self.switch == SWITCHED_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +107,14 @@ class PartSeen:
     ready: bool = False
     why: str = ""
     """Why it is not, as far as Kubernetes says."""
+    container: str = ""
+    """The one of its containers that holds it up; empty: none is known to."""
+    reason: str = ""
+    """Why that does not run, in the one word of Kubernetes (`ImagePullBackOff`); empty: it runs, and is not ready."""
     version: str = ""
     """The tag of its image."""
+    kube_scheduler: str | None = None
+    """The tag of the image of kube-scheduler beside it; None: there is none."""
     original: bool = False
     """Of Alibaba's gpushare."""
     asked: int | None = None
@@ -111,8 +157,8 @@ class ClusterSymptoms:
     extenders: tuple[PartSeen, ...] = ()
     own_scheduler: bool = False
     """The extender runs beside a kube-scheduler of its own."""
-    runtime_class: str | Unknown = ""
-    """What the DaemonSet's pods ask for; empty: nothing."""
+    runtime_class: str = ""
+    """What the DaemonSet's pods ask for; empty: nothing that is known."""
     daemonset: bool | Unknown = True
     runtime_classes: frozenset[str] | Unknown = frozenset()
     pods: tuple[PodSeen, ...] = ()
@@ -136,9 +182,10 @@ def _count(number: int, noun: str) -> str:
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    absent = not cluster.daemonset and not cluster.agents
     if isinstance(cluster.daemonset, Unknown):
         yield unknown(cluster.daemonset)
-    elif not cluster.daemonset and not cluster.agents:
+    elif absent:
         yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
     labelled = [node for node in cluster.nodes if node.labelled]
     if not labelled and not any(node.told for node in cluster.nodes):
@@ -154,22 +201,48 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
             f"no GPUs are told of {_names(silent)}, though an agent runs there",
             "see its log, and kubectl -n gpushare exec POD -- gpu-device-plugin doctor",
         )
-    if deserted:
+    if deserted and not absent:
         yield error(
             f"no agent runs on {_names(deserted)}, labelled {SWITCH_LABEL}={SWITCHED_ON}",
-            "kubectl -n gpushare describe daemonset gpushare-node says why: most often taints, or a runtime class that "
-            "the cluster does not have",
+            "kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
+            "the cluster lacks, or PodSecurity of the namespace",
         )
     if labelled and not silent and not deserted:
         yield ok(f"{_count(len(labelled), 'labelled node')} with an agent")
+    yield from _mistyped(cluster)
+
+
+def _mistyped(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    mistyped: dict[str, list[str]] = {}
+    for node in cluster.nodes:
+        if node.switch is not None and node.switch not in {SWITCHED_ON, _SWITCHED_OFF}:
+            mistyped.setdefault(node.switch, []).append(node.name)
+    for value, names in sorted(mistyped.items()):
+        yield warning(
+            f"{SWITCH_LABEL}={value} on {_names(names)} switches nothing on: only {SWITCHED_ON} does, in small letters",
+            f"kubectl label node -l {SWITCH_LABEL}={value} --overwrite {SWITCH_LABEL}={SWITCHED_ON}, or "
+            f"={_SWITCHED_OFF} where no GPUs are to be shared",
+        )
+
+
+def _unready(part: PartSeen) -> str:
+    container = f"container {part.container}" if part.container and part.reason else ""
+    return ": ".join(filter(None, ("is not ready", container, part.reason, part.why)))
+
+
+def _way_out(part: PartSeen, otherwise: str) -> str:
+    """Return what helps a part that is not ready, and `otherwise` where all of its containers run."""
+    namespace, _, pod = part.name.partition("/")
+    advice = _STUCK.get(part.reason, _LOOK) if part.reason else otherwise
+    return advice.format(namespace=namespace, pod=pod, flag=f" -c {part.container}" if part.container else "")
 
 
 def _agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
     unready = [agent for agent in cluster.agents if not agent.ready]
     for agent in unready[:_NAMED]:
         yield error(
-            f"{agent.name} on {agent.node or 'no node'} is not ready{f': {agent.why}' if agent.why else ''}",
-            f"kubectl -n {' logs '.join(agent.name.split('/', 1))}; kubectl describe says what its /readyz answers",
+            f"{agent.name} on {agent.node or 'no node'} {_unready(agent)}",
+            _way_out(agent, _LOG if agent.original else _ASK),
         )
     if len(unready) > _NAMED:
         yield error(f"{len(unready) - _NAMED} more agents are not ready", "begin with the first")
@@ -179,15 +252,17 @@ def _agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
     wanted, known = cluster.runtime_class, cluster.runtime_classes
-    if isinstance(wanted, Unknown) or isinstance(known, Unknown):
-        yield unknown(wanted if isinstance(wanted, Unknown) else known)  # type: ignore[arg-type]  # one of the two is
-    elif wanted and wanted not in known:
+    if not wanted:
+        return
+    if isinstance(known, Unknown):
+        yield unknown(known)
+    elif wanted not in known:
         yield error(
             f"the agents ask for the runtime class {wanted}, which this cluster does not have",
             f"make it (handler: {wanted}), or take runtimeClassName out of the DaemonSet where NVIDIA's runtime is the "
             "default",
         )
-    elif wanted:
+    else:
         yield ok(f"{wanted} is there")
 
 
@@ -226,15 +301,23 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     sizes: dict[int, list[str]] = {}
+    by_profile: dict[str, set[int]] = {}
     for node in cluster.nodes:
         if node.gpus.share_mib is not None:
             sizes.setdefault(node.gpus.share_mib, []).append(node.name)
-    if len(sizes) > 1:
-        told = "; ".join(f"{format_mib(size)} on {_names(names)}" for size, names in sorted(sizes.items()))
+            profile = "" if node.profile == DEFAULT_PROFILE else node.profile
+            by_profile.setdefault(profile, set()).add(node.gpus.share_mib)
+    told = "; ".join(f"{format_mib(size)} on {_names(names)}" for size, names in sorted(sizes.items()))
+    differ = f"{cluster.memory_resource}: 1 is not the same memory on every node: {told}"
+    choose = "have pods choose nodes by the label gpu-device-plugin/share-mib"
+    if any(len(each) > 1 for each in by_profile.values()):
         yield warning(
-            f"{cluster.memory_resource}: 1 is not the same memory on every node: {told}",
-            "give all nodes one --share-size, or have pods choose nodes by the label gpu-device-plugin/share-mib",
+            differ,
+            "give all nodes one share_size, which an agent takes over when it is started anew; if it is meant, give "
+            f"these nodes a profile of settings of their own (label {CONFIG_LABEL}, docs/settings.md), and {choose}",
         )
+    elif len(sizes) > 1:
+        yield note(f"{differ}, by their profiles of settings", choose)
     elif sizes:
         yield ok(f"{format_mib(next(iter(sizes)))} on every node")
 
@@ -254,7 +337,11 @@ def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     agents = {agent.node for agent in cluster.agents}
-    left = [node.name for node in cluster.nodes if not node.labelled and node.name not in agents]
+    left = [
+        node.name
+        for node in cluster.nodes
+        if not node.labelled and node.name not in agents and (node.told or node.capacity)
+    ]
     if left:
         yield note(
             f"{_names(left)} shared GPUs once and still say so",
@@ -273,15 +360,21 @@ def _extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for part in cluster.extenders:
         if not part.ready:
             # Behind a Service all but the leader are not ready, by intent.
-            yield (error if not ready else warning if cluster.own_scheduler else note)(
-                f"{part.name} is not ready{f': {part.why}' if part.why else ''}",
-                f"kubectl -n {' logs '.join(part.name.split('/', 1))} -c extender",
+            yield (error if not ready else warning if cluster.own_scheduler or part.reason else note)(
+                f"{part.name} {_unready(part)}",
+                _way_out(part, _LOG),
             )
     if ready:
         yield ok(f"{_names(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")
     told = [part.asked for part in cluster.extenders if part.asked is not None]
     if not told:
-        yield unknown(Unknown("how often schedulers asked it cannot be read", "that needs the right to get pods/proxy"))
+        if any(not part.original for part in ready):
+            yield unknown(
+                Unknown(
+                    "how often schedulers asked it cannot be read",
+                    "that needs the right to get pods/proxy (docs/doctor.md)",
+                )
+            )
     elif sum(told):
         yield ok(f"schedulers asked it {_count(sum(told), 'time')} since it started")
     elif cluster.pods:
@@ -292,6 +385,33 @@ def _extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
         )
     else:
         yield note("no scheduler has asked it yet, and there is no GPU pod")
+
+
+def _scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    """Compare as Kubernetes' version skew policy has it: as new as the API server, or one minor version older."""
+    tags = {part.kube_scheduler for part in cluster.extenders if part.kube_scheduler is not None}
+    server = None if isinstance(cluster.version, Unknown) else _minor(cluster.version)
+    if server is None:
+        return
+    for tag in sorted(tags):
+        minor = _minor(tag)
+        if minor is None:
+            yield unknown(
+                Unknown(f"kube-scheduler's image has no version for a tag, and the API server is {cluster.version}")
+            )
+        elif minor > server or minor < (server[0], server[1] - 1):
+            why = (
+                "newer than the API server, and may wait for ever for what that lacks"
+                if minor > server
+                else "more than one minor version older than the API server"
+            )
+            yield warning(
+                f"kube-scheduler {tag} is {why} ({cluster.version})",
+                f"set the image of kube-scheduler to v{server[0]}.{server[1]}.x in deploy/scheduler.yaml, or "
+                "scheduler.kubeScheduler.tag in the chart",
+            )
+        else:
+            yield ok(f"kube-scheduler {tag}, API server {cluster.version}")
 
 
 def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -307,7 +427,8 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
             yield error(f"{name}: {late}, so nobody schedules", "see whether the pods above run, and their logs")
     if cluster.own_scheduler and not cluster.leases:
         yield error(
-            "the scheduler's lease is not there: no replica ever led", "see the log of kube-scheduler in its pods"
+            "the scheduler's lease is not there: no replica ever led",
+            "see the lines above, and the log of kube-scheduler in its pods",
         )
 
 
@@ -440,6 +561,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "other plugins": _others,
         "leftovers": _leftovers,
         "extender": _extender,
+        "scheduler version": _scheduler_versions,
         "leader": _leases,
         "scheduler configuration": _configuration,
         "placement": _placement,

@@ -147,8 +147,9 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
     placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
     found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
     _warn(found)
-    if name and not found.nodes:
-        _say(sys.stderr, f"Node {name} shares no GPUs.")
+    if not found.nodes:
+        doctor = "No node shares GPUs; kubectl inspect gpushare doctor says what is missing."
+        _say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
     return _LAYOUTS[arguments.output](found), OK
 
 

@@ -12,13 +12,14 @@ import msgspec
 from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError, whole_quantity
 from gpu_device_plugin.core.annotations import (
     ASSUME_TIME,
+    CONFIG_LABEL,
     POD_ANNOTATIONS,
     MalformedAnnotationError,
     promises,
 )
 from gpu_device_plugin.core.diagnosing import Unknown
 from gpu_device_plugin.core.diagnosing_cluster import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
-from gpu_device_plugin.core.leaving import our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.leaving import SWITCH_LABEL, our_annotations, our_labels
 from gpu_device_plugin.core.nodefacts import read_facts
 from gpu_device_plugin.core.others import sightings
 from gpu_device_plugin.core.resources import Kind
@@ -46,6 +47,10 @@ _WRITER = "gpu-device-plugin"
 _METRICS_PORT = 9402
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _HARMLESS = frozenset({"void", "none"})
+_TELLING = frozenset({"OOMKilled", "StartError"})
+"""Why a container ended, where it did not end by itself."""
+_BESIDE = "kube-scheduler"
+"""The container beside the extender in our own scheduler's pods."""
 
 
 def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms:
@@ -65,12 +70,12 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     return ClusterSymptoms(
         memory_resource=next((each.name for each in resources if each.kind is Kind.MEMORY), resources[0].name),
         version=_known(lambda: _decoded(kubectl.raw("/version"), _Version).git_version),
-        nodes=tuple(node for node in nodes if node.labelled or node.told or node.capacity),
+        nodes=tuple(node for node in nodes if node.switch is not None or node.told or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
         extenders=tuple(_seen(pod, _asked(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
         daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
-        runtime_class=daemonset or "",
+        runtime_class=daemonset if isinstance(daemonset, str) else "",
         runtime_classes=_known(lambda: _names(kubectl, "/apis/node.k8s.io/v1/runtimeclasses")),
         pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
         meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
@@ -84,7 +89,21 @@ def _known(read: Callable[[], T]) -> T | Unknown:
     try:
         return read()
     except (ClusterUnreadableError, UnreadableObjectError) as error:
-        return Unknown(str(error))
+        return _unread(str(error))
+
+
+def _unread(why: str) -> Unknown:
+    """Name the right that is missing, if that is what the API server says."""
+    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
+    if denied is None:
+        return Unknown(why)
+    verb, resource, group, namespace = denied.groups()
+    where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
+    return Unknown(
+        f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
+        "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here",
+    )
 
 
 def _decoded(raw: bytes, kind: type[T]) -> T:
@@ -134,7 +153,8 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> l
         found.append(
             NodeSeen(
                 name=node.metadata.name,
-                labelled=switched_on(labels),
+                switch=labels.get(SWITCH_LABEL),
+                profile=labels.get(CONFIG_LABEL, ""),
                 told=bool(our_annotations(annotations) or our_labels(labels)),
                 problem=facts.problem,
                 gpus=facts.gpus,
@@ -186,11 +206,37 @@ class _Spec(msgspec.Struct, rename="camel"):
 class _Condition(msgspec.Struct):
     type: str = ""
     status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Halt(msgspec.Struct):
+    reason: str = ""
     message: str = ""
 
 
-class _Status(msgspec.Struct):
+class _State(msgspec.Struct):
+    waiting: _Halt | None = None
+    terminated: _Halt | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    ready: bool = False
+    state: _State = msgspec.field(default_factory=_State)
+    last_state: _State = msgspec.field(default_factory=_State)
+
+    @property
+    def halt(self) -> _Halt:
+        """Why it does not run; empty: it does."""
+        waiting, ended = self.state.waiting or _Halt(), self.last_state.terminated or _Halt()
+        # Of a container that ends again and again the kubelet says only that, and beside it how it ended last.
+        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _TELLING else waiting
+
+
+class _Status(msgspec.Struct, rename="camel"):
     conditions: list[_Condition] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
 
 
 class _Managed(msgspec.Struct, rename="camel"):
@@ -281,18 +327,26 @@ def _age_s(moment: str) -> float:
 
 
 def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
-    ready = pod.condition("Ready")
-    ours = next((each for each in pod.spec.containers if each.name != "kube-scheduler"), _Container())
-    _, _, tag = ours.image.partition("@")[0].rpartition("/")[2].partition(":")
+    ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
+    idle = [each for each in pod.status.container_statuses or () if not each.ready]
+    held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
+    unplaced = scheduled if scheduled.status == "False" else _Condition()
     return PartSeen(
         name=pod.name,
         node=pod.spec.node_name,
         ready=ready.status == "True",
-        why=ready.message,
-        version=tag,
+        why=" ".join((held.halt.message if held.halt.reason else unplaced.message or ready.message or "").split()),
+        container=held.name,
+        reason=held.halt.reason or unplaced.reason or "",
+        version=next((_tag(each) for each in pod.spec.containers if each.name != _BESIDE), ""),
+        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _BESIDE), None),
         original=bool(pod.part and pod.part[1]),
         asked=asked,
     )
+
+
+def _tag(container: _Container) -> str:
+    return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
 def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:

@@ -30,7 +30,7 @@ def node(name: str, **changes: Any) -> NodeSeen:
     gpus = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
     amounts = {MEM: 30, COUNT: 2}
     return replace(
-        NodeSeen(name=name, labelled=True, told=True, gpus=gpus, capacity=amounts, allocatable=amounts), **changes
+        NodeSeen(name=name, switch="true", told=True, gpus=gpus, capacity=amounts, allocatable=amounts), **changes
     )
 
 
@@ -94,6 +94,9 @@ def test_a_cluster_in_which_nothing_is_installed() -> None:
         "no node is labelled gpushare=true",
     ]
     assert worst(findings) == "error"
+    assert of("nodes", daemonset=False, agents=(), nodes=(node("node-a", told=False),)) == [
+        "error: no agent is installed -> kubectl apply -f deploy/daemonset.yaml"
+    ], "of the nodes nothing more is to be said"
 
 
 def test_what_could_not_be_read_is_told_and_no_more() -> None:
@@ -102,7 +105,6 @@ def test_what_could_not_be_read_is_told_and_no_more() -> None:
         WELL,
         version=hidden,
         daemonset=hidden,
-        runtime_class=hidden,
         runtime_classes=hidden,
         leases=hidden,
         configurations=hidden,
@@ -139,7 +141,7 @@ def test_agents_that_are_not_ready() -> None:
     told = of("agents", agents=tuple(ill))
     assert told[0].startswith(
         "error: gpushare/agent-node-0 on node-0 is not ready: containers with unready status: [agent] -> kubectl -n "
-        "gpushare logs agent-node-0;"
+        "gpushare exec agent-node-0 -- gpu-device-plugin doctor says why; so does kubectl logs"
     )
     assert len(told) == 6
     assert told[5] == "error: 2 more agents are not ready -> begin with the first"
@@ -147,6 +149,46 @@ def test_agents_that_are_not_ready() -> None:
         "error: gpushare/agent- on no node is not ready -> "
     )
     assert of("agents", agents=()) == []
+    theirs = agent("node-a", name="kube-system/plugin-x", ready=False, original=True)
+    assert of("agents", agents=(theirs,)) == [
+        "error: kube-system/plugin-x on node-a is not ready -> kubectl -n kube-system logs plugin-x says why"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("ErrImagePull", "correct the line image: of the manifest, push the image to there, or load it on the node"),
+        ("ImagePullBackOff", "correct the line image: of the manifest"),
+        ("ErrImageNeverPull", "correct the line image: of the manifest"),
+        ("InvalidImageName", "correct the line image: of the manifest"),
+        ("CreateContainerConfigError", "mend what that names; kubectl diff -f deploy/ tells"),
+        ("CreateContainerError", "the node's container runtime could not start it"),
+        ("RunContainerError", "the node's container runtime could not start it"),
+        ("StartError", "the node's container runtime could not start it"),
+        ("CrashLoopBackOff", "kubectl -n gpushare logs agent-node-a -c agent --previous says why it ended"),
+        ("OOMKilled", "it needs more memory than its limit"),
+        ("ContainerCreating", "kubectl -n gpushare describe pod agent-node-a: its Events say what it waits for"),
+    ],
+)
+def test_what_helps_an_agent_that_does_not_run_depends_on_why(reason: str, advice: str) -> None:
+    stuck = agent("node-a", ready=False, container="agent", reason=reason, why="what the kubelet says")
+    (told,) = of("agents", agents=(stuck,))
+    found, _, advised = told.partition(" -> ")
+    assert found == (
+        f"error: gpushare/agent-node-a on node-a is not ready: container agent: {reason}: what the kubelet says"
+    )
+    assert advised.startswith(advice)
+
+
+def test_an_agent_for_which_its_node_has_no_room() -> None:
+    waits = agent("", name="gpushare/agent-x", ready=False, reason="Unschedulable", why="0/1 nodes are available")
+    assert of("agents", agents=(waits,)) == [
+        (
+            "error: gpushare/agent-x on no node is not ready: Unschedulable: 0/1 nodes are available -> "
+            "make room for what it requests, or let it request less"
+        )
+    ]
 
 
 def test_a_runtime_class_that_the_cluster_does_not_have() -> None:
@@ -175,13 +217,44 @@ def test_nodes_that_offer_nothing() -> None:
         "note: no aliyun.com/gpu-mem on node-a: all GPUs are in whole use, or out of service",
     ]
     assert of("allocatable", nodes=()) == []
-    leaving = node("node-c", labelled=False, allocatable={})
+    leaving = node("node-c", switch=None, allocatable={})
     assert of("allocatable", nodes=(node("node-a"), leaving)) == ["ok: aliyun.com/gpu-mem is offered by 1 node"]
 
 
 def test_a_daemonset_whose_agents_are_missing_is_installed_all_the_same() -> None:
     (told,) = of("nodes", daemonset=True, agents=())
     assert told.startswith("error: no agent runs on node-a, node-b, labelled gpushare=true -> kubectl -n gpushare")
+
+
+def test_of_a_labelled_node_without_an_agent_the_events_tell_more() -> None:
+    (told,) = of("nodes", nodes=(node("node-a", told=False),), agents=())
+    assert told.endswith(
+        "-> kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
+        "the cluster lacks, or PodSecurity of the namespace"
+    )
+
+
+def test_a_mistyped_switch_is_named_beside_nodes_that_have_it_right() -> None:
+    """`false` is somebody's will, and no label is none."""
+    plain = {"told": False, "capacity": {}, "allocatable": {}, "gpus": NodeGpus()}
+    mistyped = [node(f"node-{n}", switch=value, **plain) for n, value in enumerate(["True", "yes", "", "True"])]
+    well = (node("node-a"), node("node-b", switch="false", **plain), node("node-c", switch=None, **plain))
+    assert of("nodes", nodes=(*well, *mistyped)) == [
+        "ok: 1 labelled node with an agent",
+        (
+            "warning: gpushare= on node-2 switches nothing on: only true does, in small letters -> "
+            "kubectl label node -l gpushare= --overwrite gpushare=true, or =false where no GPUs are to be shared"
+        ),
+        (
+            "warning: gpushare=True on node-0, node-3 switches nothing on: only true does, in small letters -> "
+            "kubectl label node -l gpushare=True --overwrite gpushare=true, or =false where no GPUs are to be shared"
+        ),
+        (
+            "warning: gpushare=yes on node-1 switches nothing on: only true does, in small letters -> "
+            "kubectl label node -l gpushare=yes --overwrite gpushare=true, or =false where no GPUs are to be shared"
+        ),
+    ]
+    assert of("leftovers", nodes=(*well, *mistyped)) == [], "they never shared anything"
 
 
 def test_an_agent_that_says_nothing_is_named_and_the_node_is_not_counted_as_well() -> None:
@@ -195,12 +268,32 @@ def test_share_sizes_that_differ() -> None:
     assert told.startswith(
         "warning: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on"
     )
+    assert told.endswith(
+        "if it is meant, give these nodes a profile of settings of their own (label gpu-device-plugin/config, "
+        "docs/settings.md), and have pods choose nodes by the label gpu-device-plugin/share-mib"
+    )
     assert of("share size", nodes=(node("node-a", gpus=NodeGpus()),)) == []
+
+
+def test_share_sizes_that_differ_by_profile_are_meant_to() -> None:
+    """Within one profile they are not: one of its agents has not taken it over. `default` is as good as no label."""
+    small = NodeGpus((ListedGpu(0, 60),), share_mib=256)
+    a, b = node("node-a"), node("node-b", gpus=small, profile="small")
+    assert of("share size", nodes=(a, b)) == [
+        (
+            "note: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on node-a, by "
+            "their profiles of settings -> have pods choose nodes by the label gpu-device-plugin/share-mib"
+        )
+    ]
+    (told,) = of("share size", nodes=(a, b, node("node-c", profile="small")))
+    assert told.startswith("warning: ")
+    (told,) = of("share size", nodes=(a, node("node-b", gpus=small, profile="default")))
+    assert told.startswith("warning: ")
 
 
 def test_other_plugins_on_nodes_that_share_or_are_meant_to() -> None:
     others = sightings((), (), {"nvidia.com/gpu": 8}, ())
-    unlabelled = node("node-c", labelled=False, others=others)
+    unlabelled = node("node-c", switch=None, others=others)
     (told,) = of("other plugins", nodes=(node("node-a", others=others), node("node-b", others=others), unlabelled))
     assert told.startswith(
         "error: NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs too, on node-a,"
@@ -210,7 +303,7 @@ def test_other_plugins_on_nodes_that_share_or_are_meant_to() -> None:
 
 
 def test_nodes_that_shared_once() -> None:
-    old = node("node-c", labelled=False)
+    old = node("node-c", switch=None)
     assert of("leftovers", nodes=(old,)) == [
         "note: node-c shared GPUs once and still say so -> kubectl inspect gpushare uninstall removes it from nodes "  # noqa: ISC004 - one text
         "without the label"
@@ -231,7 +324,7 @@ def test_an_extender_that_is_not_ready() -> None:
     """With a scheduler of its own every replica is to be ready; behind a Service only the one that leads is."""
     ill = replace(EXTENDER, name="gpushare/scheduler-1", ready=False, why="starting", asked=None)
     assert of("extender", extenders=(ill,))[0] == (
-        "error: gpushare/scheduler-1 is not ready: starting -> kubectl -n gpushare logs scheduler-1 -c extender"
+        "error: gpushare/scheduler-1 is not ready: starting -> kubectl -n gpushare logs scheduler-1 says why"
     )
     assert of("extender", extenders=(EXTENDER, ill))[0].startswith("warning: gpushare/scheduler-1 is not ready")
     alone = of("extender", extenders=(EXTENDER, replace(ill, why="")), own_scheduler=False)
@@ -239,6 +332,68 @@ def test_an_extender_that_is_not_ready() -> None:
     both = of("extender", extenders=(EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1")))
     assert both[0] == "ok: gpushare/scheduler-0, gpushare/scheduler-1 are ready"
     assert both[1] == "ok: schedulers asked it 14 times since it started"
+
+
+def test_a_scheduler_whose_containers_do_not_run() -> None:
+    """The one that holds it up is named, and where the extender does not run it is no wonder that it tells nothing."""
+    ill = replace(EXTENDER, ready=False, container="kube-scheduler", asked=None)
+    assert of("extender", extenders=(replace(ill, reason="ImagePullBackOff", why="Back-off"),)) == [
+        (
+            "error: gpushare/scheduler-0 is not ready: container kube-scheduler: ImagePullBackOff: Back-off -> "
+            "correct the line image: of the manifest, push the image to there, or load it on the node "
+            "(docs/install-image.md); a registry with a password needs imagePullSecrets"
+        )
+    ]
+    assert of("extender", extenders=(ill,)) == [
+        "error: gpushare/scheduler-0 is not ready -> kubectl -n gpushare logs scheduler-0 -c kube-scheduler says why"
+    ]
+
+
+def test_behind_a_service_a_replica_that_cannot_start_is_not_like_one_that_stands_by() -> None:
+    ill = replace(EXTENDER, name="gpushare/extender-1", ready=False, container="extender", reason="CrashLoopBackOff")
+    told = of("extender", extenders=(EXTENDER, ill), own_scheduler=False)
+    assert told[0].startswith("warning: gpushare/extender-1 is not ready: container extender: CrashLoopBackOff -> ")
+
+
+def test_the_originals_extender_has_no_metrics_that_a_right_would_show() -> None:
+    theirs = replace(EXTENDER, original=True, asked=None)
+    assert of("extender", extenders=(theirs,)) == ["ok: gpushare/scheduler-0 is ready"]
+
+
+@pytest.mark.parametrize(
+    ("tag", "server", "told"),
+    [
+        ("v1.36.2", "v1.36.2", "ok: kube-scheduler v1.36.2, API server v1.36.2"),
+        ("v1.36.4", "v1.36.2", "ok: kube-scheduler v1.36.4, API server v1.36.2"),
+        ("v1.35.0", "v1.36.2", "ok: kube-scheduler v1.35.0, API server v1.36.2"),
+        (
+            "v1.36.2",
+            "v1.30.4-gke.100",
+            (
+                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait for ever for what that "
+                "lacks (v1.30.4-gke.100) -> set the image of kube-scheduler to v1.30.x"
+            ),
+        ),
+        (
+            "v1.34.9",
+            "v1.36.2",
+            (
+                "warning: kube-scheduler v1.34.9 is more than one minor version older than the API server (v1.36.2) -> "
+                "set the image of kube-scheduler to v1.36.x in deploy/scheduler.yaml, or scheduler.kubeScheduler.tag"
+            ),
+        ),
+        ("", "v1.36.2", "unknown: kube-scheduler's image has no version for a tag, and the API server is v1.36.2"),
+    ],
+)
+def test_a_scheduler_is_as_new_as_the_api_server_or_one_minor_version_older(tag: str, server: str, told: str) -> None:
+    (found,) = of("scheduler version", extenders=(replace(EXTENDER, kube_scheduler=tag),), version=server)
+    assert found.startswith(told)
+
+
+def test_without_two_versions_none_are_compared() -> None:
+    assert of("scheduler version", extenders=(EXTENDER,)) == []
+    alone = replace(EXTENDER, kube_scheduler="v1.36.2")
+    assert of("scheduler version", extenders=(alone,), version=Unknown("hidden")) == []
 
 
 def test_an_extender_that_nobody_asks() -> None:

@@ -220,7 +220,9 @@ def shared(world: World) -> World:
 
 def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.inspect() == 0
-    assert capsys.readouterr().out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory()"
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory()"
+    assert printed.err == "No node shares GPUs; kubectl inspect gpushare doctor says what is missing.\n"
 
 
 def test_one_node_is_read_alone(shared: World, capsys: pytest.CaptureFixture[str]) -> None:

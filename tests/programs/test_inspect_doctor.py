@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +19,6 @@ from gpu_device_plugin.programs.inspect_doctor import symptoms
 from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gpu_device_plugin.core.diagnosing_cluster import ClusterSymptoms
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -31,11 +31,15 @@ KUBECTL = '''\
 import json, pathlib, sys
 pages = json.loads(pathlib.Path({pages!r}).read_text())
 path = sys.argv[sys.argv.index("--raw") + 1].partition("&limit=")[0].partition("?limit=")[0]
+with pathlib.Path({pages!r}).with_name("calls").open("a") as calls:
+    print(path.partition("?")[0], file=calls)
 page = pages.get(path, pages.get(path.partition("?")[0]))
 if page is None:
     print("Warning: something else", file=sys.stderr)
     print(f"Error from server (NotFound): {{path}}", file=sys.stderr)
     sys.exit(1)
+if isinstance(page, str) and page.startswith("Error"):
+    sys.exit(page)
 print(page if isinstance(page, str) else json.dumps(page))
 '''
 
@@ -66,7 +70,11 @@ def part(name: str, component: str, on: str, image: str, *, ready: bool = True) 
     """A pod of ours."""
     labels = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": component}
     condition = {"type": "Ready", "status": str(ready), "message": "" if ready else "containers with unready status"}
-    beside = [{"name": "kube-scheduler", "image": "kube-scheduler:v1.36.2"}] if component == "scheduler" else []
+    beside = (
+        [{"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.36.2@sha256:0f"}]
+        if component == "scheduler"
+        else []
+    )
     ours = {"name": component, "image": image, "ports": [{"name": "http", "containerPort": 9402}]}
     return {
         "metadata": {"name": name, "namespace": "gpushare", "uid": name, "labels": labels},
@@ -148,7 +156,7 @@ def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert "ok       extender                 schedulers asked it 5 times since it started" in printed.splitlines()
     assert "ok       placement                1 GPU pod on nodes, placed by GPU" in printed.splitlines()
-    assert printed.endswith("17 findings: 17 ok.\n")
+    assert printed.endswith("18 findings: 18 ok.\n")
     assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
     assert json.loads(capsys.readouterr().out)["severity"] == "ok"
 
@@ -175,8 +183,55 @@ def test_pages_that_cannot_be_read_are_unknown_in_kubectls_words(tmp_path: Path)
     assert seen.runtime_classes == Unknown(
         "/apis/node.k8s.io/v1/runtimeclasses: Error from server (NotFound): /apis/node.k8s.io/v1/runtimeclasses"
     )
-    for fact in (seen.daemonset, seen.runtime_class, seen.leases, seen.configurations, seen.policies):
+    for fact in (seen.daemonset, seen.leases, seen.configurations, seen.policies):
         assert isinstance(fact, Unknown)
+    assert seen.runtime_class == "", "that the DaemonSet is unknown is told once"
+
+
+@pytest.mark.parametrize(
+    ("said", "right"),
+    [
+        (
+            (
+                'daemonsets.apps is forbidden: User "ann" cannot list resource "daemonsets" in API group "apps" at the '
+                "cluster scope"
+            ),
+            "list daemonsets.apps in the whole cluster",
+        ),
+        (
+            (
+                'configmaps "x" is forbidden: User "ann" cannot list resource "configmaps" in API group "" '
+                'in the namespace "gpushare": RBAC: role.rbac.authorization.k8s.io "x" not found'
+            ),
+            "list configmaps in the namespace gpushare",
+        ),
+    ],
+)
+def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str) -> None:
+    """In the words of a real API server."""
+    seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
+    assert isinstance(seen.daemonset, Unknown)
+    assert seen.daemonset.why == f"the right to {right} is missing"
+    assert seen.daemonset.advice.startswith("ask whoever administers the cluster for it; docs/doctor.md has")
+
+
+def test_the_rights_that_the_page_has_given_are_those_that_are_needed(tmp_path: Path) -> None:
+    """One command gives those in the whole cluster, another one those in the namespace of our pods."""
+    read(tmp_path, well())
+    needed: dict[str, set[tuple[str, str]]] = {"clusterrole": set(), "role": set()}
+    for path in set((tmp_path / "calls").read_text(encoding="utf-8").split()) - {"/version"}:
+        proxied = "/pods/" in path
+        found = re.fullmatch(r"/apis?(?:/([^/]+))?/v1(/namespaces/gpushare)?/(\w+)(?:/.+)?", path)
+        assert found is not None, path
+        group, place, resource = found.groups()
+        name = f"{resource}/proxy" if proxied else f"{resource}.{group}" if group else resource
+        needed["role" if place else "clusterrole"].add(("get" if proxied else "list", name))
+    page = (Path(__file__).parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
+    given = {
+        kind: (set(verbs.split(",")), set(names.split(",")))
+        for kind, verbs, names in re.findall(r"create (\w+) gpushare-doctor --verb=(\S+) --resource=(\S+)", page)
+    }
+    assert given == {kind: tuple(map(set, zip(*rights, strict=True))) for kind, rights in needed.items()}
 
 
 def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
@@ -186,14 +241,16 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
         node("node-b", {"nvidia.com/gpu": "8"}, labels={"gpushare": "true"}),
         node("node-c", {MEM: "0"}),
         node("node-d", labels={"gpu-device-plugin/count": "2"}),
+        node("node-e", labels={"gpushare": "", "gpu-device-plugin/config": "large"}),
         node("plain"),
     )
-    a, b, c, d = read(tmp_path, pages).nodes
+    a, b, c, d, e = read(tmp_path, pages).nodes
     assert (a.labelled, a.told, "another version" in a.problem) == (True, True, True)
     assert (b.labelled, b.told) == (True, False)
     assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
     assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
-    assert (d.told, d.capacity) == (True, {})
+    assert (d.told, d.capacity, d.switch, d.profile) == (True, {}, None, "")
+    assert (e.labelled, e.told, e.switch, e.profile) == (False, False, "", "large")
 
 
 def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:
@@ -218,6 +275,65 @@ def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -
         ("gpushare/scheduler-1", "", "containers with unready status", None),
     ]
     assert seen.own_scheduler
+    assert [one.kube_scheduler for one in seen.extenders] == ["v1.36.2", None, "v1.36.2"]
+    assert [one.kube_scheduler for one in seen.agents] == [None, None]
+
+
+def status(
+    name: str, waiting: dict[str, Any] | None = None, *, ready: bool = False, last: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What the kubelet says of a container."""
+    state: dict[str, Any] = {"waiting": waiting} if waiting else {"running": {"startedAt": ago(9)}}
+    return {"name": name, "ready": ready, "state": state, "lastState": {"terminated": last} if last else {}}
+
+
+PULLING = {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x:9":\n  not found'}
+CRASHING = {"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting failed container=extender"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "told"),
+    [
+        ([], ("", "", "containers with unready status")),
+        (
+            [status("extender", ready=True), status("kube-scheduler")],
+            ("kube-scheduler", "", "containers with unready status"),
+        ),
+        (
+            [status("extender"), status("kube-scheduler", PULLING)],
+            ("kube-scheduler", "ImagePullBackOff", 'Back-off pulling image "x:9": not found'),
+        ),
+        ([status("extender", {"reason": "ContainerCreating"})], ("extender", "ContainerCreating", "")),
+        (
+            [status("extender", CRASHING, last={"reason": "Error", "exitCode": 2})],
+            ("extender", "CrashLoopBackOff", "back-off 5m0s restarting failed container=extender"),
+        ),
+        ([status("extender", CRASHING, last={"reason": "OOMKilled"})], ("extender", "OOMKilled", "")),
+        (
+            [status("extender", CRASHING, last={"reason": "StartError", "message": "no libnvidia-ml.so.1"})],
+            ("extender", "StartError", "no libnvidia-ml.so.1"),
+        ),
+    ],
+)
+def test_of_a_pod_that_is_not_ready_the_container_is_found_that_holds_it_up(
+    tmp_path: Path, statuses: list[dict[str, Any]], told: tuple[str, str, str]
+) -> None:
+    pages = well()
+    ill = part("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0", ready=False)
+    ill["status"]["containerStatuses"] = statuses
+    pages["/api/v1/pods"] = listed(ill)
+    (seen,) = read(tmp_path, pages).extenders
+    assert (seen.container, seen.reason, seen.why) == told
+
+
+def test_of_a_pod_that_finds_no_node_the_scheduler_says_why(tmp_path: Path) -> None:
+    pages = well()
+    lost = part("agent-b", "node", "", "gpu-device-plugin:0.1.0")
+    why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
+    lost["status"]["conditions"] = [why]
+    pages["/api/v1/pods"] = listed(lost)
+    (seen,) = read(tmp_path, pages).agents
+    assert (seen.ready, seen.reason, seen.why) == (False, "Unschedulable", "0/2 nodes are available")
 
 
 def test_metrics_of_somebody_else_say_nothing_of_the_extender(tmp_path: Path) -> None:
