@@ -86,9 +86,13 @@ def admit(
         )
     if whole:
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
-    if len(gpus) > 1 and (promise is None or promise.shares != tuple(sorted(wanted.items()))):
-        return _scattered(node, _asked(len(device_ids), promise), device_ids, after_init=after_init)
-    return Placement(Demand(kind, len(device_ids), len(gpus)), tuple(sorted(wanted.items())))
+    demand = Demand(kind, len(device_ids), promise.split(len(device_ids)) if promise is not None else 1)
+    shares = tuple(sorted(wanted.items()))
+    # Other GPUs than were promised serve as well, as long as it is as many of them, and as much of each.
+    as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
+    if not as_asked and (promise is None or promise.shares != shares):
+        return _scattered(node, demand, device_ids, after_init=after_init)
+    return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
@@ -104,13 +108,6 @@ def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
         used = format_mib(len(use.shares) * node.shares.share_mib)
         return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
     return None
-
-
-def _asked(shares: int, promise: Promise | None) -> Demand:
-    """Return what is asked for: equal parts of several GPUs only where that is what was promised."""
-    promised = [part for _, part in promise.shares] if promise is not None else []
-    divided = promised and promised == [shares / len(promised)] * len(promised)
-    return Demand(Kind.MEMORY, shares, len(promised) if divided else 1)
 
 
 def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
@@ -134,7 +131,7 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
     chose = (
         "shares of several GPUs although one GPU has room"
         if demand.gpus == 1
-        else f"others than the {demand.gpus} GPUs that the scheduler had promised"
+        else f"shares that are not equal parts of {demand.gpus} GPUs"
     )
     return Refused(
         Why.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"

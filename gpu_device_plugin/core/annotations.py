@@ -89,6 +89,11 @@ class Promise:
 
     shares: tuple[tuple[int, int], ...]
 
+    def split(self, amount: int) -> int:
+        """Return over how many GPUs it spreads `amount` shares in equal parts; 1 if it does not."""
+        number = len(self.shares)
+        return number if number and all(count * number == amount for _, count in self.shares) else 1
+
 
 def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
     """Read the promises on a pod, by container name and kind of resource.

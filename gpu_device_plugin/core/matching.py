@@ -4,7 +4,7 @@ No call names a pod. What is known: the kubelet admits pods one after the other,
 to the node, and asks for the containers of one pod consecutively, init containers first. A pod once begun is therefore
 finished first, and among the others the one bound first is meant. Two containers that ask the same amount are told
 apart by nothing else, and if both were promised equal things, need not be; unless one of them would get a GPU that its
-owner does not want.
+owner does not want, or memory of another number of GPUs.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Wanted:
     served: bool = False
     allowed: frozenset[int] | None = None
     """Positions of the GPUs that the pod's owner wants for it; None: any."""
+
+    @property
+    def split(self) -> int:
+        """Over how many GPUs its memory is spread in equal parts; more than one only where a scheduler promised it."""
+        return self.promise.split(self.amount) if self.kind is Kind.MEMORY and self.promise is not None else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ def _next(pod: WaitingPod, call: Call) -> Wanted | None:
 
 def _may_swap(one: Wanted, other: Wanted) -> bool:
     """Whether each of the two may have the GPUs that the other was promised."""
-    return within(one.promise, other.allowed) and within(other.promise, one.allowed)
+    return one.split == other.split and within(one.promise, other.allowed) and within(other.promise, one.allowed)
 
 
 def within(promise: Promise | None, allowed: Collection[int] | None) -> bool:

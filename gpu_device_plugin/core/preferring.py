@@ -51,7 +51,7 @@ class Question:
     def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
         """Return how many IDs to take from which GPU; only those that must be taken where no good answer exists."""
         wanted = matched.match.wanted if matched.match is not None else None
-        promise, allowed = (None, None) if wanted is None else (wanted.promise, wanted.allowed)
+        promise, allowed, split = (None, None, 1) if wanted is None else (wanted.promise, wanted.allowed, wanted.split)
         # A GPU that the pod's owner does not want comes after all others. A promise can name one after a swap.
         for among in dict.fromkeys((allowed, None)):
             if promise is not None and within(promise, among) and self._has(promise.shares):
@@ -62,8 +62,8 @@ class Question:
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_by_our_books=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
-                found = place(Demand(self.kind, self.amount), usable, rank, node.connection, tuple(self._must))
-                if isinstance(found, Placement):
+                found = place(Demand(self.kind, self.amount, split), usable, rank, node.connection, tuple(self._must))
+                if isinstance(found, Placement) and self._covers(found.shares):
                     return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}
 
@@ -88,11 +88,15 @@ class Question:
         return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
-        promised = dict(shares)
-        return all(len(numbers) <= promised.get(position, 0) for position, numbers in self._must.items()) and all(
+        return self._covers(shares) and all(
             len(self._free.get(position, ())) >= (count if self.kind is Kind.MEMORY else 1)
             for position, count in shares
         )
+
+    def _covers(self, shares: Sequence[tuple[int, int]]) -> bool:
+        """Return whether all that must be used has its place there."""
+        there = dict(shares)
+        return all(len(numbers) <= there.get(position, 0) for position, numbers in self._must.items())
 
     def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
         """Return the IDs: on each GPU those that must be used, then those free by our books, by their numbers."""

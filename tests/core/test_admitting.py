@@ -133,8 +133,8 @@ def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: P
             {},
             Refused(
                 Why.SCATTERED,
-                "GPU memory: 12 GiB asked, and the kubelet chose others than the 2 GPUs that the scheduler had "
-                "promised; delete the pod to try again",
+                "GPU memory: 12 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
+                "delete the pod to try again",
             ),
         ),
         (
@@ -155,6 +155,26 @@ def test_equal_parts_of_several_gpus_that_cannot_be_had_as_promised_are_explaine
     """6 GiB each of GPUs 0 and 2 were promised."""
     device_ids = (*ids(0, range(5)), *ids(1, range(5)), *ids(2, range(2)))
     assert admit(node(*sizes, used=used), MEMORY, device_ids, Promise(((0, 6), (2, 6)))) == refused
+
+
+def test_equal_parts_of_other_gpus_than_were_promised_serve_as_well() -> None:
+    found = admit(node(8, 8, 8), MEMORY, (*ids(1, [0, 1]), *ids(2, [0, 1])), Promise(((0, 2), (1, 2))))
+    assert found == Placement(Demand(MEMORY, 4, gpus=2), ((1, 2), (2, 2)))
+
+
+def test_a_container_that_was_promised_two_gpus_is_not_content_with_one() -> None:
+    refused = admit(node(8, 8), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
+    assert refused == Refused(
+        Why.SCATTERED,
+        "GPU memory: 4 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
+        "delete the pod to try again",
+    )
+
+
+def test_a_gpu_twice_the_size_does_not_stand_for_two() -> None:
+    """GPU 1 is taken whole: nobody can have 2 of each of two GPUs."""
+    refused = admit(node(8, 8, whole=[1]), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
+    assert refused == Refused(Why.NO_ROOM, "GPU memory: 4 GiB asked from 2 GPUs, healthy GPUs with 2 GiB free: 1")
 
 
 def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:

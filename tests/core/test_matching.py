@@ -117,10 +117,18 @@ def test_a_promise_elsewhere_than_what_must_be_used_does_not_fit() -> None:
 
 
 def test_a_promise_of_several_gpus_fits_where_all_of_them_have_room() -> None:
-    waiting = [pod("a", app("c", 4, on((0, 2), (1, 2)))), pod("b", app("c", 4, on((1, 4))))]
-    assert whose(match(asking(4, 2, 8), waiting)) == ("a", "c")
-    assert whose(match(asking(4, 1, 8), waiting)) == ("b", "c")
-    assert whose(match(asking(4, 2, 8, must=1), waiting)) == ("a", "c")
+    waiting = [pod("a", app("c", 4, on((0, 2), (1, 2)))), pod("b", app("c", 4, on((1, 2), (2, 2))))]
+    assert whose(match(asking(4, 2, 8, 8), waiting)) == ("a", "c")
+    assert whose(match(asking(4, 1, 8, 8), waiting)) == ("b", "c")
+    assert whose(match(asking(4, 2, 8, 8, must=1), waiting)) == ("a", "c")
+
+
+def test_who_was_promised_two_gpus_does_not_swap_with_who_was_promised_one() -> None:
+    """As much of one GPU is not what it asked for. Three quarters of one and a quarter of another are one demand."""
+    two, one, uneven = on((0, 2), (1, 2)), on((1, 4)), on((1, 3), (2, 1))
+    for first, second, expected in ((two, one, "a"), (one, two, "a"), (one, uneven, "b"), (two, None, "a")):
+        waiting = [pod("a", app("c", 4, first)), pod("b", app("c", 4, second))]
+        assert whose(match(asking(4, 1, 3, 8), waiting)) == (expected, "c")
 
 
 def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:

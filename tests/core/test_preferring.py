@@ -201,7 +201,19 @@ def test_a_promise_too_small_for_what_must_be_used_cannot_be_kept() -> None:
     """Two shares of each GPU are promised, three of GPU 1 have to be used again."""
     there = node(8, 8, used={1: [0, 1, 2]})
     question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1, 2]))
-    assert question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ids(1, [0, 1, 2, 3])
+    assert question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ids(1, [0, 1, 2])
+
+
+def test_a_promise_of_two_gpus_that_cannot_be_kept_is_one_of_two_others() -> None:
+    """Of GPU 0, promised, one share is left. GPU 2 has room for all 4, and is not two GPUs."""
+    there = node(8, 8, 8, used={0: range(7)})
+    answer = memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
+    assert answer == (*ids(1, [0, 1]), *ids(2, [0, 1]))
+
+
+def test_a_promise_of_two_gpus_is_not_kept_by_one() -> None:
+    question = memory(node(8, 8), ids(1, range(8)), 4)
+    assert question.answer(node(8, 8), BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ()
 
 
 def test_a_promise_just_as_large_as_what_must_be_used_is_kept() -> None:
