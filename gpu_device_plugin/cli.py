@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.doctor_agent import Running
 
 OK, FAILED, MISUSED = 0, 1, 2
-INTERRUPTED, TERMINATED = 130, 143
-"""What a shell makes of a process that Ctrl-C, or SIGTERM, ended."""
+INTERRUPTED = 130
+"""What a shell makes of a process that Ctrl-C ended."""
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -60,7 +59,6 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
 
 def _node(arguments: argparse.Namespace) -> int:
-    _end_on_sigterm()
     sources = sources_of(arguments, os.environ)
     texts = sources.texts()
     settings = sources.read(texts=texts)
@@ -74,7 +72,6 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 def _extender(arguments: argparse.Namespace) -> int:
-    _end_on_sigterm()
     sources = extender_sources_of(arguments, os.environ)
     texts = sources.texts()
     settings = sources.read(texts=texts)
@@ -137,14 +134,6 @@ def _demo(arguments: argparse.Namespace) -> int:
     from gpu_device_plugin.programs import demo  # noqa: PLC0415 - half a second that --help need not take
 
     return demo.main(gpus=arguments.gpus, once=arguments.once)
-
-
-def _end_on_sigterm() -> None:
-    """End on SIGTERM while the program is still being loaded; later it ends in its own way.
-
-    The kernel keeps signals that nobody handles from PID 1, which we are in a container.
-    """
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: os._exit(TERMINATED))
 
 
 Program = Callable[[argparse.Namespace], int]

@@ -145,7 +145,7 @@ def test_kubectl_finds_the_plugin_by_its_name() -> None:
     """It looks for kubectl-inspect-gpushare when it is asked for `kubectl inspect gpushare`."""
     pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert pyproject["project"]["scripts"] == {
-        "gpu-device-plugin": f"{cli.main.__module__}:{cli.main.__qualname__}",
+        "gpu-device-plugin": f"{begin.__module__}:{begin.__qualname__}",
         "kubectl-inspect-gpushare": f"{cli.inspect_plugin.__module__}:{cli.inspect_plugin.__qualname__}",
     }
 
@@ -158,18 +158,21 @@ def test_misuse_of_the_plugin_is_told_under_the_name_that_was_typed(capsys: pyte
     assert capsys.readouterr().err == "kubectl inspect gpushare: there is no node called nod; did you mean node?\n"
 
 
-@pytest.mark.parametrize(("command", "module"), [("node", "node_agent"), ("extender", "extender")])
+@pytest.mark.parametrize(
+    ("command", "module"), [("node", "cli"), ("node", "programs.node_program"), ("extender", "programs.extender")]
+)
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""
     code = (
         "import os, signal, sys\n"
-        "from gpu_device_plugin import cli\n"
+        "from gpu_device_plugin.__main__ import main\n"
         "class Terminate:\n"
         "    def find_spec(self, name, path, target=None):\n"
-        f"        if name == 'gpu_device_plugin.programs.{module}':\n"
+        f"        if name == 'gpu_device_plugin.{module}':\n"
         "            os.kill(os.getpid(), signal.SIGTERM)\n"
         "sys.meta_path.insert(0, Terminate())\n"
-        f"sys.exit(cli.main(['{command}']))"
+        f"sys.argv = ['gpu-device-plugin', '{command}']\n"
+        "sys.exit(main())"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 143
 

@@ -323,7 +323,7 @@ def node_gpus(shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str]
 
 
 def going_away(text: str) -> str:
-    """Return the value of `NODE_GPUS` of an agent that is about to end: the next one writes it anew."""
+    """Return the value of `NODE_GPUS` of an agent that is about to end, or does not serve yet: no pod is to come."""
     return json.dumps({**json.loads(text), "away": True}, separators=(",", ":"))
 
 

@@ -321,8 +321,8 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     in_force = node.share_mib_in_force or node.share_mib
     if in_force != node.share_mib:
         yield warning(
-            f"one share is {format_mib(in_force)}, and a share_size of {format_mib(node.share_mib)} waits: containers held "
-            "shares when the agent started",
+            f"one share is {format_mib(in_force)}, and a share_size of {format_mib(node.share_mib)} waits: containers "
+            "held shares when the agent started",
             "drain the node, and restart its agent then",
         )
     try:

@@ -155,6 +155,7 @@ class NodeAgent:
             readings=self._readings,
             read_again=self.hardware.read_again,
             learned=self._learned,
+            rounded=self._rounded,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
@@ -416,6 +417,10 @@ class NodeAgent:
     def _learned(self, records: Iterable[Record]) -> None:
         if self._cluster is not None:
             self._cluster.learn(records)
+
+    def _rounded(self) -> None:
+        if self._cluster is not None and all(self.lives.registrations.values()):
+            self._cluster.arrived()
 
     def _tell(self, told: Told, details: dict[str, object]) -> None:
         if told is Told.REGISTERED:

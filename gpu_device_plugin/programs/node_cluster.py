@@ -171,6 +171,7 @@ class NodeCluster:
         self.linger_s = 1.0
         """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
         self._shown: _Shown | None = None
+        self._arrived = False
         self._forgotten: Mapping[str, None] = {}
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
@@ -253,6 +254,16 @@ class NodeCluster:
         self._shown = _Shown(inventory, policy, sentence, withheld)
         self._note()
 
+    def arrived(self) -> None:
+        """Have the node say that pods may come: its kubelet listens to us, and we know what is free.
+
+        Until then it says what GPUs it has, and that there is no agent yet: what a scheduler promises before may be
+        held by a container that ended while nobody was here.
+        """
+        if not self._arrived:
+            self._arrived = True
+            self._note()
+
     def learn(self, records: Iterable[Record]) -> None:
         """Take over what the kubelet's checkpoint says of who has what, and settle the promises by it."""
         self.waiting.learn(records)
@@ -314,10 +325,13 @@ class NodeCluster:
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
+        said = node_gpus(shares, shown.inventory, unhealthy, shown.policy)
+        if self._book.node.shares.gpus and not shown.withheld and not self._arrived:
+            said = going_away(said)
         labels = node_labels(shares, shown.inventory, shown.policy)
         notes = NodeNotes(
             labels={**self._forgotten, **dict.fromkeys(_OF_GPUS), **labels},
-            annotations={NODE_GPUS: node_gpus(shares, shown.inventory, unhealthy, shown.policy)},
+            annotations={NODE_GPUS: said},
         )
         if notes != self._notes.value:
             self._notes.set(notes)

@@ -47,6 +47,7 @@ class Reconciler:
         readings: Callable[[], Mapping[str, Reading]],
         read_again: Callable[[], Awaitable[None]],
         learned: Callable[[Iterable[Record]], None],
+        rounded: Callable[[], None],
         interval_s: float,
         process_wait_s: float,
     ) -> None:
@@ -60,6 +61,7 @@ class Reconciler:
             readings: the newest reading of each GPU.
             read_again: has all GPUs read once more; returns when they are, or cannot be.
             learned: told the records of every checkpoint that was read.
+            rounded: told after every round, whatever came of it.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """
@@ -70,6 +72,7 @@ class Reconciler:
         self._readings = readings
         self._read_again = read_again
         self._learned = learned
+        self._rounded = rounded
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
         self._granted = asyncio.Event()
@@ -91,7 +94,11 @@ class Reconciler:
         self._granted.set()
 
     def registered(self) -> None:
-        """Look at the checkpoint soon if we could not read it so far: the kubelet writes it with the first list."""
+        """Have a round soon: containers may have ended while nobody was here.
+
+        Where the checkpoint could not be read so far, look at it: the kubelet writes it with the first list.
+        """
+        self._changed.set()
         if not self._ever_read:
             self._granted.set()
 
@@ -149,6 +156,7 @@ class Reconciler:
                 self._slower = 1
             self._changed.clear()
             in_vain = await self._round()
+            self._rounded()
             # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
             self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
             self._in_vain = in_vain

@@ -51,10 +51,10 @@ $ kubectl -n gpushare delete pod -l app.kubernetes.io/component=node --field-sel
 ```
 
 Nobody does that for you ([why](decisions/0013-settings-wait-for-a-person.md)), but any restart of an agent takes over
-what waits, a rollout's and a crash's too, with one exception: another `share_size` waits for as long as a container of the
-node holds shares, for the kubelet knows them by number, and in shares of another size the same memory could be given out
-twice. Drain the node, and then restart its agent. A text that cannot be used leaves everything as it was; the log, and
-the Event `SettingsRefused`, name the file, the line and what is wrong.
+what waits, a rollout's and a crash's too, with one exception: another `share_size` waits for as long as a container of
+the node holds shares, for the kubelet knows them by number, and in shares of another size the same memory could go
+out twice. Drain the node, and then restart its agent. A text that cannot be used leaves everything as it was; the log,
+and the Event `SettingsRefused`, name the file, the line and what is wrong.
 
 ## A profile for some nodes
 

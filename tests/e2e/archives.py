@@ -35,7 +35,7 @@ _UNUSED = {"test", "tests", "idlelib", "turtledemo", "lib2to3", "ensurepip", "si
 _COMMAND = f"""\
 #!{_PYTHON}/bin/python3
 import sys
-from gpu_device_plugin.cli import main
+from gpu_device_plugin.__main__ import main
 sys.exit(main())
 """.encode()
 

@@ -144,6 +144,11 @@ class Cluster:
         found: dict[str, Any] = json.loads(text) if text else {}
         return found
 
+    def takes_pods(self) -> bool:
+        """Whether the agent has published its GPUs, and that it is there."""
+        said = self.said_of_node()
+        return bool(said) and not said.get("away", False)
+
     def labels(self) -> dict[str, str]:
         """Return the labels of the node that are the agent's."""
         every = self.api.get("nodes", NODE)["metadata"].get("labels", {})

@@ -218,16 +218,40 @@ async def test_a_node_that_is_made_anew_is_told_of_its_gpus_again() -> None:
 
 
 async def test_what_is_said_already_is_not_said_again() -> None:
-    """GPUs are probed 20 times a second here; the node is written once."""
+    """GPUs are probed 20 times a second here; the node is written twice: before pods may come, and when they may."""
     async with cluster([T4]) as there:
         await there.start_agent()
-        await there.node.until(lambda: bool(there.said_of_node()))
+        await there.node.until(there.takes_pods)
         there.node.hardware({**T4, "processes": 3})
         await asyncio.sleep(0.3)
         there.node.hardware(T4)
         await asyncio.sleep(0.3)
-        assert there.api.count("patch", "nodes") == 1
+        assert there.api.count("patch", "nodes") <= 2
         assert there.api.count("get", "nodes") <= 3
+
+
+async def test_no_pod_is_to_come_before_the_kubelet_listens() -> None:
+    async with cluster() as there:
+        await there.node.kubelet.stop()
+        there.node.launch()
+        await there.node.until(lambda: bool(there.said_of_node()))
+        await asyncio.sleep(0.3)
+        assert not there.takes_pods()
+        await there.node.kubelet.start()
+        await there.node.until(there.takes_pods)
+
+
+async def test_no_pod_is_to_come_before_it_is_known_what_ended_meanwhile() -> None:
+    """It would be promised a GPU that is still held for a container that is no more."""
+    async with cluster([T4]) as there:
+        await there.start_agent()
+        made = await there.run(pod("p", mem=3))
+        await there.node.stop_agent()
+        await there.node.kubelet.delete(made)
+        there.node.launch()
+        await there.node.until(lambda: there.said_of_node().get("away") is True)
+        await there.node.until(there.takes_pods)
+        assert there.node.held == set()
 
 
 async def test_an_xid_becomes_an_event() -> None:

@@ -95,6 +95,7 @@ class Desk:
             readings=lambda: self.readings,
             read_again=self.read,
             learned=self._learned,
+            rounded=lambda: None,
             interval_s=self.interval_s,
             process_wait_s=self.process_wait_s,
         )
@@ -382,6 +383,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
         learned=lambda _records: None,
+        rounded=lambda: None,
         interval_s=1,
         process_wait_s=1,
     )

@@ -234,6 +234,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
         learned=learned.extend,
+        rounded=lambda: None,
         interval_s=600,
         process_wait_s=0,
     )
