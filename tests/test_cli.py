@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin import __version__, cli, extender_settings, settings
+from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.knobs import Knob, UsageError
 
 if TYPE_CHECKING:
