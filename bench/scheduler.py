@@ -94,25 +94,10 @@ async def schedule(
     outcome = Outcome()
     rng = random.Random(0)  # noqa: S311 - the same run every time
 
-    async def ask(verb: str, body: bytes) -> tuple[float, Any]:
-        began = time.perf_counter()
-        headers = {"Content-Type": "application/json"}
-        async with http.post(f"{extender}{PREFIX}/{verb}", data=body, headers=headers) as answer:
-            said = await answer.read()
-        return (time.perf_counter() - began) * 1000, json.loads(said)
-
-    async def bind(pod: Json, node: str) -> None:
-        took, said = await ask("bind", json.dumps(binding(pod["metadata"], node)).encode())
-        outcome.bind_ms.append(took)
-        if error := said.get("Error") or said.get("error"):
-            outcome.refuse(error)
-        else:
-            outcome.bound += 1
-
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for pod in pods:
-            took, found = await ask("filter", arguments(pod, names))
+            took, found = await _ask(http, extender, "filter", arguments(pod, names))
             outcome.filter_ms.append(took)
             fitting = found.get("NodeNames") or found.get("nodenames")
             if not fitting:
@@ -120,12 +105,32 @@ async def schedule(
                 continue
             best = list(fitting)
             if prioritize and len(best) > 1:
-                _, scores = await ask("prioritize", arguments(pod, fitting))
+                _, scores = await _ask(http, extender, "prioritize", arguments(pod, fitting))
                 highest = max(one["Score"] for one in scores)
                 best = [one["Host"] for one in scores if one["Score"] == highest]
-            tasks.create_task(bind(pod, rng.choice(best)), name=f"bind {pod['metadata']['name']}")
+            tasks.create_task(
+                _bind(http, extender, pod, rng.choice(best), outcome), name=f"bind {pod['metadata']['name']}"
+            )
     outcome.seconds = time.perf_counter() - began
     return outcome
+
+
+async def _ask(http: aiohttp.ClientSession, extender: str, verb: str, body: bytes) -> tuple[float, Any]:
+    """Return how long the answer took, in milliseconds, and what it was."""
+    began = time.perf_counter()
+    headers = {"Content-Type": "application/json"}
+    async with http.post(f"{extender}{PREFIX}/{verb}", data=body, headers=headers) as answer:
+        said = await answer.read()
+    return (time.perf_counter() - began) * 1000, json.loads(said)
+
+
+async def _bind(http: aiohttp.ClientSession, extender: str, pod: Json, node: str, outcome: Outcome) -> None:
+    took, said = await _ask(http, extender, "bind", json.dumps(binding(pod["metadata"], node)).encode())
+    outcome.bind_ms.append(took)
+    if error := said.get("Error") or said.get("error"):
+        outcome.refuse(error)
+    else:
+        outcome.bound += 1
 
 
 def binding(meta: Mapping[str, Any], node: str) -> Mapping[str, str]:
@@ -139,21 +144,10 @@ async def bind_at_once(
     """Have `pods` bound, each to the node of the same place in `nodes`, all at the same time."""
     outcome = Outcome()
 
-    async def bind(pod: Json, node: str) -> None:
-        began = time.perf_counter()
-        body = binding(pod["metadata"], node)
-        async with http.post(f"{extender}{PREFIX}/bind", json=body) as answer:
-            said = json.loads(await answer.read())
-        outcome.bind_ms.append((time.perf_counter() - began) * 1000)
-        if error := said.get("Error") or said.get("error"):
-            outcome.refuse(error)
-        else:
-            outcome.bound += 1
-
     began = time.perf_counter()
     async with asyncio.TaskGroup() as tasks:
         for pod, node in zip(pods, nodes, strict=True):
-            tasks.create_task(bind(pod, node), name=f"bind {pod['metadata']['name']}")
+            tasks.create_task(_bind(http, extender, pod, node, outcome), name=f"bind {pod['metadata']['name']}")
     outcome.seconds = time.perf_counter() - began
     return outcome
 

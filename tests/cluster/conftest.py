@@ -102,11 +102,11 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer
     if missing:
         pytest.skip(f"a real API server needs {', '.join(missing)} in KUBE_BIN or on the PATH")
     home = tmp_path_factory.mktemp("apiserver")
-    with _processes(home, {name: str(found) for name, found in binaries.items()}) as server:
+    with processes(home, {name: str(found) for name, found in binaries.items()}) as server:
         yield server
 
 
-class _processes:  # noqa: N801 - a context manager
+class processes:  # noqa: N801 - a context manager
     def __init__(self, home: Path, binaries: dict[str, str]) -> None:
         self._home = home
         self._binaries = binaries

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from tests.cluster.conftest import _processes
+from tests.cluster.conftest import processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -123,7 +123,7 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
         pytest.skip(f"to apply deploy/ needs {', '.join(missing)} in KUBE_BIN or on the PATH")
     found = {name: str(program) for name, program in programs.items()}
     home = tmp_path_factory.mktemp("apply")
-    with _processes(home, found) as server:
+    with processes(home, found) as server:
         kubeconfig = written(server.config, server.config.token, home / "kubeconfig")
         command = [found["kube-controller-manager"], f"--kubeconfig={kubeconfig}", "--leader-elect=false"]
         with (home / "controllers.log").open("wb") as log:

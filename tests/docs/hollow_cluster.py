@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from tests.cluster.conftest import _processes
+from tests.cluster.conftest import processes
 from tests.docs.pages import ROOT
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ async def _log(_: web.Request) -> web.Response:
 @asynccontextmanager
 async def hollow_cluster(home: Path, programs: Mapping[str, str]) -> AsyncIterator[Hollow]:
     """Start it, in a folder of its own, of these programs."""
-    with _processes(home, dict(programs)) as server:
+    with processes(home, dict(programs)) as server:
         kubeconfig = home / "kubeconfig"
         kubeconfig.write_text(json.dumps(_kubeconfig(server)), encoding="utf-8")
         work = home / "checkout"
