@@ -4,8 +4,9 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
+SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test check lint types imports protos protos-check bench docs e2e cluster mutants clean
+.PHONY: help demo test explore check lint types imports protos protos-check bench docs e2e cluster mutants clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -27,6 +28,10 @@ check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, i
 	$(BIN)/pytest -n auto --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --include='gpu_device_plugin/core/*' --fail-under=100
 	$(BIN)/coverage report
+
+explore: $(VENV)/.ready  ## tests of chance on examples that nobody tried yet (SEED=N tries those of another run again)
+	@echo 'make explore SEED=$(SEED) tries the same again.'
+	$(BIN)/pytest -n auto -m 'hypothesis or chance' --hypothesis-profile=explore --hypothesis-seed=$(SEED) $(ARGS)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff format --check .

@@ -7,9 +7,17 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# A test says what holds, not how quickly: the machine that runs it may be busy with something else.
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# The command that a newcomer runs tries the same examples each time. New ones are tried by `make explore`.
+settings.register_profile("repeatable", _ANY_MACHINE, derandomize=True)
+settings.register_profile("explore", _ANY_MACHINE)
+settings.load_profile("repeatable")
 
 _LOGGERS = ("", "gpu_device_plugin", "asyncio", "watchdog")
 
@@ -17,6 +25,13 @@ _LOGGERS = ("", "gpu_device_plugin", "asyncio", "watchdog")
 def pytest_configure() -> None:
     """Let Ctrl-C end the programs that are started here, also where a shell started us in the background without it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test of chance its seeds: always the same, or others with `--hypothesis-seed`, as `make explore` does."""
+    if "chance_seed" in metafunc.fixturenames:
+        first = int(metafunc.config.getoption("--hypothesis-seed") or 0)
+        metafunc.parametrize("chance_seed", range(first, first + 6))
 
 
 @pytest.fixture(autouse=True)

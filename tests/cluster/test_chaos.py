@@ -83,9 +83,13 @@ def seen(pods: Mapping[str, Pod]) -> Mapping[str, str]:
     return {found.name: found.annotations.get("a", "") for found in pods.values()}
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.chance
 @pytest.mark.parametrize("forgetful", [False, True])
-async def test_the_mirror_ends_up_with_the_truth(seed: int, forgetful: bool, eventually: Any) -> None:  # noqa: FBT001
+async def test_the_mirror_ends_up_with_the_truth(
+    chance_seed: int,
+    forgetful: bool,  # noqa: FBT001
+    eventually: Any,
+) -> None:
     """300 steps of life and trouble, then peace.
 
     A forgetful server drops its history now and then, and its cache lags: then the order can be that of age only.
@@ -100,7 +104,7 @@ async def test_the_mirror_ends_up_with_the_truth(seed: int, forgetful: bool, eve
         mirror = PodMirror(client, reader, node="n", timing=MirrorTiming(0.001, 0.01, check_s=0.1))
         running = tasks.create_task(mirror.run())
         await eventually(lambda: mirror.synced)
-        world = World(server, seed)
+        world = World(server, chance_seed)
         for _ in range(300):
             world.happen()
             if world.random.random() < 0.15:

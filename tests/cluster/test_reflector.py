@@ -637,8 +637,8 @@ class World:
         }
 
 
-@pytest.mark.parametrize("seed", range(6))
-async def test_the_store_ends_up_with_the_truth(seed: int, eventually: Any) -> None:
+@pytest.mark.chance
+async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: Any) -> None:
     """300 steps of life and trouble, checks all the while, then peace; and nobody is caught up with less than all."""
     held = Held()
     timing = ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005)
@@ -646,7 +646,7 @@ async def test_the_store_ends_up_with_the_truth(seed: int, eventually: Any) -> N
         ApiServer(patience_s=0.01) as server,
         reflecting(server, held, request_s=0.1, watch_s=0.2, silence_s=0.05, timing=timing) as reflector,
     ):
-        world, caught_up = World(server, seed), 0
+        world, caught_up = World(server, chance_seed), 0
         for _ in range(300):
             world.step()
             if world.random.random() < 0.15:

@@ -385,4 +385,4 @@ class OneNode(RuleBasedStateMachine):
 
 
 TestOneNode = OneNode.TestCase
-TestOneNode.settings = settings(settings.get_profile("unhurried"), max_examples=200, stateful_step_count=40)
+TestOneNode.settings = settings(max_examples=200, stateful_step_count=40)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.annotations import Promise
@@ -338,21 +338,37 @@ def test_whole_gpus_asked_are_answered_whenever_there_are_enough(there: Node, da
         assert len(answer) == amount
 
 
-@given(worlds(), st.dictionaries(st.integers(0, 2), st.integers(1, 4), min_size=1), st.data())
-def test_a_promise_is_kept_exactly_whenever_it_can_be(
-    there: Node, shares: Mapping[int, int], data: st.DataObject
-) -> None:
+@st.composite
+def worlds_and_what_is_available(draw: st.DrawFn) -> tuple[Node, list[str]]:
+    there = draw(worlds())
+    every = [name for shared in there.shares.gpus for name in shared.ids(Kind.MEMORY)]
+    return there, [name for name in draw(st.permutations(every)) if draw(st.integers(0, 3))]
+
+
+@given(worlds_and_what_is_available(), st.dictionaries(st.integers(0, 2), st.integers(1, 4), min_size=1))
+@example((node(1, 2, 2), [*ids(1, [0, 1]), *ids(2, [0, 1])]), {0: 2, 1: 2})  # GPU 0 has no two; GPUs 1 and 2 have
+@example((node(4, 4), ids(1, range(4))), {0: 2, 1: 2})  # GPU 0 has none; GPU 1 alone is not two GPUs
+@example((node(4, 4), ids(1, range(4))), {0: 3, 1: 1})  # unequal parts are one demand: GPU 1 has all of it
+def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[str]], shares: Mapping[int, int]) -> None:
+    """Else as many equal parts come from other GPUs, or all from one if the parts were not equal, or nothing does."""
+    there, available = world
     amount = sum(shares.values())
-    available = draw_ids(data, there, Kind.MEMORY)[0]
     answer = memory(there, available, amount).answer(
         there, BINPACK, Matched(promised(amount, *sorted(shares.items())), {})
     )
     room = Counter(parse_id(name)[0] for name in available)
+    found = spread_over(there, answer)
     if all(room[uuid(position)] >= n for position, n in shares.items()):
-        assert spread_over(there, answer) == shares
-        assert len(answer) == amount
+        assert found == shares
+        return
+    gpus = len(shares) if len(set(shares.values())) == 1 else 1
+    part = amount // gpus
+    good = fitting(there, available, [], part, UNMATCHED)
+    if len(good) >= gpus:
+        assert sorted(found.values()) == [part] * gpus
+        assert {uuid(position) for position in found} <= good
     else:
-        assert len(spread_over(there, answer)) <= 1
+        assert not answer
 
 
 @given(worlds(), st.data())

@@ -325,9 +325,7 @@ LIVES = st.lists(
 
 @settings(
     max_examples=15,
-    deadline=None,
     database=None,
-    derandomize=True,
     # To make a failure smaller takes minutes here, and a cluster with real sockets is not the same twice.
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),

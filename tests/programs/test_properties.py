@@ -200,7 +200,6 @@ LIVES = st.lists(
 
 @settings(
     max_examples=15,
-    deadline=None,
     database=None,
     # To make a failure smaller takes minutes here, and a node with real sockets is not the same twice.
     phases=[Phase.generate],

@@ -244,7 +244,7 @@ changes = forgetting | st.tuples(st.just("remove"), st.sampled_from(NAMES)) | ca
 questions = st.tuples(asks, policies, policies)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(
     st.lists(candidates(st.sampled_from(NAMES)), max_size=6),
     st.lists(st.tuples(st.lists(changes, max_size=4), st.integers(0, 3)), min_size=1, max_size=6),
