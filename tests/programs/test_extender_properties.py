@@ -118,8 +118,9 @@ class Cluster:
         wanted, containers = asked(pod, GPU_MEM), pod["spec"]["containers"]
         at = next((at for at, size in sizes.items() if size - used[at] >= wanted), None)
         simple = len(containers) == 1 and not pod["spec"].get("initContainers") and wanted
+        known = node in self.w.only.extender.fleet.candidates  # it may have just been removed, or come back
         # The room that the extender has promised meanwhile is not there either: the kubelet has given its devices out.
-        if at is None or not simple or self.w.only.free(node)[at : at + 1] < [0] or self.promised(node):
+        if at is None or not simple or not known or self.w.only.free(node)[at : at + 1] < [0] or self.promised(node):
             self.w.end(name, "Failed")
         else:
             said = json.dumps({"0": {str(at): wanted}})
