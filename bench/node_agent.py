@@ -177,6 +177,7 @@ class Calls:
     least: list[tuple[float, float]] = field(default_factory=list)
     preferred: list[tuple[float, float]] = field(default_factory=list)
     allocate: list[tuple[float, float]] = field(default_factory=list)
+    start: list[tuple[float, float]] = field(default_factory=list)
 
     def ask(self, run: Run, free: Sequence[str], options: argparse.Namespace) -> None:
         """Ask what the kubelet asks, one call after the other, as it does."""
@@ -185,12 +186,15 @@ class Calls:
         asked = [run.mem.call("GetPreferredAllocation", question) for _ in range(calls)]
         self.preferred.append(percentiles(asked[warm:]))
         self.allocate.append(percentiles(allocate(run, free, calls)[warm:]))
+        starting = pb.PreStartContainerRequest(devices_ids=blocks(free)[0])
+        self.start.append(percentiles([run.mem.call("PreStartContainer", starting) for _ in range(calls)][warm:]))
 
     def rows(self, how: str) -> Iterator[Row]:
         """Yield what the kubelet waits for."""
         yield from both(f"a call with nothing to do, {how}", self.least, (None, None))
         yield from both(f"GetPreferredAllocation of {SIZE}, {how}", self.preferred, (1.5, 4))
         yield from both(f"Allocate of {SIZE}, {how}", self.allocate, (0.5, 1))
+        yield from both(f"PreStartContainer of {SIZE}, {how}", self.start, (0.5, 1))
 
 
 def standalone(root: Path, options: argparse.Namespace) -> Iterator[Row]:

@@ -151,7 +151,12 @@ class NodeSettings:
         "What stands before the = in the CDI names of the GPUs.",
         live=True,
     )
-    pre_start: bool = knob("false", SWITCH, "Have the kubelet call PreStartContainer before each container.")
+    pre_start: bool = knob(
+        "true",
+        SWITCH,
+        "Have the kubelet call PreStartContainer before each start of a container: one whose GPU is out of service "
+        "waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
+    )
     device_plugin_dir: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
         "/var/lib/kubelet/device-plugins",
         DIRECTORY,

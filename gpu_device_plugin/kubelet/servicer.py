@@ -70,7 +70,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         answers: Answers,
         lists: Latest[pb.ListAndWatchResponse],
         *,
-        pre_start: bool = False,
+        pre_start: bool = True,
         observe: Callable[[Resource, str, float], None] = lambda _resource, _rpc, _seconds: None,
     ) -> None:
         """Serve `resource`.
@@ -79,7 +79,8 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
             resource: what is advertised.
             answers: who decides.
             lists: the newest list of devices.
-            pre_start: ask the kubelet to call PreStartContainer.
+            pre_start: ask the kubelet to call PreStartContainer. It then starts no container whose devices it has
+                forgotten (callPreStartContainerIfNeeded), and starts it without its variables otherwise.
             observe: told (resource, RPC, seconds) after every call.
         """
         self._resource = resource

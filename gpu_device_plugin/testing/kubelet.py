@@ -106,6 +106,9 @@ class Kubelet:
         self.pod_resources_gate = Gate()
         """Every PodResources call passes here. The real one refuses above 100 a second: RESOURCE_EXHAUSTED,
         `rejected by rate limit`."""
+        self.start_gate = Gate()
+        """Every start of a container passes here before the kubelet looks up what its devices bring: hold it. The real
+        one makes the pod's sandbox and pulls the image meanwhile, and goes on when the pod is deleted by force."""
         self.registrations: list[Registration] = []
         self.streams: list[Stream] = []
         self.panics: list[KubeletPanic] = []
@@ -117,7 +120,9 @@ class Kubelet:
         self._choices, self._orders = random.Random(seed), random.Random(seed)
         self._pods: dict[str, Pod] = {}
         self._left_behind: dict[str, Pod] = {}
-        """Pods that are gone from the API while their processes are not."""
+        """Pods that are gone from the API while their processes are not, or while their containers are starting."""
+        self._starting: set[str] = set()
+        """UIDs of the pods whose containers are being started."""
         self._created = 0
         self._changes = Latest(None)
         self._process: _Process | None = None
@@ -294,13 +299,15 @@ class Kubelet:
         """Remove a pod from the API, its grace period over; return what is left of it.
 
         With `force` its processes are still running, until `process_ended`, while the kubelet's books forget it now.
-        The sync loop does it, so it waits for an Allocate that hangs.
+        Containers that are just starting do start (kubelet.go gives the runtime's SyncPod a context that the end of the
+        pod does not cancel), with whatever the books still say of their devices.
+        The sync loop deletes, so this waits for an Allocate that hangs.
         """
         if self._process:
             async with self._process.sync_loop:
                 pass
         gone = self._pods.pop(pod.uid)
-        if force and gone.process_running:
+        if force and (gone.process_running or gone.uid in self._starting):
             self._left_behind[gone.uid] = gone
         else:
             gone = self._stopped(gone)
@@ -326,7 +333,7 @@ class Kubelet:
         restarts = container.restarts + container.started
         self._put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
         await self._start_containers(process, pod.uid)
-        return self._pods.get(pod.uid, pod)
+        return self._known(pod.uid) or pod
 
     def pod(self, pod: Pod | str) -> Pod:
         """Return a pod as it is now, by an older view of it or by its name. KeyError: it is not in the API."""
@@ -466,8 +473,12 @@ class Kubelet:
         return pod
 
     def _put_container(self, uid: str, container: Container) -> None:
-        pod = self._pods[uid]
-        self._put(replace(pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)))
+        books = self._pods if uid in self._pods else self._left_behind
+        pod = books[uid]
+        books[uid] = replace(
+            pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)
+        )
+        self._tick()
 
     @staticmethod
     def _stopped(pod: Pod) -> Pod:
@@ -507,7 +518,7 @@ class Kubelet:
                 }
                 self._put_container(pod.uid, replace(container, devices=devices))
         await self._start_containers(process, pod.uid)
-        return self._pods.get(pod.uid, pod)
+        return self._known(pod.uid) or pod
 
     def _predicate(self, process: _Process, pod: Pod) -> tuple[str, str] | None:
         # The check of the scheduler, done once more by the kubelet against the node's status in the API. Resources
@@ -530,31 +541,37 @@ class Kubelet:
         return None
 
     async def _start_containers(self, process: _Process, uid: str) -> None:
-        for container in self._pods[uid].containers:
-            if container.started:
-                continue
-            await self._start_container(process, uid, container.spec)
-            if uid not in self._pods or not self._pods[uid].container(container.name).started:
-                return
-        if not self._pods[uid].terminal:
+        self._starting.add(uid)
+        try:
+            for container in self._pods[uid].containers:
+                if not container.started:
+                    await self._start_container(process, uid, container.spec)
+                if (known := self._known(uid)) is None or not known.container(container.name).started:
+                    return
+        finally:
+            self._starting.discard(uid)
+            if uid in self._left_behind and not self._left_behind[uid].process_running:
+                del self._left_behind[uid]
+        if uid in self._pods and not self._pods[uid].terminal:
             self._put(replace(self._pods[uid], phase="Running"))
 
     async def _start_container(self, process: _Process, uid: str, spec: ContainerSpec) -> None:
+        await self.start_gate.passed()
         try:
             await self._or_die(process, process.manager.before_start(uid, spec))
         except _EndedError:
             return
         except AdmissionError as error:
-            if uid in self._pods:
-                container = self._pods[uid].container(spec.name)
-                self._put_container(uid, replace(container, waiting=f"CreateContainerConfigError: {error}"))
+            if known := self._known(uid):
+                waiting = f"CreateContainerConfigError: {error}"
+                self._put_container(uid, replace(known.container(spec.name), waiting=waiting))
             return
-        if uid not in self._pods or self._pods[uid].terminal:
+        if (known := self._known(uid)) is None or known.terminal:
             return
         self._put_container(
             uid,
             replace(
-                self._pods[uid].container(spec.name),
+                known.container(spec.name),
                 devices={resource: grant.ids for resource, grant in process.manager.held(uid, spec.name).items()},
                 received=process.manager.received(uid, spec.name),
                 started=True,
@@ -562,6 +579,9 @@ class Kubelet:
                 waiting=None,
             ),
         )
+
+    def _known(self, uid: str) -> Pod | None:
+        return self._pods.get(uid) or self._left_behind.get(uid)
 
     async def _or_die(self, process: _Process, work: Awaitable[None]) -> None:
         try:

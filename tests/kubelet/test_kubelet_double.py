@@ -33,6 +33,8 @@ from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from gpu_device_plugin.testing.pods import PodSpec
+
 MEM = "example.com/gpu-mem"
 COUNT = "example.com/gpu-count"
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
@@ -72,6 +74,17 @@ class World:
     async def stop(self) -> None:
         for plugin in self.plugins:
             await plugin.stop()
+
+    async def deleted_by_force_while_it_starts(self, spec: PodSpec, *, listed: bool) -> Pod:
+        """Admit a pod and delete it before its container starts; `listed`, somebody asks PodResources in between."""
+        self.kubelet.start_gate.hold()
+        admitting = asyncio.create_task(self.kubelet.admit(spec))
+        await self.kubelet.start_gate.reached()
+        await self.kubelet.delete(self.kubelet.pod(spec.name), force=True)
+        if listed:
+            await self.listed()
+        self.kubelet.start_gate.release()
+        return await admitting
 
     async def lists(self, plugin: ScriptedPlugin) -> None:
         listed = {device: "Healthy" if well else "Unhealthy" for device, well in plugin.healthy.items()}
@@ -415,6 +428,33 @@ async def test_a_forced_delete_frees_the_devices_while_the_process_runs(world: W
     assert [one.name for one in world.kubelet.running] == ["b", "a"]
     world.kubelet.process_ended(running)
     assert [one.name for one in world.kubelet.running] == ["b"]
+
+
+@pytest.mark.parametrize(("listed", "envs"), [(False, {"GPU": "1"}), (True, {})])
+async def test_a_pod_deleted_by_force_while_it_starts_runs_with_what_the_books_still_say(
+    world: World,
+    listed: bool,  # noqa: FBT001 (a parameter)
+    envs: dict[str, str],
+) -> None:
+    """A List in between frees its devices, and their variables with them."""
+    plugin = world.plugin(allocate=lambda _: ContainerAllocateResponse(envs={"GPU": "1"}))
+    await world.start(plugin)
+    gone = await world.deleted_by_force_while_it_starts(pod("a", {MEM: 1}), listed=listed)
+    assert [one.name for one in world.kubelet.running] == ["a"]
+    assert gone.only.received.envs == envs
+    world.kubelet.process_ended(gone)
+    assert world.kubelet.running == ()
+
+
+@pytest.mark.parametrize("listed", [False, True])
+async def test_pre_start_keeps_a_pod_from_starting_whose_devices_are_no_longer_booked(
+    world: World,
+    listed: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    plugin = world.plugin(options=DevicePluginOptions(pre_start_required=True))
+    await world.start(plugin)
+    await world.deleted_by_force_while_it_starts(pod("a", {MEM: 1}), listed=listed)
+    assert len(plugin.starts) == len(world.kubelet.running) == (0 if listed else 1)
 
 
 async def test_a_delete_waits_for_an_allocate_that_hangs(world: World) -> None:

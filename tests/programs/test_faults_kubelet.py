@@ -322,6 +322,34 @@ async def test_a14_processes_that_never_end_do_not_keep_a_gpu_for_ever() -> None
         await node.healthy_is(COUNT, 1)
 
 
+async def test_a14_a_pod_deleted_by_force_before_it_starts_never_runs_without_its_variables() -> None:
+    """The kubelet has forgotten its devices when its container is made; an image of CUDA would see every GPU then."""
+    async with world() as node:
+        await node.start_agent()
+        await forced_out_while_it_starts(node)
+        assert node.kubelet.running == ()
+
+
+async def test_a14_without_pre_start_it_runs_with_no_variables_at_all() -> None:
+    """What the setting is there for."""
+    async with world(pre_start="false") as node:
+        await node.start_agent()
+        await forced_out_while_it_starts(node)
+        (running,) = node.kubelet.running
+        assert envs_of(running) == {}
+
+
+async def forced_out_while_it_starts(node: World) -> None:
+    """Have a pod admitted, deleted by force, forgotten by the kubelet (the agent asks who holds what), and started."""
+    node.kubelet.start_gate.hold()
+    admitting = asyncio.create_task(node.kubelet.admit(pod("p", mem=3)))
+    await node.kubelet.start_gate.reached()
+    await node.kubelet.delete(node.kubelet.pod("p"), force=True)
+    await node.until(lambda: node.kubelet.allocated == {})
+    node.kubelet.start_gate.release()
+    await admitting
+
+
 @pytest.mark.parametrize("version", [(1, 20), (1, 33), (1, 34)])
 async def test_a15_a_pod_that_ended_holds_nothing_though_kubelets_before_1_34_list_it(version: tuple[int, int]) -> None:
     async with world(version=version) as node:

@@ -259,7 +259,7 @@ async def test_an_agent_that_waits_ends_when_it_is_told_to() -> None:
 
 async def test_another_label_changes_at_once_what_it_can_and_names_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster() as there:
-        configure(there, default="", big="policy: spread\nshare_size: 2GiB\npre_start: true\n")
+        configure(there, default="", big="policy: spread\nshare_size: 2GiB\npre_start: false\n")
         async with running(there) as program:
             await shares(there, 28)
             label(there, config="big")
