@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from gpu_device_plugin.core.annotations import DEFAULT_PROFILE
+from gpu_device_plugin.core.grants import MEMORY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -128,6 +129,8 @@ def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
 # gpushare-schd-extender. They are not ours.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
+# A container with a part of a GPU has the second one, and somebody may run a program of ours in it.
+_NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT})
 
 _SUFFIX = ".yaml"
 
@@ -250,7 +253,7 @@ class Sources(Generic[S]):
                 yield known[variable], (variable, text)
             elif (
                 variable.startswith(ENVIRONMENT_PREFIX)
-                and variable != _CONFIG_VARIABLE
+                and variable not in _NO_SETTINGS
                 and not _SERVICE_LINK.fullmatch(variable)
             ):
                 hint = nearest(variable, known, f"unset it, or {self._help}", prefix=ENVIRONMENT_PREFIX)

@@ -383,11 +383,12 @@ Check = Callable[[], Awaitable[Sequence[str]]]
 """Returns a sentence for every condition that is not met; none is good."""
 
 
-def probe(check: Check) -> Callable[[], Awaitable[Page]]:
-    """Make the page of a probe: 200 with ``ok``, or 503 with what is missing, a line each."""
+def probe(check: Check, notes: Callable[[], Iterable[str]] = tuple) -> Callable[[], Awaitable[Page]]:
+    """Make the page of a probe: 200 with ``ok`` and `notes`, or 503 with what is missing, a line each."""
 
     async def page() -> Page:
         missing = await check()
-        return Page("\n".join(missing) + "\n", status=503) if missing else Page("ok\n")
+        lines, status = (missing, 503) if missing else (("ok", *notes()), 200)
+        return Page("\n".join(lines) + "\n", status=status)
 
     return page

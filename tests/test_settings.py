@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.core.grants import MEMORY_LIMIT
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.extender_settings import KNOBS as OF_THE_EXTENDER
 from gpu_device_plugin.knobs import table
@@ -90,6 +91,11 @@ def test_variables_that_kubernetes_makes_of_services_are_none_of_ours() -> None:
         "GPUSHARE_SCHD_EXTENDER_PORT_12345_TCP_ADDR": "10.0.0.1",
     }
     assert read({}, links) == NodeSettings()
+
+
+def test_what_a_container_is_told_of_its_memory_is_no_setting() -> None:
+    """Somebody runs one of our programs where a part of a GPU is."""
+    assert read({}, {MEMORY_LIMIT: "4096"}) == NodeSettings()
 
 
 def test_in_a_file_off_is_a_word_and_lists_are_lists(tmp_path: Path) -> None:

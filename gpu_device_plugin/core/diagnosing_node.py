@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
-from gpu_device_plugin.core.grants import CONTROL_NODES
+from gpu_device_plugin.core.grants import CONTROL_NODES, MEMORY_LIMIT
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, switched_on
+from gpu_device_plugin.core.limiting import enforcement, unlimited
 from gpu_device_plugin.core.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.shares import Shares, TooManySharesError
+from gpu_device_plugin.core.shares import Shares, TooManySharesError, unknown_exclusions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.others import Sighting
     from gpu_device_plugin.core.resources import Resource
 
-_LIMITING_DRIVER = 615
 _LIMITING_TOOLKIT = (1, 20, 1)
 _SKEW_S = 30.0
 """Service account tokens and leases bear clocks that are some seconds apart."""
@@ -287,30 +287,30 @@ def _limits(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield unknown(Unknown("advisory as long as no driver answers"))
         return
-    version = node.inventory.driver_version or ""
-    lacks = [] if _numbers(version)[:1] >= (_LIMITING_DRIVER,) else [f"driver r{_LIMITING_DRIVER} (now {version})"]
-    if not isinstance(node.cgroup, Unknown) and node.cgroup != 2:
-        lacks.append("cgroup v2")
-    if not isinstance(node.toolkit, Unknown) and _numbers(node.toolkit) < _LIMITING_TOOLKIT:
-        lacks.append(f"nvidia-container-toolkit 1.20.1 (now {node.toolkit or 'none'})")
-    if lacks:
+    inventory, toolkit = node.inventory, node.toolkit
+    version = f"driver {inventory.driver_version}"
+    gpus = [gpu for gpu in inventory.gpus if not gpu.mig]
+    if any(unlimited(gpu, inventory.cgroup) for gpu in gpus) or not gpus:
         yield note(
-            "advisory: a container is told how much memory it may use, and nothing holds it to that",
-            f"for limits by the driver (cgroup) this node lacks {', '.join(lacks)}; limits of MPS are not set by this "
-            "version",
+            f"{enforcement(gpus, inventory.cgroup)} ({version})",
+            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that; limits of "
+            "MPS are not set by this version",
         )
-    elif isinstance(node.toolkit, Unknown):
+    elif isinstance(toolkit, Unknown):
         yield unknown(
             Unknown(
-                f"driver {version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: "
-                f"{node.toolkit.why}",
-                node.toolkit.advice,
+                f"{version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {toolkit.why}",
+                toolkit.advice,
             )
         )
-    else:
-        yield ok(
-            f"cgroup: driver {version} and nvidia-container-toolkit {node.toolkit} hold containers to their memory"
+    elif _numbers(toolkit) < _LIMITING_TOOLKIT:
+        yield note(
+            f"advisory: {version} can limit memory (cgroup), and only nvidia-container-toolkit asks it to, from 1.20.1 "
+            f"on (now {toolkit or 'none'})",
+            "install a newer nvidia-container-toolkit on the node",
         )
+    else:
+        yield ok(f"cgroup: {version} and nvidia-container-toolkit {toolkit} hold containers to their memory")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -330,6 +330,11 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     except TooManySharesError as problem:
         found, _, advice = str(problem).rpartition("; ")
         yield error(found, advice)
+        return
+    if unknown_names := unknown_exclusions(node.exclude_gpus, node.inventory):
+        yield warning(*_split(unknown_names))
+    if shares.why_none:
+        yield error(*_split(shares.why_none))
         return
     for gpu, why in shares.left_out:
         yield note(f"GPU {gpu.index} ({gpu.uuid}) is not shared: {why}")

@@ -47,6 +47,8 @@ class Gpu:
     numa_node: int | None = None
     mig: bool = False
     """In MIG mode: listed for people, not shared."""
+    memory_limits: bool = False
+    """Its driver can hold the processes of a cgroup to an amount of memory (NVML's nvmlDeviceGetMemoryLimits_v1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +69,5 @@ class Inventory:
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     driver_version: str | None = None
+    cgroup: int | None = None
+    """The version of control groups on the node; None: it is not known."""

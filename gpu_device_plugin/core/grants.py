@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.limiting import unlimited
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ WAYS = ("envvar", "device-specs", "cdi")
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
+MEMORY_LIMIT = "GPUSHARE_MEMORY_LIMIT_MIB"
+"""The variable by which a container learns how much memory of each of its GPUs is its own, in MiB."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
@@ -29,6 +32,8 @@ class Delivery:
     cdi_kind: str = "nvidia.com/gpu"
     cgpu_disable: bool = False
     """The node label asks that cGPU's isolation be off in every container."""
+    cgroup: int | None = None
+    """The version of control groups on the node; None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +79,16 @@ def grant(
         # With several GPUs the limit of the driver holds for each of them, so it is one GPU's part.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
         envs |= {
-            # nvidia-container-toolkit (after 1.20.0) with driver r615 turns these two into a limit of the container's
-            # cgroup; it wants both.
-            "NVIDIA_GPU_MEMORY_REQUEST": limit,
-            "NVIDIA_GPU_MEMORY_LIMIT": limit,
+            MEMORY_LIMIT: limit,
             "ALIYUN_COM_GPU_MEM_IDX": ",".join(str(shared.position) for shared in gpus),
             "ALIYUN_COM_GPU_MEM_POD": str(own if pod_shares is None else pod_shares),
             "ALIYUN_COM_GPU_MEM_CONTAINER": str(own),
             "ALIYUN_COM_GPU_MEM_DEV": str(len(gpus[0].shares)),
         }
+        if not any(unlimited(shared.gpu, delivery.cgroup) for shared in gpus):
+            # nvidia-container-toolkit (after 1.20.0) turns these two into a limit of the container's cgroup on each of
+            # its GPUs; it wants both.
+            envs |= {"NVIDIA_GPU_MEMORY_REQUEST": limit, "NVIDIA_GPU_MEMORY_LIMIT": limit}
         if delivery.cgpu_disable:
             envs["CGPU_DISABLE"] = "true"
     nodes: list[str] = []

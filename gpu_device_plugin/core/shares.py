@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,20 @@ _SEPARATOR = "::"
 
 class TooManySharesError(ValueError):
     """The share size cuts this node's GPUs into more device IDs than a kubelet can manage."""
+
+
+def _names(gpu: Gpu) -> frozenset[str]:
+    """Return by what an administrator may name a GPU."""
+    return frozenset({gpu.uuid, str(gpu.index)})
+
+
+def unknown_exclusions(excluded: Iterable[str], inventory: Inventory) -> str:
+    """Say which of the GPUs to leave alone are not there, and what to do; empty: all are, or there is no GPU at all."""
+    known = frozenset[str]().union(*map(_names, inventory.gpus))
+    unknown = [name for name in excluded if name not in known] if known else []
+    if not unknown:
+        return ""
+    return f"--exclude-gpus names {', '.join(unknown)}, which no GPU of this node is; see nvidia-smi -L, and use UUIDs"
 
 
 def share_id(uuid: str, number: int) -> str:
@@ -89,14 +104,12 @@ class Shares:
             if gpu.uuid in names:
                 continue
             count = shares_of(gpu, self.share_mib, self.reserve_mib)
-            if gpu.uuid in excluded or str(gpu.index) in excluded:
+            if excluded & _names(gpu):
                 left_out.append((gpu, "excluded by the configuration"))
             elif gpu.mig:
                 left_out.append((gpu, "in MIG mode, whose instances are not shared yet"))
             elif count == 0:
-                kept_back = gpu.reserved_mib + self.reserve_mib
-                less = f", less {format_mib(kept_back)} kept back," if kept_back else ""
-                left_out.append((gpu, f"its {format_mib(gpu.total_mib)}{less} are less than one share"))
+                left_out.append((gpu, self._too_small(gpu)))
             else:
                 known.append(SharedGpu(gpu, len(known), tuple(share_id(gpu.uuid, n) for n in range(count))))
         total = sum(len(shared.shares) for shared in known)
@@ -109,6 +122,20 @@ class Shares:
         places = {name: (shared.position, n) for shared in known for n, name in enumerate(shared.shares)}
         places.update((shared.gpu.uuid, (shared.position, -1)) for shared in known)
         return Shares(self.share_mib, self.reserve_mib, tuple(known), tuple(left_out), places)
+
+    def _too_small(self, gpu: Gpu) -> str:
+        share, kept_back = format_mib(self.share_mib), gpu.reserved_mib + self.reserve_mib
+        less = f", of which {format_mib(kept_back)} are kept back" if gpu.total_mib >= self.share_mib else ""
+        return f"{format_mib(gpu.total_mib)}{less}, less than one share of {share}"
+
+    @property
+    def why_none(self) -> str:
+        """Why not one of the GPUs is shared, and what decides about that; empty: one is, or there is none at all."""
+        if self.gpus or not self.left_out:
+            return ""
+        counts = Counter(why for _, why in self.left_out)
+        reasons = ", ".join(f"{why} ({count} GPU{'s' * (count > 1)})" for why, count in counts.items())
+        return f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
 
     def place_of(self, device_id: str) -> tuple[int, int] | None:
         """Return (position of the GPU, number of the share; -1 for the whole GPU), None for an ID that is not ours."""

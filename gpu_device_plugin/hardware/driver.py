@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         pci_bus_id: str | None
         numa_node: int | None
         mig: bool
+        memory_limits: bool
 
     class LinkRecord(TypedDict):
         """The fields of `core.gpus.Link`."""
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         gpus: list[GpuRecord]
         links: list[LinkRecord]
         driver_version: str | None
+        cgroup: int | None
         left_out: int
         """GPUs that could not be listed."""
         troubles: list[str]

@@ -4,10 +4,12 @@ A description is short (``fake:4xT4``, ``fake:2xH200-141GiB,1xA10``) or a YAML o
 changes::
 
     driver: 580.65.06
+    cgroup: 2                                 # version of control groups; null: not known
     gpus:
       - 2xT4                                  # the short form, or
       - {model: H200, count: 2, memory: 141GiB, numa: 1}
       - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
+      - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
     links:
       - {gpus: [0, 1], closeness: switch}
     events:
@@ -71,6 +73,7 @@ MODELS: Mapping[str, tuple[str, int, int, int]] = {
     "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0),
 }
 _DRIVER_VERSION = "580.65.06"
+_CGROUP = 2
 _MOST_GPUS = 128
 _LOOK_EVERY_S = 0.02
 _CLOSENESS = (
@@ -182,6 +185,7 @@ class Fake:
                 link for link in self._description.links if link["a"] in self._listed and link["b"] in self._listed
             ],
             "driver_version": node["driver"],
+            "cgroup": node["cgroup"],
             "left_out": len(gpus) - len(listed),
             "troubles": [
                 f"GPU {gpu['index']} is left out, it cannot be read: GPU is lost (15)" for gpu in gpus if gpu["lost"]
@@ -308,6 +312,7 @@ def _gpu_record(gpu: Fields) -> GpuRecord:
         "pci_bus_id": gpu["pci"],
         "numa_node": gpu["numa"],
         "mig": gpu["mig"],
+        "memory_limits": gpu["memory_limits"],
     }
 
 
@@ -349,7 +354,12 @@ def _understood(source: str, document: object) -> Description:
         gpus,
         _links(where.inside("links"), top.get("links", []), gpus),
         sorted(events, key=lambda event: event["at"]),
-        {"hang": 0.0, "failure": None, "driver": top.get("driver", _DRIVER_VERSION)},
+        {
+            "hang": 0.0,
+            "failure": None,
+            "driver": top.get("driver", _DRIVER_VERSION),
+            "cgroup": top.get("cgroup", _CGROUP),
+        },
     )
 
 
@@ -429,6 +439,7 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
         # The first half of the GPUs hangs on the first socket, as on most machines with several.
         "numa": position * 2 // count,
         "mig": False,
+        "memory_limits": False,
         "lost": False,
         "error": None,
         "ecc": 0,
@@ -612,6 +623,7 @@ _GPU: Mapping[str, Callable[[Any], Any]] = {
     "minor": _whole_or_null,
     "pci": _text_or_null,
     "numa": _whole_or_null,
+    "memory_limits": _switch,
     **_STATE,
 }
 _GPU_EVENT: Mapping[str, Callable[[Any], Any]] = {
@@ -629,4 +641,10 @@ _NODE_EVENT: Mapping[str, Callable[[Any], Any]] = {
     "driver": _text,
 }
 _LINK: Mapping[str, Callable[[Any], Any]] = {"gpus": list, "closeness": _closeness, "nvlinks": _whole}
-_TOP: Mapping[str, Callable[[Any], Any]] = {"driver": _text, "gpus": _any, "links": _any, "events": _any}
+_TOP: Mapping[str, Callable[[Any], Any]] = {
+    "driver": _text,
+    "cgroup": _whole_or_null,
+    "gpus": _any,
+    "links": _any,
+    "events": _any,
+}

@@ -441,6 +441,7 @@ class Hardware:
                 ({(link.a, link.b): link for link in known.links} | {(link.a, link.b): link for link in links}).values()
             ),
             record["driver_version"],
+            record["cgroup"],
         )
         beliefs = {gpu.uuid: self._next.beliefs.get(gpu.uuid, Belief()) for gpu in inventory.gpus}
         self._next = replace(self._next, inventory=inventory, beliefs=beliefs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 
 import pynvml
@@ -28,6 +29,10 @@ _KINDS = {
 _LOST = frozenset({6, 15, 28})  # NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND
 _RESET_REQUIRED = 16
 _TIMEOUT = 10
+# Errors of a driver that has limits of memory, when it is asked for one: NVML_ERROR_NO_PERMISSION, and _NOT_FOUND where
+# none is set. Any other, _FUNCTION_NOT_FOUND and _NOT_SUPPORTED among them, is no proof that the toolkit's hook could
+# set one; and a container whose hook fails does not start.
+_HAS_LIMITS = frozenset({4, 6})
 _UNKNOWN = 999
 
 # nvmlGpuTopologyLevel_t -> core.gpus.Closeness
@@ -53,10 +58,26 @@ class Nvml:
         HardwareError: NVML cannot be used, on opening.
     """
 
-    def __init__(self, nvml: Any = pynvml, pci_devices: str = "/sys/bus/pci/devices") -> None:
-        """Load NVML through `nvml`, the module pynvml or one that answers like it."""
+    def __init__(
+        self,
+        nvml: Any = pynvml,
+        pci_devices: str = "/sys/bus/pci/devices",
+        cgroups: str = "/sys/fs/cgroup",
+        own_cgroup: str = "/proc/self/cgroup",
+    ) -> None:
+        """Load NVML through `nvml`, the module pynvml or one that answers like it.
+
+        Args:
+            nvml: the module.
+            pci_devices: where the kernel says to which CPUs a PCI device is near.
+            cgroups: where control groups are mounted. Runtimes mount in a container what its node has: the hierarchy of
+                version 2, or a folder with those of version 1.
+            own_cgroup: where the kernel says in which of them this process is.
+        """
         self._nvml = nvml
         self._pci_devices = pci_devices
+        self._cgroups = cgroups
+        self._own_cgroup = own_cgroup
         self._gpus: dict[str, Any] = {}
         # The driver cannot tell the UUID of a GPU that it has lost, so events are told apart by their handle.
         self._uuids: dict[int, str] = {}
@@ -97,6 +118,7 @@ class Nvml:
             "gpus": gpus,
             "links": list(self._links(gpus)),
             "driver_version": self._optional("nvmlSystemGetDriverVersion"),
+            "cgroup": self._cgroup_version(),
             "left_out": len(failures),
             "troubles": troubles,
         }
@@ -146,6 +168,7 @@ class Nvml:
             "pci_bus_id": pci,
             "numa_node": None if pci is None else self._numa_node(pci),
             "mig": bool(self._mig(handle)),
+            "memory_limits": self._has_limits(handle),
         }
 
     def _memory(self, handle: Any) -> tuple[Any, int]:
@@ -164,6 +187,35 @@ class Nvml:
     def _mig(self, handle: Any) -> bool | None:
         mode = self._optional("nvmlDeviceGetMigMode", handle)
         return mode and bool(mode[0])
+
+    def _has_limits(self, handle: Any) -> bool:
+        """Return whether the driver can hold the processes of a cgroup to an amount of memory on this GPU."""
+        if not hasattr(self._nvml, "nvmlDeviceGetMemoryLimits_v1"):
+            return False
+        asked = self._nvml.c_nvmlGetMemoryLimits_v1_t()
+        asked.nameSpace = os.fsencode(self._cgroup_path())
+        try:
+            self._nvml.nvmlDeviceGetMemoryLimits_v1(handle, asked)
+        except self._nvml.NVMLError as error:
+            return error.value in _HAS_LIMITS
+        return True
+
+    def _cgroup_version(self) -> int | None:
+        """Return the version of control groups on this node; where both are in use, NVIDIA's toolkit sees version 1."""
+        if os.path.exists(f"{self._cgroups}/cgroup.controllers"):  # noqa: PTH110 - pathlib costs 1 MB
+            return 2
+        return 1 if os.path.isdir(self._cgroups) else None  # noqa: PTH112 - as above
+
+    def _cgroup_path(self) -> str:
+        """Return the folder of the cgroup that this process is in: a limit can be asked of no root cgroup."""
+        try:
+            with open(self._own_cgroup, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - as above
+                own = next((line.strip().removeprefix("0::") for line in file if line.startswith("0::")), "/")
+        except OSError:
+            own = "/"
+        path = f"{self._cgroups}{own}"
+        # A cgroup outside of our namespace has a path with `..` in it, and the folder that we see is our own then.
+        return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
 
     def _pci(self, handle: Any) -> str | None:
         """Return the address the way Linux writes it: NVML's domain has eight digits."""

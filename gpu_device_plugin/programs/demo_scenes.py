@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin.core import report
+from gpu_device_plugin.core.grants import MEMORY_LIMIT
 from gpu_device_plugin.core.memory import format_mib
 from gpu_device_plugin.core.shares import parse_id
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
@@ -185,12 +186,12 @@ async def _share(story: Story) -> None:
     story.check(
         f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
         all(
-            env.get("NVIDIA_VISIBLE_DEVICES") == shared.gpu.uuid and env.get("NVIDIA_GPU_MEMORY_LIMIT") == limit
+            env.get("NVIDIA_VISIBLE_DEVICES") == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, told, strict=True)
             for shared in story.gpus_of(pod)
         ),
     )
-    names = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_GPU_MEMORY_LIMIT")
+    names = ("NVIDIA_VISIBLE_DEVICES", MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={told[0].get(name, '')}" for name in names))
 
 

@@ -22,11 +22,12 @@ from gpu_device_plugin.core.annotations import CGPU_DISABLE_LABEL, PLACEMENT_LAB
 from gpu_device_plugin.core.grants import Delivery
 from gpu_device_plugin.core.health import Rules
 from gpu_device_plugin.core.ledger import Reading
+from gpu_device_plugin.core.limiting import enforcement
 from gpu_device_plugin.core.memory import format_mib
 from gpu_device_plugin.core.node import Node
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.shares import Shares, TooManySharesError
+from gpu_device_plugin.core.shares import Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.admitting import Refused
+    from gpu_device_plugin.core.gpus import Inventory
     from gpu_device_plugin.core.resources import Resource
     from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
     from gpu_device_plugin.kubelet.checkpoint import Record
@@ -170,6 +172,8 @@ class NodeAgent:
         self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
+        self._notes: tuple[str, ...] = ()
+        """What is to be known of this node beside its GPUs, as sentences."""
         self._placement = ""
         """The policy that our node's label names; empty: it names none."""
 
@@ -191,6 +195,7 @@ class NodeAgent:
         except DirectoryError as error:
             raise UsageError(str(error)) from error
         self._begin_with(self._share_size_in_use() or settings.share_size_mib)
+        self._share_size.write(str(self._shares.share_mib))
         _log.info(
             "node agent starts",
             extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(self._shares.share_mib)},
@@ -247,8 +252,8 @@ class NodeAgent:
         """Apply what can be applied of other settings, and name what cannot."""
         outcome = reload(self.settings, wanted)
         settings = self.settings = outcome.settings
-        self._answers.delivery = Delivery(
-            frozenset(settings.devices), settings.cdi_kind, self._answers.delivery.cgpu_disable
+        self._answers.delivery = replace(
+            self._answers.delivery, ways=frozenset(settings.devices), cdi_kind=settings.cdi_kind
         )
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
@@ -313,6 +318,7 @@ class NodeAgent:
             if not before.gpus:
                 raise UsageError(str(error)) from error
             _log.error("new GPUs are left out", extra={"why": str(error), "once_per_s": 600})
+        self._answers.delivery = replace(self._answers.delivery, cgroup=view.inventory.cgroup)
         for gpu, reason in self._shares.left_out:
             if (gpu, reason) not in before.left_out:
                 _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})
@@ -322,6 +328,7 @@ class NodeAgent:
                 shared.position,
                 extra={"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)},
             )
+        self._take_note(view.inventory)
         unhealthy = {uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy}
         unhealthy |= {
             gpu.uuid: "it is in MIG mode now, whose instances are not shared yet"
@@ -332,6 +339,19 @@ class NodeAgent:
         if self._shares.gpus:
             self._equipped.set()
         self._show()
+
+    def _take_note(self, inventory: Inventory) -> None:
+        """Log what is to be known of this node beside its GPUs, once, and keep it for the page of readiness."""
+        gpus = [shared.gpu for shared in self._shares.gpus]
+        notes = {
+            f"memory limits: {enforcement(gpus, inventory.cgroup)}" if gpus else "": logging.INFO,
+            unknown_exclusions(self.settings.exclude_gpus, inventory): logging.WARNING,
+            self._shares.why_none: logging.WARNING,
+        }
+        before, self._notes = self._notes, tuple(filter(None, notes))
+        for note in self._notes:
+            if note not in before:
+                _log.log(notes[note], "%s", note)
 
     async def _serve(self) -> None:
         """Serve the kubelet while there is something to offer and nobody else offers it."""
@@ -475,7 +495,12 @@ class NodeAgent:
         view = self.hardware.view.value
         if self._cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self._cluster.show(view.inventory, self._answers.policy, view.sentence, withheld)
+            self._cluster.show(view.inventory, self._answers.policy, self._why_nothing(), withheld)
+
+    def _why_nothing(self) -> str:
+        """Return why no GPU is shared, where none is."""
+        view = self.hardware.view.value
+        return (view.state is State.WATCHING and self._shares.why_none) or view.sentence
 
     def _event(self, reason: str, note: str, action: str) -> None:
         if self._cluster is not None:
@@ -484,7 +509,7 @@ class NodeAgent:
     # --- Probes and metrics ---------------------------------------------------------------------------------------
 
     def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        pages = {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready)}
+        pages = {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready, lambda: self._notes)}
         return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
 
     async def _alive(self) -> tuple[str, ...]:
@@ -496,7 +521,7 @@ class NodeAgent:
     async def _ready(self) -> tuple[str, ...]:
         view = self.hardware.view.value
         if not self._equipped.is_set():
-            return (view.sentence,)
+            return (self._why_nothing(),)
         unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
         missing = () if view.state is State.WATCHING else (view.sentence,)
         return (*missing, *self.coexistence.unmet(), *unread, *self.lives.unmet())

@@ -248,7 +248,7 @@ class NodeCluster:
         Args:
             inventory: what the driver shows.
             policy: which GPU this node prefers.
-            sentence: what is known of the driver, for a node without a GPU that can be seen.
+            sentence: why no GPU is shared, for a node without one.
             withheld: why none of them is offered though all may be well; empty: they are.
         """
         self._shown = _Shown(inventory, policy, sentence, withheld)

@@ -14,7 +14,10 @@ from gpu_device_plugin.core.others import sightings
 from gpu_device_plugin.core.resources import Kind, Resource
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-GPUS = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0, minor=0), Gpu("GPU-b", 1, "Tesla T4", 15360, 0, minor=1))
+GPUS = (
+    Gpu("GPU-a", 0, "Tesla T4", 15360, 0, minor=0, memory_limits=True),
+    Gpu("GPU-b", 1, "Tesla T4", 15360, 0, minor=1, memory_limits=True),
+)
 CONTAINERD = Runtime("containerd", "/etc/containerd/config.toml", ("nvidia",), default=False, cdi=True)
 NEEDS_CLASS = (
     "containerd knows NVIDIA's runtime as nvidia, which needs runtimeClassName: nvidia on every GPU pod "
@@ -23,7 +26,7 @@ NEEDS_CLASS = (
 WELL = NodeSymptoms(
     resources=(Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT)),
     share_mib=1024,
-    inventory=Inventory(GPUS, driver_version="615.71.09"),
+    inventory=Inventory(GPUS, driver_version="615.71.09", cgroup=2),
     device_nodes={"/dev/nvidiactl": "", "/dev/nvidia-uvm": "", "/dev/nvidia0": "", "/dev/nvidia1": ""},
     runtimes=(CONTAINERD,),
     cdi_devices=frozenset({"nvidia.com/gpu=GPU-a", "nvidia.com/gpu=GPU-b"}),
@@ -210,19 +213,29 @@ def test_control_groups() -> None:
     assert of("cgroups", cgroup=Unknown("not there")) == ["unknown: not there"]
 
 
-def test_the_rung_of_memory_limits_and_what_lifts_it() -> None:
-    old = Inventory(GPUS, driver_version="580.95.05")
-    (told,) = of("memory limits", inventory=old, toolkit="1.17.8", cgroup=1)
+def test_who_holds_containers_to_their_memory() -> None:
+    old = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
+    (told,) = of("memory limits", inventory=old)
     assert told == (
-        "note: advisory: a container is told how much memory it may use, and nothing holds it to that -> for limits by "
-        "the driver (cgroup) this node lacks driver r615 (now 580.95.05), cgroup v2, nvidia-container-toolkit 1.20.1 "
-        "(now 1.17.8); limits of MPS are not set by this version"
+        "note: advisory: its driver has no limits of memory, which come with r615 (driver 580.95.05) -> a container "
+        "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; limits of MPS "
+        "are not set by this version"
     )
-    assert "nvidia-container-toolkit 1.20.1 (now none)" in of("memory limits", toolkit="")[0]
-    (told,) = of("memory limits", toolkit=Unknown("hidden", "look there"), cgroup=Unknown("?"))
+    assert of("memory limits", inventory=replace(WELL.inventory, cgroup=1))[0].startswith(
+        "note: advisory: the node has version 1 of control groups, and it must be 2 (driver 615.71.09) -> "
+    )
+    one_in_mig = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
+    assert of("memory limits", inventory=one_in_mig)[0].startswith("ok: cgroup: driver 615.71.09")
+
+
+def test_limits_of_the_driver_need_a_toolkit_that_asks_for_them() -> None:
+    (told,) = of("memory limits", toolkit="1.17.8")
+    assert told.startswith("note: advisory: driver 615.71.09 can limit memory (cgroup), and only")
+    assert "(now 1.17.8) -> " in told
+    assert "(now none) -> " in of("memory limits", toolkit="")[0]
+    (told,) = of("memory limits", toolkit=Unknown("hidden", "look there"))
     assert told.startswith("unknown: driver 615.71.09 can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1")
     assert told.endswith(": hidden -> look there")
-    assert of("memory limits", inventory=Inventory(GPUS))[0].startswith("note: advisory")
 
 
 # --- Shares and the kubelet -------------------------------------------------------------------------------------------
@@ -250,6 +263,22 @@ def test_a_gpu_that_is_left_out_is_noted() -> None:
         "note: GPU 0 (GPU-a) is not shared: excluded by the configuration",
         "ok: 1 GPUs, 15 shares of 1 GiB (4000 are the most)",
     ]
+
+
+def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
+    advice = "-> --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+    assert of("shares", share_mib=100 * 1024) == [
+        f"error: no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs) {advice}"
+    ]
+    assert of("shares", exclude_gpus=("GPU-a", "1")) == [
+        f"error: no GPU is shared: excluded by the configuration (2 GPUs) {advice}"
+    ]
+
+
+def test_a_gpu_to_leave_alone_that_is_not_there_is_a_warning() -> None:
+    told, counted = of("shares", exclude_gpus=("9",))
+    assert told == "warning: --exclude-gpus names 9, which no GPU of this node is -> see nvidia-smi -L, and use UUIDs"
+    assert counted.startswith("ok: 2 GPUs")
 
 
 def test_what_is_kept_back_of_each_gpu_is_no_share() -> None:

@@ -25,14 +25,29 @@ def test_a_container_gets_what_the_originals_containers_get_and_a_limit() -> Non
     assert grant(THREE, SHARES, Delivery()) == Grant(
         {
             "NVIDIA_VISIBLE_DEVICES": "GPU-bbbb",
-            "NVIDIA_GPU_MEMORY_REQUEST": "3072",
-            "NVIDIA_GPU_MEMORY_LIMIT": "3072",
+            "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
             "ALIYUN_COM_GPU_MEM_IDX": "1",
             "ALIYUN_COM_GPU_MEM_POD": "3",
             "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
             "ALIYUN_COM_GPU_MEM_DEV": "15",
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("limited", "cgroup", "asked"),
+    [((True, True), 2, "4096"), ((True, False), 2, None), ((False, True), 2, None), ((True, True), 1, None)],
+)
+def test_the_toolkit_is_asked_for_a_limit_only_where_each_gpu_of_the_container_can_be_limited(
+    limited: tuple[bool, bool], cgroup: int, asked: str | None
+) -> None:
+    """Its hook sets one on each GPU of the container, and the container does not start where that fails."""
+    cards = tuple(replace(gpu, memory_limits=can) for gpu, can in zip(CARDS, limited, strict=True))
+    shares = Shares(1024).with_inventory(Inventory(cards))
+    placement = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
+    envs = grant(placement, shares, Delivery(cgroup=cgroup)).envs
+    assert envs.get("NVIDIA_GPU_MEMORY_REQUEST") == envs.get("NVIDIA_GPU_MEMORY_LIMIT") == asked
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
 
 
 def test_the_shares_of_the_whole_pod_are_told_where_they_are_known() -> None:
@@ -53,7 +68,7 @@ def test_a_whole_gpu_is_made_visible_and_not_limited() -> None:
 def test_the_limit_is_in_mib_whatever_the_size_of_a_share() -> None:
     small = Shares(256).with_inventory(Inventory(CARDS))
     envs = grant(THREE, small, Delivery()).envs
-    assert (envs["NVIDIA_GPU_MEMORY_REQUEST"], envs["NVIDIA_GPU_MEMORY_LIMIT"]) == ("768", "768")
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "768"
     assert envs["ALIYUN_COM_GPU_MEM_DEV"] == "60"
 
 
@@ -61,7 +76,7 @@ def test_over_several_gpus_the_limit_is_that_of_one_gpu() -> None:
     """The driver holds each GPU to it."""
     envs = grant(Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4))), SHARES, Delivery()).envs
     assert envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-aaaa,GPU-bbbb"
-    assert envs["NVIDIA_GPU_MEMORY_LIMIT"] == "4096"
+    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
     assert envs["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
     assert envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "6"
     assert envs["ALIYUN_COM_GPU_MEM_POD"] == "6"

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.shares import SharedGpu, Shares, TooManySharesError, parse_id, share_id
+from gpu_device_plugin.core.shares import (
+    SharedGpu,
+    Shares,
+    TooManySharesError,
+    parse_id,
+    share_id,
+    unknown_exclusions,
+)
 
 UUID = "GPU-8f0bb6f5-6a3b-4b7a-9d2e-0d4a3a1d2c11"
 
@@ -103,8 +110,58 @@ def test_gpus_are_left_out_with_a_reason() -> None:
         "GPU-b": "excluded by the configuration",
         "GPU-c": "excluded by the configuration",
         "GPU-d": "excluded by the configuration",
-        "GPU-e": "its 512 MiB, less 524 MiB kept back, are less than one share",
+        "GPU-e": "512 MiB, less than one share of 1 GiB",
     }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "excluded", "told"),
+    [
+        ((card("GPU-a", 0), card("GPU-b", 1)), (), "4 GiB, less than one share of 100 GiB (2 GPUs)"),
+        ((card("GPU-a", 0), card("GPU-b", 1)), ("0", "GPU-b"), "excluded by the configuration (2 GPUs)"),
+        ((card("GPU-a", 0, mig=True),), (), "in MIG mode, whose instances are not shared yet (1 GPU)"),
+        (
+            (card("GPU-a", 0, mig=True), card("GPU-b", 1)),
+            (),
+            "in MIG mode, whose instances are not shared yet (1 GPU), 4 GiB, less than one share of 100 GiB (1 GPU)",
+        ),
+    ],
+)
+def test_where_no_gpu_is_shared_the_reasons_are_told(
+    gpus: tuple[Gpu, ...], excluded: tuple[str, ...], told: str
+) -> None:
+    assert Shares(100 * 1024).with_inventory(Inventory(gpus), excluded).why_none == (
+        f"no GPU is shared: {told}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+    )
+
+
+def test_there_is_no_problem_where_a_gpu_is_shared_or_none_is_there() -> None:
+    assert Shares(1024).why_none == Shares(1024).with_inventory(Inventory()).why_none == ""
+    assert Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))), ("0",)).why_none == ""
+
+
+@pytest.mark.parametrize(
+    ("excluded", "told"),
+    [
+        ((), ""),
+        (("0", "GPU-b"), ""),
+        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, which no GPU of this node is; "),
+    ],
+)
+def test_a_gpu_to_leave_alone_that_is_not_there_is_named(excluded: tuple[str, ...], told: str) -> None:
+    inventory = Inventory((card("GPU-a", 0), card("GPU-b", 1)))
+    said = unknown_exclusions(excluded, inventory)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)
+    assert unknown_exclusions(excluded, Inventory()) == ""
+
+
+def test_memory_kept_back_is_told_where_it_decides() -> None:
+    """15 GiB of which 449 MiB are the driver's."""
+    shares = Shares(15 * 1024).with_inventory(Inventory((card("GPU-a", 0, 15, reserved_mib=449),)))
+    assert [why for _, why in shares.left_out] == [
+        "15 GiB, of which 449 MiB are kept back, less than one share of 15 GiB"
+    ]
 
 
 def test_a_gpu_in_mig_mode_is_left_out() -> None:
@@ -114,7 +171,7 @@ def test_a_gpu_in_mig_mode_is_left_out() -> None:
 
 def test_a_gpu_smaller_than_a_share_is_left_out() -> None:
     shares = Shares(2048).with_inventory(Inventory((card("GPU-a", 0, 1), card("GPU-b", 1, 2))))
-    assert [(gpu.uuid, why) for gpu, why in shares.left_out] == [("GPU-a", "its 1 GiB are less than one share")]
+    assert [(gpu.uuid, why) for gpu, why in shares.left_out] == [("GPU-a", "1 GiB, less than one share of 2 GiB")]
     assert [(shared.gpu.uuid, shared.position) for shared in shares.gpus] == [("GPU-b", 0)]
 
 

@@ -139,14 +139,14 @@ def test_resources_are_those_that_the_agent_offers() -> None:
 
 def test_variables_are_those_that_the_agent_sets() -> None:
     """Whatever way the GPU takes into the container, and whichever resource is asked for."""
-    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),))
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0, memory_limits=True),))
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
     set_by_us = {
         variable
         for placement in placements
         for way in WAYS
-        for variable in grant(placement, shares, Delivery(frozenset({way}), cgpu_disable=True)).envs
+        for variable in grant(placement, shares, Delivery(frozenset({way}), cgpu_disable=True, cgroup=2)).envs
     }
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
 

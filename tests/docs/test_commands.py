@@ -91,7 +91,7 @@ FLAGS_OF_OTHERS = {
     "kubelet": {"root-dir"},
     "k3s": {"default-runtime"},
     "eksctl": {"install-nvidia-plugin"},
-    "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names"},
+    "NVIDIA's": {"runtime", "device-name-strategy", "gpu-reset", "nvidia-resource-names", "query-gpu", "format"},
     "Alibaba's": {"memory-unit", "policy-config-file"},
     "vLLM": {"gpu-memory-utilization"},
     "bench.extender": {"real-nodes"},

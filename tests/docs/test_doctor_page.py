@@ -38,9 +38,9 @@ def test_what_is_shown_is_what_a_doctor_prints() -> None:
     """Of a node with an older driver, whose kubelet does not listen to one of the resources."""
     (shown,) = (block.text for block in blocks(PAGE) if "advisory" in block.text)
     assert WELL.inventory is not None
-    ill = replace(
-        WELL, inventory=replace(WELL.inventory, driver_version="580.95.05"), agent=agent(streams={MEM: False})
-    )
+    older = tuple(replace(gpu, memory_limits=False) for gpu in GPUS)
+    inventory = replace(WELL.inventory, gpus=older, driver_version="580.95.05")
+    ill = replace(WELL, inventory=inventory, agent=agent(streams={MEM: False}))
     assert len(GPUS) == 2
     printed = lines(examine(diagnosing_node.CHECKS, ill))
     assert [line for line in shown.splitlines() if line not in printed] == []

@@ -48,7 +48,7 @@ class Given:
         return cls(
             uuids=tuple(sorted(environ["NVIDIA_VISIBLE_DEVICES"].split(","))),
             shares=int(environ.get("ALIYUN_COM_GPU_MEM_CONTAINER", "0")),
-            limit_mib=int(environ.get("NVIDIA_GPU_MEMORY_LIMIT", "0")),
+            limit_mib=int(environ.get("GPUSHARE_MEMORY_LIMIT_MIB", "0")),
             positions=environ.get("ALIYUN_COM_GPU_MEM_IDX", ""),
             devices_shares=environ.get("ALIYUN_COM_GPU_MEM_DEV", ""),
             pod_shares=int(environ.get("ALIYUN_COM_GPU_MEM_POD", "0")),

@@ -30,7 +30,7 @@ class OneGpu:
         self.readings = 0
 
     def inventory(self) -> InventoryRecord:
-        return {"gpus": [], "links": [], "driver_version": "1.2", "left_out": 0, "troubles": []}
+        return {"gpus": [], "links": [], "driver_version": "1.2", "cgroup": 2, "left_out": 0, "troubles": []}
 
     def probe(self) -> list[ProbeRecord]:
         self.readings += 1

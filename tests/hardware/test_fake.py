@@ -103,16 +103,18 @@ def test_a_yaml_file_describes_everything(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         """
-driver: 610.10.01
+driver: 615.10.01
+cgroup: 1
 gpus:
   - 1xT4
   - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-x, index: 5, minor: 3, pci: "0000:3b:00.0", numa: 1,
-     mig: true}
+     mig: true, memory_limits: true}
 """,
         "gpus.yaml",
     )
     inventory = opened(path).inventory()
-    assert inventory["driver_version"] == "610.10.01"
+    assert (inventory["driver_version"], inventory["cgroup"]) == ("615.10.01", 1)
+    assert not inventory["gpus"][0]["memory_limits"]
     assert inventory["gpus"][1] == {
         "uuid": "GPU-x",
         "index": 5,
@@ -123,6 +125,7 @@ gpus:
         "pci_bus_id": "0000:3b:00.0",
         "numa_node": 1,
         "mig": True,
+        "memory_limits": True,
     }
 
 
@@ -153,7 +156,7 @@ gpus:
         ({"gpus": "1xT4", "events": [{"at": 1, "gpu": 0, "remap": "x"}]}, "events[0].remap: 'x' is not one of none,"),
         ({"gpus": "1xT4", "events": [{"at": 1, "failure": "odd"}]}, "events[0].failure: 'odd' is not one of none,"),
         ({"gpus": "1xT4", "events": [3]}, "events[0]: 3 is not a mapping; it may have the keys at, hang,"),
-        ({"gpu": "1xT4"}, "unknown key 'gpu'; known are driver, gpus, links, events"),
+        ({"gpu": "1xT4"}, "unknown key 'gpu'; known are driver, cgroup, gpus, links, events"),
         ("gpus: [", "is not YAML: while parsing"),
         ('{"gpus": ', "is not JSON: Expecting value"),
         ("- 1xT4", "['1xT4'] is not a mapping"),

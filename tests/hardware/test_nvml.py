@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, LOST, UNKNOWN, TIMEOUT = 3, 6, 13, 15, 999, 10
+INVALID_ARGUMENT, NO_PERMISSION = 2, 4
 XID, DOUBLE_BIT, RECOVERY = 0x8, 0x2, 0x8000
 A, B, C = (f"GPU-{letter * 8}" for letter in "abc")
 
@@ -41,7 +42,8 @@ class Library:
     nvmlMemory_v2 = 2
 
     def __init__(self) -> None:
-        self.fails: dict[str | tuple[str, str], int] = {}
+        self.fails: dict[str | tuple[str, str], int] = {"nvmlDeviceGetMemoryLimits_v1": FUNCTION_NOT_FOUND}
+        self.limits_asked: list[str] = []
         self.calls: list[str] = []
         self.uuids = [A, B, C]
         self.events: list[Any] = []
@@ -118,6 +120,13 @@ class Library:
         self._call("nvmlDeviceGetMemoryInfo_v2", uuid)
         return SimpleNamespace(total=40960 * MIB + 5, reserved=634 * MIB + 1, used=100 * MIB)
 
+    c_nvmlGetMemoryLimits_v1_t = pynvml.c_nvmlGetMemoryLimits_v1_t
+
+    def nvmlDeviceGetMemoryLimits_v1(self, handle: Any, limits: Any) -> None:
+        """Answer as drivers before r615 do, unless a test says otherwise."""
+        self.limits_asked.append(limits.nameSpace)
+        self._call("nvmlDeviceGetMemoryLimits_v1", self._uuid(handle))
+
     def nvmlDeviceGetNvLinkState(self, handle: Any, link: int) -> int:
         self._call("nvmlDeviceGetNvLinkState", uuid := self._uuid(handle))
         if uuid == C:
@@ -187,6 +196,7 @@ def test_everything_the_driver_tells_is_taken(library: Library, tmp_path: Path) 
         "pci_bus_id": "0000:3b:00.0",
         "numa_node": 0,
         "mig": False,
+        "memory_limits": False,
     }
     assert (second["numa_node"], third["numa_node"]) == (1, None)  # -1: the kernel does not know
     assert third["mig"]
@@ -231,7 +241,14 @@ def test_b4_nothing_but_uuid_and_memory_is_taken_for_granted(library: Library, f
         assert value in {None, "unknown GPU", False}
 
 
-@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMigMode"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetMemoryLimits_v1",
+    ],
+)
 def test_b4_a_binding_that_lacks_a_function_is_a_driver_that_lacks_it(library: Library, function: str) -> None:
     class Older:
         def __getattr__(self, name: str) -> Any:
@@ -242,6 +259,62 @@ def test_b4_a_binding_that_lacks_a_function_is_a_driver_that_lacks_it(library: L
     driver = Nvml(Older(), "/nowhere")
     assert len(driver.inventory()["gpus"]) == 3
     assert "error" not in driver.probe()[0]
+
+
+@pytest.mark.parametrize(
+    ("code", "limits"),
+    [
+        (None, True),
+        (NOT_FOUND, True),  # no limit is set
+        (NO_PERMISSION, True),
+        (FUNCTION_NOT_FOUND, False),
+        (NOT_SUPPORTED, False),
+        (INVALID_ARGUMENT, False),
+        (UNKNOWN, False),
+    ],
+)
+def test_a_driver_that_answers_for_the_memory_limits_of_a_cgroup_can_set_them(
+    library: Library, code: int | None, *, limits: bool
+) -> None:
+    """Of the GPUs B alone is of another driver model here, and lacks them in any case."""
+    library.fails = {("nvmlDeviceGetMemoryLimits_v1", B): FUNCTION_NOT_FOUND}
+    library.fails |= {} if code is None else {"nvmlDeviceGetMemoryLimits_v1": code}
+    assert [gpu["memory_limits"] for gpu in Nvml(library).inventory()["gpus"]] == [limits, False, limits]
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [
+        ("0::/\n", "{root}/"),  # a container with a cgroup namespace of its own
+        ("12:memory:/x\n0::/system.slice/a.service\n", "{root}/system.slice/a.service"),
+        ("0::/not/mounted/here\n", "{root}"),
+        ("0::/../../elsewhere\n", "{root}"),
+        ("3:cpu:/docker/x\n", "{root}/"),
+        (None, "{root}/"),
+    ],
+)
+def test_the_limit_is_asked_of_the_cgroup_that_we_are_in(
+    library: Library, tmp_path: Path, own: str | None, asked: str
+) -> None:
+    """A driver answers Not Supported for the root of the hierarchy."""
+    root = tmp_path / "cgroup"
+    (root / "system.slice/a.service").mkdir(parents=True)
+    if own is not None:
+        (tmp_path / "own").write_text(own)
+    Nvml(library, cgroups=str(root), own_cgroup=str(tmp_path / "own")).inventory()
+    assert set(library.limits_asked) == {asked.format(root=root)}
+
+
+def test_the_version_of_control_groups_is_that_of_what_is_mounted(library: Library, tmp_path: Path) -> None:
+    def version() -> int | None:
+        return Nvml(library, cgroups=str(tmp_path / "cgroup")).inventory()["cgroup"]
+
+    assert version() is None
+    (tmp_path / "cgroup/unified").mkdir(parents=True)
+    (tmp_path / "cgroup/unified/cgroup.controllers").touch()
+    assert version() == 1  # both in use
+    (tmp_path / "cgroup/cgroup.controllers").touch()
+    assert version() == 2
 
 
 def test_b21_without_the_second_memory_call_nothing_is_reserved_because_it_is_not_in_the_total(

@@ -117,7 +117,7 @@ def test_without_nvml_the_agents_own_sentence_says_so() -> None:
 def test_gpus_of_which_none_can_be_shared_are_none() -> None:
     done = run("--once", "--gpus", "fake:1xT4-1GiB")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("No GPUs to share: GPU 0 is not shared: its 1 GiB, less 449 MiB kept back")
+    assert done.stderr.startswith("No GPUs to share: GPU 0 is not shared: 1 GiB, of which 449 MiB are kept back, ")
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,19 @@ async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -
     }
 
 
+async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> None:
+    """The agent before it had another size, and nobody holds shares of that."""
+    async with world() as node:
+        await node.start_agent(share_size="1GiB")
+        await node.stop_agent()
+        node.settings["share_size"] = "100GiB"
+        agent = node.launch()
+        await node.until(lambda: bool(agent.book.node.shares.why_none))
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
+    (told,) = found(seen, "shares")["shares"]
+    assert told.found == "no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs)"
+
+
 async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
     """NVML is asked by a process of its own, which is killed then."""
     gpus = tmp_path / "gpus.json"

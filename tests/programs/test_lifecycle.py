@@ -203,7 +203,7 @@ async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pyt
             agent = await node.start_agent(exclude_gpus="3")
         assert node.healthy(COUNT) == 1
         assert "GPU 1 is not shared: in MIG mode, whose instances are not shared yet" in caplog.messages
-        assert "GPU 2 is not shared: its 700 MiB are less than one share" in caplog.messages
+        assert "GPU 2 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
         assert agent._name_of("GPU-unknown") == "a GPU"
 
 
@@ -313,6 +313,43 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert status == 503
         assert "aliyun.com/gpu-mem" in text
         await node.ready()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"share_size": "100GiB"}, "15 GiB, less than one share of 100 GiB (2 GPUs)"),
+        ({"exclude_gpus": "0,1"}, "excluded by the configuration (2 GPUs)"),
+    ],
+)
+async def test_an_agent_that_shares_no_gpu_says_why_it_is_not_ready(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, str], reason: str
+) -> None:
+    port = free_port()
+    async with world(http=f"127.0.0.1:{port}") as node:
+        node.settings |= settings
+        node.launch()
+        await node.until(lambda: any(message.startswith("no GPU is shared: ") for message in caplog.messages))
+        assert await page(port, "/readyz") == (
+            503,
+            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that\n",
+        )
+        assert (await page(port, "/healthz"))[0] == 200
+
+
+async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    async with world([T4, T4], http=f"127.0.0.1:{port}", exclude_gpus="1,9") as node:
+        with caplog.at_level("INFO"):
+            await node.start_agent()
+        status, text = await page(port, "/readyz")
+        ok, limits, unknown = text.splitlines()
+        assert (status, ok) == (200, "ok")
+        assert limits == "memory limits: advisory: its driver has no limits of memory, which come with r615"
+        assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is; ")
+        node.hardware(T4 | {"error": "no answer"}, T4)
+        await node.healthy_is(MEM, 0)
+        assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
 
 
 async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.programs.harness import COUNT, MEM, container, envs_of, gpus_of, pod, world
+import pytest
+
+from tests.programs.harness import COUNT, MEM, T4, container, envs_of, gpus_of, pod, world
 
 
 async def test_a_node_shows_its_gpus_as_shares_and_as_wholes() -> None:
@@ -22,13 +24,29 @@ async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
         assert gpus_of(made) == {uuid}
         assert envs_of(made) == {
             "NVIDIA_VISIBLE_DEVICES": uuid,
-            "NVIDIA_GPU_MEMORY_REQUEST": "3072",
-            "NVIDIA_GPU_MEMORY_LIMIT": "3072",
+            "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "3",
             "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
             "ALIYUN_COM_GPU_MEM_DEV": "14",
         }
+
+
+@pytest.mark.parametrize(("cgroup", "limit"), [(2, "3072"), (1, None)])
+async def test_the_toolkit_is_asked_for_a_limit_where_the_node_can_hold_it(
+    caplog: pytest.LogCaptureFixture, cgroup: int, limit: str | None
+) -> None:
+    async with world([]) as node:
+        node.hardware(T4 | {"memory_limits": True}, driver="615.71.09", cgroup=cgroup)
+        with caplog.at_level("INFO"):
+            await node.start_agent()
+        envs = envs_of(await node.kubelet.admit(pod("a", mem=3)))
+        assert envs.get("NVIDIA_GPU_MEMORY_REQUEST") == envs.get("NVIDIA_GPU_MEMORY_LIMIT") == limit
+        assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "3072"
+    (told,) = [message for message in caplog.messages if message.startswith("memory limits: ")]
+    assert told.startswith(
+        "memory limits: the driver's" if limit else "memory limits: advisory: the node has version 1"
+    )
 
 
 async def test_a_pod_for_which_no_gpu_has_room_is_told_so_in_a_sentence() -> None:

@@ -56,7 +56,7 @@ async def test_several_containers_get_several_gpus_each_as_promised() -> None:
         assert there.positions(a, "one") == {0: 2, 1: 2}
         assert there.positions(a, "two") == {1: 3}
         assert envs_of(a, "one")["NVIDIA_VISIBLE_DEVICES"] == ",".join(there.node.uuids)
-        assert envs_of(a, "one")["NVIDIA_GPU_MEMORY_LIMIT"] == "2048"
+        assert envs_of(a, "one")["GPUSHARE_MEMORY_LIMIT_MIB"] == "2048"
         assert envs_of(a, "one")["ALIYUN_COM_GPU_MEM_IDX"] == "0,1"
         assert {envs_of(a, name)["ALIYUN_COM_GPU_MEM_POD"] for name in ("one", "two")} == {"7"}
         await there.assigned("a")
