@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import signal
@@ -12,10 +11,10 @@ import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.gpus import Gpu, Inventory
 from gpu_device_plugin.core.health import (
     Belief,
     Cause,
@@ -34,6 +33,7 @@ from gpu_device_plugin.core.health import (
 from gpu_device_plugin.core.positions import in_order
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -139,6 +139,7 @@ _DEADLINES_TO_MISS = 2
 _RESTARTS_THAT_MAY_FAIL = 2
 """So many attempts after the first, and only a new container can help."""
 _COMMAND = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
+_WHO = "the process that speaks to the driver"
 _VERSION = re.compile(r"(?:^|Kernel Module\s+(?:for \S+\s+)?)(?P<version>[0-9]+(?:\.[0-9]+)+)", re.ASCII)
 
 
@@ -165,6 +166,7 @@ class Hardware:
         on_change: Callable[[HealthChange], None] = _ignore,
         on_xid: Callable[[XidSeen], None] = _ignore,
         library_dir: Path | None = None,
+        command: Sequence[str] = _COMMAND,
         sys_root: Path = Path("/sys"),
         proc_root: Path = Path("/proc"),
     ) -> None:
@@ -177,6 +179,7 @@ class Hardware:
             on_change: called for every change of a GPU's health, before the new view is set.
             on_xid: called for every XID.
             library_dir: where libnvidia-ml.so.1 is, if the system's loader does not find it.
+            command: what starts the process that speaks to the driver, and takes source and times as arguments.
             sys_root: where the kernel tells the version of its driver, first choice.
             proc_root: the same, second choice.
 
@@ -198,6 +201,7 @@ class Hardware:
         self._on_xid = on_xid
         self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
         self._version_files = (sys_root / "module/nvidia/version", proc_root / "driver/nvidia/version")
+        self._command = command
         # A fake's time begins now, and goes on from one process to the next.
         self._origin_s = time.monotonic()
         self._started = False
@@ -318,7 +322,7 @@ class Hardware:
             await self._end(child)
             raise
         self._failures = 0
-        return self._take(answer["probes"], began)
+        return self._take(answer.probes, began)
 
     async def _look_afresh(self) -> None:
         """List the hardware with a new process, which then takes the old one's place.
@@ -334,26 +338,26 @@ class Hardware:
                 driver.HUNG, f"{len(self._abandoned)} processes hang in the driver and cannot be killed"
             )
         began = time.monotonic()
-        child, answer = await self._start()
+        child, answer, inventory = await self._start()
         old, self._child = self._child, child
         self._missed_deadlines = self._lost_context = 0
         self._worked = True
         self._kernel_version = self._read_kernel_version()
-        self._adopt(answer["inventory"])
-        self._next = replace(self._next, state=State.WATCHING, sentence=_summary(answer["inventory"]))
-        self._take(answer["probes"], began)
+        self._adopt(inventory)
+        self._next = replace(self._next, state=State.WATCHING, sentence=_summary(inventory))
+        self._take(answer.probes, began)
         child.deliver(self._take_events)
         if old is not None:
             await self._end(old)
 
-    async def _start(self) -> tuple[_Child, dict[str, Any]]:
+    async def _start(self) -> tuple[_Child, Answer, Listing]:
         child = _Child(self._wake.set)
         started_before, self._started = self._started, True
         since_s = time.monotonic() - self._origin_s if started_before else -1.0
         try:
             await asyncio.get_running_loop().subprocess_exec(
                 lambda: child,
-                *_COMMAND,
+                *self._command,
                 self._source,
                 str(self._origin_s),
                 str(since_s),
@@ -361,9 +365,10 @@ class Hardware:
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C in a terminal is meant for the agent, which then ends the child
             )
-            return child, await child.answer(self.timings.start_within_s)
+            answer = await child.answer(self.timings.start_within_s)
+            return child, answer, _listing(answer)
         except OSError as error:
-            raise HardwareError(driver.OTHER, f"starting {_COMMAND[0]} failed: {error}") from error
+            raise HardwareError(driver.OTHER, f"starting {self._command[0]} failed: {error}") from error
         except BaseException:
             await self._end(child)
             raise
@@ -431,27 +436,28 @@ class Hardware:
 
     # What is seen becomes the next view; `_publish` shows it, if it is another than the last.
 
-    def _adopt(self, record: Mapping[str, Any]) -> None:
+    def _adopt(self, listing: Listing) -> None:
         """Take over a new inventory. GPUs that are not in it stay listed, and are believed lost."""
-        known, listed = self._next.inventory, {gpu["uuid"]: Gpu(**gpu) for gpu in record["gpus"]}
-        links = (Link(**{**link, "closeness": Closeness(link["closeness"])}) for link in record["links"])
+        known, listed = self._next.inventory, {gpu.uuid: gpu for gpu in listing.gpus}
         inventory = Inventory(
             tuple(({gpu.uuid: gpu for gpu in known.gpus} | listed).values()),
             tuple(
-                ({(link.a, link.b): link for link in known.links} | {(link.a, link.b): link for link in links}).values()
+                (
+                    {(link.a, link.b): link for link in known.links}
+                    | {(link.a, link.b): link for link in listing.links}
+                ).values()
             ),
-            record["driver_version"],
-            record["cgroup"],
+            listing.driver_version,
+            listing.cgroup,
         )
         beliefs = {gpu.uuid: self._next.beliefs.get(gpu.uuid, Belief()) for gpu in inventory.gpus}
         self._next = replace(self._next, inventory=inventory, beliefs=beliefs)
-        self._left_out = bool(record["left_out"])
+        self._left_out = bool(listing.left_out)
         for uuid in beliefs.keys() - listed.keys():
             self._observe(Gone(uuid))
 
-    def _take(self, records: Iterable[Mapping[str, Any]], began: float) -> bool:
+    def _take(self, probes: Sequence[Probe], began: float) -> bool:
         """Take in readings of all GPUs; True if one of them shows that the inventory is outdated."""
-        probes = [Probe(**record) for record in records]
         for probe in probes:
             self._observe(probe)
         self._arm()
@@ -467,12 +473,12 @@ class Hardware:
         mig = {gpu.uuid: gpu.mig for gpu in self._next.inventory.gpus}
         return any(probe.mig not in {mig.get(probe.uuid), None} for probe in probes)
 
-    def _take_events(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def _take_events(self, records: Iterable[Xid | Probe]) -> None:
         for record in records:
-            if "xid" in record:
-                self._take_xid(Xid(record["uuid"], record["xid"]))
+            if isinstance(record, Xid):
+                self._take_xid(record)
             else:
-                self._observe(Probe(**record))
+                self._observe(record)
         self._publish()
 
     def _take_xid(self, xid: Xid) -> None:
@@ -543,18 +549,18 @@ class _Child(asyncio.SubprocessProtocol):
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
         self._transport: asyncio.SubprocessTransport | None = None
-        self._rest = b""
-        self._answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._stream = Stream()
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._failure: HardwareError | None = None
-        self._events: list[Mapping[str, Any]] = []
-        self._on_events: Callable[[Iterable[Mapping[str, Any]]], None] = self._events.extend
+        self._events: list[Xid | Probe] = []
+        self._on_events: Callable[[Iterable[Xid | Probe]], None] = self._events.extend
         self._exit = asyncio.Event()
 
     @property
     def exited(self) -> bool:
         return self._exit.is_set()
 
-    async def ask(self, within_s: float) -> dict[str, Any]:
+    async def ask(self, within_s: float) -> Answer:
         """Ask for a reading.
 
         Raises:
@@ -566,7 +572,7 @@ class _Child(asyncio.SubprocessProtocol):
         self._input.write(b"\n")
         return await self.answer(within_s)
 
-    async def answer(self, within_s: float) -> dict[str, Any]:
+    async def answer(self, within_s: float) -> Answer:
         """Wait for the answer to `ask`, or for the one that is given unasked at the start; raises the same."""
         try:
             async with asyncio.timeout(within_s):
@@ -574,7 +580,7 @@ class _Child(asyncio.SubprocessProtocol):
         except TimeoutError:
             raise HardwareError(driver.HUNG, f"the driver did not answer within {within_s:g} s") from None
 
-    def deliver(self, on_events: Callable[[Iterable[Mapping[str, Any]]], None]) -> None:
+    def deliver(self, on_events: Callable[[Iterable[Xid | Probe]], None]) -> None:
         """Hand over the events that came so far, and from now on each as it comes."""
         on_events(self._events)
         self._on_events = on_events
@@ -601,31 +607,30 @@ class _Child(asyncio.SubprocessProtocol):
         self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002 - only standard output is a pipe to us
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                self._fail(HardwareError(driver.OTHER, "the process that speaks to the driver wrote what is no answer"))
-                return
-            self._heard(message)
+        if self._failure is not None:
+            return  # it is as good as ended, and may write on
+        try:
+            for message in self._stream.messages(data):
+                self._heard(message)
+        except MalformedError as error:
+            self._fail(HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer ({error})"))
 
     def process_exited(self) -> None:
         self._exit.set()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - nothing to add to how the process ended
         # Only now everything that it wrote has been read.
-        self._fail(HardwareError(driver.CRASHED, f"the process that speaks to the driver {self._how_it_ended()}"))
+        self._fail(HardwareError(driver.CRASHED, f"{_WHO} {self._how_it_ended()}"))
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _heard(self, message: Message) -> None:
         match message:
-            case {"answer": answer}:
+            case Answer() as answer:
                 if not self._answer.done():  # nobody waits any more after a deadline
                     self._answer.set_result(answer)
-            case {"events": records}:
+            case Events(records):
                 self._on_events(records)
-            case {"error": {"kind": kind, "what": what}}:
-                self._fail(HardwareError(kind, what))
+            case HardwareError() as failure:
+                self._fail(failure)
 
     def _fail(self, failure: HardwareError) -> None:
         if self._failure is not None:
@@ -642,10 +647,16 @@ class _Child(asyncio.SubprocessProtocol):
         return f"was ended by {signal.Signals(-code).name}"
 
 
-def _summary(record: Mapping[str, Any]) -> str:
-    count = len(record["gpus"])
+def _listing(first: Answer) -> Listing:
+    if first.inventory is None:
+        raise HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer (the first one names no GPUs)")
+    return first.inventory
+
+
+def _summary(listing: Listing) -> str:
+    count = len(listing.gpus)
     what = {0: "the driver works and lists no GPU", 1: "1 GPU"}.get(count, f"{count} GPUs")
-    return "; ".join((f"{what}, driver {record['driver_version'] or 'of unknown version'}", *record["troubles"]))
+    return "; ".join((f"{what}, driver {listing.driver_version or 'of unknown version'}", *listing.troubles))
 
 
 def _finding_libraries_in(directory: Path) -> dict[str, str]:

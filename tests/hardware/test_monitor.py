@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ import pytest
 from gpu_device_plugin.core.gpus import Closeness
 from gpu_device_plugin.core.health import Belief, Rules, Verdict
 from gpu_device_plugin.hardware.fake import DescriptionError
+from gpu_device_plugin.hardware.messages import MOST_BYTES
 from gpu_device_plugin.hardware.monitor import (
     Hardware,
     HardwareContextLost,
@@ -546,6 +548,63 @@ async def test_a_process_that_cannot_be_started_is_told(watching: Watching, unti
         view = await until(hardware, lambda view: view.state is not State.STARTING)
     assert view.state is State.OTHER
     assert "Argument list too long" in view.sentence
+
+
+def speaking(folder: Path, line: bytes, *, at_first: bool) -> tuple[str, ...]:
+    """Return a command of which the first process writes `line`, and every later one what a child of one T4 does."""
+    inventory = {"gpus": [GPU], "links": [], "driver_version": "1.2", "cgroup": 2, "left_out": 0, "troubles": []}
+    (folder / "well").write_text(json.dumps({"answer": {"inventory": inventory, "probes": []}}) + "\n")
+    (folder / "line").write_bytes(line)
+    script = folder / "child.sh"
+    script.write_text(
+        f"""cd {folder}
+        {"" if at_first else "cat well; read asked"}
+        if mv line written; then cat written; sleep 1000; fi 2>/dev/null
+        {"cat well" if at_first else ""}
+        while read asked; do echo '{{"answer": {{"probes": []}}}}'; done
+        """
+    )
+    return ("sh", str(script))
+
+
+GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"answer": 5}\n',
+        b'{"answer": {"probes": [{}]}}\n',
+        b'{"answer": {"probes": [{"uuid": "GPU-a", "mig": "yes"}]}}\n',
+        b'{"events": [{"xid": 79}]}\n',
+        b'{"error": {"kind": "tired", "what": "it is late"}}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * (MOST_BYTES + 1),
+    ],
+    ids=lambda line: line[:40].decode(),
+)
+async def test_a_message_of_a_wrong_shape_ends_the_process_that_wrote_it_and_not_the_agent(
+    watching: Watching,
+    until: Until,
+    tmp_path: Path,
+    line: bytes,
+    at_first: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    command = speaking(tmp_path, line, at_first=at_first)
+    async with watching("fake:1xT4", command=command) as hardware:
+        told = await until(hardware, lambda view: "wrote what is no answer (" in view.sentence)
+        assert told.state is State.OTHER
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        assert [gpu.uuid for gpu in view.inventory.gpus] == ["GPU-a"]
+        assert view.child_restarts == (0 if at_first else 1)
+
+
+async def test_a_first_answer_without_gpus_is_none(watching: Watching, until: Until, tmp_path: Path) -> None:
+    command = speaking(tmp_path, b'{"answer": {"probes": []}}\n', at_first=True)
+    async with watching("fake:1xT4", command=command) as hardware:
+        await until(hardware, lambda view: view.sentence.startswith("the process that speaks to the driver wrote what"))
+        await until(hardware, lambda view: view.state is State.WATCHING)
 
 
 async def test_a_later_look_that_fails_is_told_and_leaves_the_watch_as_it_is(

@@ -1,0 +1,124 @@
+"""What the process that speaks to the driver says, read line by line; `hardware/child.py` tells what it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from gpu_device_plugin.core.gpus import Gpu, Link  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.core.health import Probe, Xid
+from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MOST_BYTES: Final = 4 << 20
+"""Of a line. A description has 128 GPUs at most, and the links between those are 1 MB."""
+_MOST_MIB = 1 << 26
+"""Of a GPU: 64 TiB. A number that is much larger makes more shares than fit into memory."""
+
+
+class MalformedError(ValueError):
+    """A line says nothing that can be understood. The message says where in it."""
+
+
+class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The inventory; see `driver.InventoryRecord`."""
+
+    gpus: tuple[Gpu, ...]
+    links: tuple[Link, ...]
+    driver_version: str | None
+    cgroup: int | None
+    left_out: int
+    troubles: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reading of every GPU."""
+
+    probes: tuple[Probe, ...]
+    inventory: Listing | None = None
+    """In the first answer of a process."""
+
+
+class Events(msgspec.Struct, frozen=True):
+    """What the driver reported by itself."""
+
+    records: tuple[Xid | Probe, ...]
+
+
+Message: TypeAlias = Answer | Events | HardwareError
+
+
+class _Failure(msgspec.Struct, forbid_unknown_fields=True):
+    kind: str
+    what: str
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    answer: Answer | None = None
+    events: list[dict[str, Any]] | None = None
+    error: _Failure | None = None
+
+
+class _Xid(msgspec.Struct, forbid_unknown_fields=True):
+    uuid: str
+    xid: int
+
+
+_LINES = msgspec.json.Decoder(_Line)
+
+
+class Stream:
+    """The bytes of one process, cut into messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def messages(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that are complete with `data`.
+
+        Raises:
+            MalformedError: one of them is none, or is longer than any.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        yield from map(read, lines)
+        if len(self._rest) > MOST_BYTES:
+            self._rest = b""
+            raise MalformedError(f"a line has more than {MOST_BYTES} bytes")
+
+
+def read(line: bytes) -> Message:
+    """Read one line.
+
+    Raises:
+        MalformedError: it is none of what `hardware/child.py` writes.
+    """
+    try:
+        said = _LINES.decode(line)
+        match said:
+            case _Line(answer=Answer() as answer, events=None, error=None):
+                return _plausible(answer)
+            case _Line(answer=None, events=list() as records, error=None):
+                return Events(tuple(map(_event, records)))
+            case _Line(answer=None, events=None, error=_Failure() as failure) if failure.kind in ADVICE:
+                return HardwareError(failure.kind, failure.what)
+    # Deeper nesting than Python's is a RecursionError; what is no UTF-8, a ValueError like msgspec's own.
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(str(error)) from error
+    raise MalformedError("it is neither an answer nor events nor a known error")
+
+
+def _plausible(answer: Answer) -> Answer:
+    for gpu in answer.inventory.gpus if answer.inventory is not None else ():
+        if not 0 <= gpu.total_mib <= _MOST_MIB:
+            raise MalformedError(f"GPU {gpu.index} has {gpu.total_mib} MiB")
+    return answer
+
+
+def _event(record: dict[str, Any]) -> Xid | Probe:
+    if "xid" in record:
+        xid = msgspec.convert(record, _Xid)
+        return Xid(xid.uuid, xid.xid)
+    return msgspec.convert(record, Probe)

@@ -1,0 +1,167 @@
+"""Whatever the process that speaks to the driver writes is read, or refused by an error that is declared."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.gpus import Closeness, Gpu, Link
+from gpu_device_plugin.core.health import Probe, Xid
+from gpu_device_plugin.hardware.child import serve
+from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
+from gpu_device_plugin.hardware.fake import Fake
+from gpu_device_plugin.hardware.messages import (
+    MOST_BYTES,
+    Answer,
+    Events,
+    Listing,
+    MalformedError,
+    Message,
+    Stream,
+    read,
+)
+
+GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
+LISTING = {"gpus": [GPU], "links": [], "driver_version": None, "cgroup": 2, "left_out": 0, "troubles": []}
+GOOD: tuple[dict[str, Any], ...] = (
+    {"answer": {"inventory": LISTING, "probes": [{"uuid": "GPU-a", "used_mib": 3}]}},
+    {"answer": {"probes": []}},
+    {"events": [{"uuid": "GPU-a", "xid": 79}, {"uuid": "GPU-a", "error": "gone", "lost": True}]},
+    {"error": {"kind": "hung", "what": "nothing answers"}},
+)
+MALFORMED = (
+    b"",
+    b"no JSON",
+    b"\xff",
+    b"5",
+    b"null",
+    b"[]",
+    b"{}",
+    b'{"answer": null}',
+    b'{"answer": 5}',
+    b'{"answer": {}}',
+    b'{"answer": {"probes": {}}}',
+    b'{"answer": {"probes": [{"mig": true}]}}',
+    b'{"answer": {"probes": [{"uuid": 7}]}}',
+    b'{"answer": {"probes": []}, "events": []}',
+    b'{"answer": {"probes": [], "inventory": {"gpus": []}}}',
+    b'{"events": 5}',
+    b'{"events": [5]}',
+    b'{"events": [{"xid": 79}]}',
+    b'{"events": [{"uuid": "GPU-a", "xid": "79"}]}',
+    b'{"error": "it hangs"}',
+    b'{"error": {"kind": "tired", "what": "x"}}',
+    b'{"error": {"kind": "hung"}}',
+    b'{"else": 5}',
+    b'{"answer": ' + b"[" * 100_000,
+    b'{"events": [{"uuid": "GPU-a", "z": ' + b"[" * 100_000,
+    b'{"answer": {"probes": [{"uuid": "GPU-a", "processes": ' + b"9" * 5_000 + b"}]}}",
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def test_what_is_said_is_understood() -> None:
+    first, reading, events, error = (read(json.dumps(message).encode()) for message in GOOD)
+    gpu = Gpu("GPU-a", 0, "Tesla T4", 15360)
+    assert first == Answer((Probe("GPU-a", used_mib=3),), Listing((gpu,), (), None, 2, 0, ()))
+    assert reading == Answer(())
+    assert events == Events((Xid("GPU-a", 79), Probe("GPU-a", error="gone", lost=True)))
+    assert isinstance(error, HardwareError)
+    assert (error.kind, error.what) == ("hung", "nothing answers")
+
+
+def test_a_child_and_its_agent_understand_each_other() -> None:
+    """All that the port can say of a GPU is what the core knows of one."""
+
+    class Pipe:
+        written = b""
+
+        def write(self, line: bytes) -> None:
+            self.written += line
+
+        def flush(self) -> None:
+            pass
+
+        def readline(self) -> bytes:
+            return b""
+
+    pipe = Pipe()
+    serve(lambda: Fake("fake:2xH200"), pipe, pipe)  # type: ignore[arg-type]  # all of a pipe that is used
+    (answer,) = Stream().messages(pipe.written)
+    assert isinstance(answer, Answer)
+    assert answer.inventory is not None
+    assert [gpu.product for gpu in answer.inventory.gpus] == ["NVIDIA H200"] * 2
+    (link,) = answer.inventory.links
+    assert link == Link(link.a, link.b, Closeness.NVLINK, 18)
+    assert [probe.error for probe in answer.probes] == [None, None]
+
+
+@pytest.mark.parametrize("line", MALFORMED, ids=lambda line: line[:50].decode(errors="replace") or "nothing")
+def test_a_line_of_a_wrong_shape_is_malformed(line: bytes) -> None:
+    with pytest.raises(MalformedError):
+        read(line)
+
+
+@pytest.mark.parametrize("total_mib", [-1, 1 << 40, 1 << 80])
+def test_a_gpu_whose_shares_would_not_fit_into_memory_is_malformed(total_mib: int) -> None:
+    inventory = {**LISTING, "gpus": [{**GPU, "total_mib": total_mib}]}
+    with pytest.raises(MalformedError):
+        read(json.dumps({"answer": {"inventory": inventory, "probes": []}}).encode())
+
+
+def test_a_line_without_an_end_is_malformed() -> None:
+    stream = Stream()
+    assert list(stream.messages(b"x" * MOST_BYTES)) == []
+    with pytest.raises(MalformedError, match=f"a line has more than {MOST_BYTES} bytes"):
+        list(stream.messages(b"x"))
+
+
+def pairs_of(value: Any) -> list[tuple[Any, Any]]:
+    """Return every place in a document: the list or mapping, and the key."""
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in ((value, key), *pairs_of(value[key]))]
+
+
+@given(st.sampled_from(GOOD), st.integers(0, 30), JSON, st.booleans())
+def test_a_message_with_one_part_of_another_shape_is_read_or_malformed(
+    message: dict[str, Any],
+    at: int,
+    other: Any,
+    removed: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    message = json.loads(json.dumps(message))
+    places = pairs_of(message)
+    holder, key = places[at % len(places)]
+    if removed:
+        del holder[key]
+    else:
+        holder[key] = other
+    try:
+        said = read(json.dumps(message).encode())
+    except MalformedError:
+        return
+    assert isinstance(said, Answer | Events | HardwareError)
+    assert not isinstance(said, HardwareError) or said.kind in ADVICE
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 400), max_size=4))
+def test_bytes_are_read_whole_however_they_are_cut(noise: bytes, cuts: list[int]) -> None:
+    written = b"".join(json.dumps(message).encode() + b"\n" for message in GOOD) + noise
+    edges = [0, *sorted(cuts), len(written)]
+    stream = Stream()
+    heard: list[Message] = []
+    try:
+        for start, end in pairwise(edges):
+            heard += stream.messages(written[start:end])
+    except MalformedError:
+        assert b"\n" in noise
+    assert len(heard) >= len(GOOD)
