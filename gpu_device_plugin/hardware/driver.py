@@ -102,6 +102,7 @@ if TYPE_CHECKING:
 
 
 NO_LIBRARY = "no-library"
+UNUSABLE_LIBRARY = "unusable-library"
 NO_DRIVER = "no-driver"
 VERSION_MISMATCH = "version-mismatch"
 NO_PERMISSION = "no-permission"
@@ -112,6 +113,8 @@ OTHER = "other"
 
 ADVICE = {
     NO_LIBRARY: "is the driver installed on this node, and does this container run with the runtime class nvidia?",
+    UNUSABLE_LIBRARY: "the file is damaged, or is not for this image; install the driver anew, or use the image of "
+    "this node's architecture",
     NO_DRIVER: "load the NVIDIA kernel module on this node; the GPUs are picked up when it is there",
     VERSION_MISMATCH: "the driver was changed and this container still has the old library; restart the container, and "
     "reboot the node if the old kernel module stays loaded",

@@ -47,6 +47,7 @@ class State(StrEnum):
     """The driver answers. There may be no GPUs all the same."""
     PAUSED = "paused"
     NO_LIBRARY = driver.NO_LIBRARY
+    UNUSABLE_LIBRARY = driver.UNUSABLE_LIBRARY
     NO_DRIVER = driver.NO_DRIVER
     VERSION_MISMATCH = driver.VERSION_MISMATCH
     NO_PERMISSION = driver.NO_PERMISSION

@@ -8,7 +8,7 @@ import time
 
 import pynvml
 
-from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware import driver, library
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.hardware.driver import EventRecord, GpuRecord, InventoryRecord, LinkRecord, ProbeRecord
 
+_NO_LIBRARY = 12
 # Why nvmlInit failed, by its return code; everything else is OTHER.
 _KINDS = {
     4: driver.NO_PERMISSION,
     9: driver.NO_DRIVER,
-    12: driver.NO_LIBRARY,
+    _NO_LIBRARY: driver.NO_LIBRARY,
     18: driver.VERSION_MISMATCH,
     999: driver.CONTEXT_LOST,
 }
@@ -369,6 +370,9 @@ def _address(handle: Any) -> int:
 
 
 def _opening_failed(error: Any) -> HardwareError:
+    # For pynvml a library that cannot be loaded is one that is not there; the loader's error is what it was handling.
+    if error.value == _NO_LIBRARY and isinstance(error.__context__, OSError):
+        return library.failed(error.__context__)
     kind = _KINDS.get(error.value, driver.OTHER)
     return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {_say(error)}")
 

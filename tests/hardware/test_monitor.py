@@ -514,18 +514,6 @@ def test_a_description_that_makes_no_sense_is_refused_before_anything_starts() -
         Hardware("fake:4xT5")
 
 
-async def test_a_library_in_a_directory_of_its_own_is_looked_for_there(
-    watching: Watching, until: Until, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What stands there is no library, which is what NVML then says."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
-    (tmp_path / "libnvidia-ml.so.1").write_text("no library")
-    async with watching("nvml", library_dir=tmp_path) as hardware:
-        view = await until(hardware, lambda view: view.state is not State.STARTING)
-    assert view.state is State.NO_LIBRARY
-    assert "runtime class nvidia" in view.sentence
-
-
 class Stuck:
     """A process in a call that not even SIGKILL ends."""
 

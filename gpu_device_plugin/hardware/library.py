@@ -1,0 +1,70 @@
+"""Why the dynamic loader did not load NVML's library, in its own words, and which file it is about."""
+
+from __future__ import annotations
+
+import os
+
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.driver import HardwareError
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "libnvidia-ml.so.1"
+_NOT_FOUND = f"{NAME}: cannot open shared object file"
+"""What the loader also says of a file that it passes over because it was built for another machine."""
+_CONFIGURED = "/etc/ld.so.conf.d"
+# e_machine of <elf.h>
+_MACHINES = {3: "x86", 21: "ppc64le", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
+
+
+def failed(loader: OSError) -> HardwareError:
+    """Return what it means that the loader raised this for `NAME`."""
+    words = str(loader)
+    path = next((path for path in _candidates() if os.path.lexists(path)), None)
+    if path is None and words.startswith(_NOT_FOUND):
+        return HardwareError(driver.NO_LIBRARY, f"opening NVML ({NAME}) failed: {words}")
+    other = "" if path is None else _other_machine(path)
+    return HardwareError(
+        driver.UNUSABLE_LIBRARY, f"loading {path or NAME} failed: {words}{f' ({other})' if other else ''}"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    """Yield where the loader looks for it, in this order."""
+    machine = os.uname().machine
+    usual = (f"/lib/{machine}-linux-gnu", f"/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+    for folder in (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_configured(), *usual):
+        if folder:
+            yield f"{folder}/{NAME}"
+
+
+def _configured() -> Iterator[str]:
+    try:
+        for name in sorted(os.listdir(_CONFIGURED)):  # noqa: PTH208 - pathlib costs 1 MB
+            with open(f"{_CONFIGURED}/{name}", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - as above
+                yield from (line.strip() for line in file if line.startswith("/"))
+    except OSError:
+        return
+
+
+def _other_machine(path: str) -> str:
+    """Say for which machine a file was built, if not for this one."""
+    built, ours = _machine(path), _machine("/proc/self/exe")
+    if built is None or built == ours:
+        return ""
+    names = (_MACHINES.get(each or 0, f"machine {each}") for each in (built, ours))
+    return "it was built for {}, and this image for {}".format(*names)
+
+
+def _machine(path: str) -> int | None:
+    """Return e_machine of an ELF file, None if it cannot be read or is none."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as above
+            head = file.read(20)
+    except OSError:
+        return None
+    if head[:4] != b"\x7fELF" or len(head) < 20:
+        return None
+    return int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")

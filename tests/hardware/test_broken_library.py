@@ -1,0 +1,95 @@
+"""A libnvidia-ml.so.1 that is there and cannot be loaded: real files, and the loader of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from gpu_device_plugin.core.diagnosing import examine
+from gpu_device_plugin.core.diagnosing_node import CHECKS
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
+from gpu_device_plugin.programs.doctor_node import Deadlines, Place, examined
+from gpu_device_plugin.settings import NodeSettings
+
+Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
+Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
+
+NAME = "libnvidia-ml.so.1"
+E_MACHINE = slice(18, 20)
+ADVICE = "; the file is damaged, or is not for this image; install the driver anew, or use the image of this node's"
+
+
+def compiled(folder: Path, source: str) -> Path:
+    """Make a library of a line of C."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    made = folder / NAME
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-o", str(made), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    return made
+
+
+def text(folder: Path) -> str:
+    (folder / NAME).write_text("no library\n" * 10)
+    return f"loading {folder}/{NAME} failed: {folder}/{NAME}: invalid ELF header"
+
+
+def without_a_function(folder: Path) -> str:
+    compiled(folder, "int gone(void); int nvmlInit_v2(void) { return gone(); }")
+    return f"loading {folder}/{NAME} failed: {folder}/{NAME}: undefined symbol: gone"
+
+
+def of_another_machine(folder: Path) -> str:
+    """The loader passes over such a file, and says that there is none."""
+    made = compiled(folder, "int nvmlInit_v2(void) { return 9; }")
+    content = bytearray(made.read_bytes())
+    ours = int.from_bytes(content[E_MACHINE], "little")
+    other, names = (183, "aarch64, and this image for x86-64") if ours == 62 else (62, "x86-64, and this image for ")
+    content[E_MACHINE] = other.to_bytes(2, "little")
+    made.write_bytes(content)
+    told = f"{NAME}: cannot open shared object file: No such file or directory"
+    return f"loading {folder}/{NAME} failed: {told} (it was built for {names}"
+
+
+def dangling(folder: Path) -> str:
+    (folder / NAME).symlink_to("/nowhere/to/be/found")
+    return f"loading {folder}/{NAME} failed: {NAME}: cannot open shared object file: No such file or directory"
+
+
+@pytest.mark.parametrize("broken", [text, without_a_function, of_another_machine, dangling])
+async def test_a_library_that_cannot_be_loaded_is_told_in_the_loaders_words_with_its_file(
+    watching: Watching,
+    until: Until,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: Callable[[Path], str],
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere")
+    told = broken(tmp_path)
+    async with watching("nvml", library_dir=tmp_path) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+    assert view.state is State.UNUSABLE_LIBRARY
+    assert view.sentence.startswith(told)
+    assert ADVICE in view.sentence
+
+
+async def test_the_doctor_says_the_same(tmp_path: Path) -> None:
+    told = text(tmp_path)
+    settings = NodeSettings(device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "none.sock", api="off")
+    seen = await examined(settings, Place(in_container=True, libraries=tmp_path), Deadlines(answer_s=2), 0)
+    (finding,) = (each for each in examine(CHECKS, seen) if each.check == "driver")
+    assert finding.found == told
+    assert finding.advice.startswith("the file is damaged, or is not for this image")
+
+
+@pytest.mark.skipif(any(Path("/usr/lib").rglob(NAME)), reason="this machine has NVML")
+async def test_a_library_that_is_not_there_is_no_broken_one(watching: Watching, until: Until, tmp_path: Path) -> None:
+    async with watching("nvml", library_dir=tmp_path) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+    assert view.state is State.NO_LIBRARY
+    assert view.sentence.startswith(f"opening NVML ({NAME}) failed: {NAME}: cannot open shared object file: ")
+    assert "runtime class nvidia" in view.sentence
