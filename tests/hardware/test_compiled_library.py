@@ -1,4 +1,4 @@
-"""A libnvidia-ml.so.1 that is there and cannot be loaded: real files, and the loader of this machine."""
+"""A libnvidia-ml.so.1 of our own, in front of the real binding and the loader of this machine."""
 
 from __future__ import annotations
 
@@ -93,3 +93,42 @@ async def test_a_library_that_is_not_there_is_no_broken_one(watching: Watching, 
     assert view.state is State.NO_LIBRARY
     assert view.sentence.startswith(f"opening NVML ({NAME}) failed: {NAME}: cannot open shared object file: ")
     assert "runtime class nvidia" in view.sentence
+
+
+ONE_GPU = """
+#include <string.h>
+#include <sys/stat.h>
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
+typedef struct { const char *nameSpace; unsigned long long softLimit, hardLimit, currentUsed; } Limits;
+int nvmlInitWithFlags(unsigned flags) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = &nvmlInitWithFlags; return 0; }
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned length) { strcpy(uuid, "GPU-a"); return 0; }
+int nvmlDeviceGetMemoryInfo_v2(void *handle, Memory *memory) {
+  memory->total = 16106127360ull; memory->reserved = memory->used = 0; return 0;
+}
+"""
+LIMITS = """
+int nvmlDeviceGetMemoryLimits_v1(void *handle, Limits *limits) {
+  struct stat found;
+  return stat(limits->nameSpace, &found) ? 2 : limits->softLimit == 0 ? ANSWER : 3;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "limited"),
+    [("", False), ("0", True), ("6 /* no limit is set */", True), ("3 /* not supported */", False)],
+)
+async def test_a_library_is_asked_for_limits_as_nvml_of_r615_wants_it(
+    watching: Watching,
+    until: Until,
+    tmp_path: Path,
+    answer: str,
+    limited: bool,  # noqa: FBT001 (a parameter)
+) -> None:
+    """It is given the folder of a cgroup; before r615 the function is not there."""
+    compiled(tmp_path, ONE_GPU + (LIMITS.replace("ANSWER", answer) if answer else ""))
+    async with watching("nvml", library_dir=tmp_path) as hardware:
+        view = await until(hardware, lambda view: view.state is not State.STARTING)
+    assert [(gpu.uuid, gpu.total_mib, gpu.memory_limits) for gpu in view.inventory.gpus] == [("GPU-a", 15360, limited)]
