@@ -214,7 +214,7 @@ class Nvml:
                 own = next((line.strip().removeprefix("0::") for line in file if line.startswith("0::")), "/")
         except OSError:
             own = "/"
-        path = f"{self._cgroups}{own}"
+        path = f"{self._cgroups}{own}".rstrip("/")
         # A cgroup outside of our namespace has a path with `..` in it, and the folder that we see is our own then.
         return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
 

@@ -285,12 +285,12 @@ def test_a_driver_that_answers_for_the_memory_limits_of_a_cgroup_can_set_them(
 @pytest.mark.parametrize(
     ("own", "asked"),
     [
-        ("0::/\n", "{root}/"),  # a container with a cgroup namespace of its own
+        ("0::/\n", "{root}"),  # a container with a cgroup namespace of its own
         ("12:memory:/x\n0::/system.slice/a.service\n", "{root}/system.slice/a.service"),
         ("0::/not/mounted/here\n", "{root}"),
         ("0::/../../elsewhere\n", "{root}"),
-        ("3:cpu:/docker/x\n", "{root}/"),
-        (None, "{root}/"),
+        ("3:cpu:/docker/x\n", "{root}"),
+        (None, "{root}"),
     ],
 )
 def test_the_limit_is_asked_of_the_cgroup_that_we_are_in(
