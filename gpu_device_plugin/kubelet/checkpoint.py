@@ -7,11 +7,10 @@ plugin's list arrives or a container's devices are allocated, and at no other ti
 from __future__ import annotations
 
 import json
-import os
-import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpu_device_plugin import files
 from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "kubelet_internal_checkpoint"
+_LARGEST = 64 << 20
+"""Bytes. 8,000 devices, all in use by containers of their own, are 4 MB."""
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Identity of one writing of the file: inode, modification time in ns, size."""
@@ -64,7 +65,7 @@ def stamp_of(path: Path) -> Stamp | None:
         CheckpointUnreadableError: its directory cannot be looked into.
     """
     try:
-        found = path.stat()
+        found = path.lstat()  # a link is not the kubelet's, and is not read either
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -79,17 +80,14 @@ def read(path: Path) -> Checkpoint:
         CheckpointUnreadableError: the file is there and cannot be read or understood.
     """
     try:
-        # Not blocking: a pipe in place of the file would hold up all answers until somebody writes into it.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise CheckpointUnreadableError(
-                    f"{path} is no regular file, so it is not the kubelet's checkpoint; remove it, and restart the "
-                    "kubelet, which then writes its own"
-                )
-            content = file.read()
+        content, found = files.read_below(path.parent, path.name, _LARGEST)
     except FileNotFoundError:
         return Checkpoint()
+    except files.IrregularFileError as error:
+        raise CheckpointUnreadableError(
+            f"{path} is not the kubelet's checkpoint: {error.strerror}; remove it, and restart the kubelet, which then "
+            "writes its own"
+        ) from error
     except OSError as error:
         raise CheckpointUnreadableError(
             f"reading the kubelet's checkpoint {path}: {error.strerror}{advice(error)}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
+import re
 from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.kubelet.sockets import OURS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,41 +20,48 @@ SHARE_SIZE = "share-size"
 """What one share of its GPUs is, in MiB."""
 
 
+_LONGEST = 1000
+"""Bytes; the value of a label has 63."""
+
+
 class Remembered:
     """A file beside the lock. Only the lock's holder writes it."""
 
     def __init__(self, directory: Path, name: str) -> None:
         """Name the file `name` of the device-plugin directory `directory`."""
-        self._path = directory / "gpushare" / name
+        self._directory = directory
+        self._name = f"{OURS}/{name}"
 
     def __repr__(self) -> str:
-        return f"<Remembered {self.read()!r}>"
+        return f"<Remembered {self._name}: {self.read()!r}>"
 
     def read(self) -> str | None:
         """Return the word, which may be empty; None if nobody knows."""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            # After a power cut a file may be empty, or full of zeros, and must not be taken for an empty word.
-            word, end, more = self._path.read_text(encoding="utf-8").partition("\n")
-            if end and not more:
-                return word
-        return None
+        try:
+            content, _ = files.read_below(self._directory, self._name, _LONGEST)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn("what the last agent of this node knew is not known", error)
+            return None
+        # After a power cut a file may be empty, or full of zeros, and must not be taken for an empty word.
+        word, end, more = content.decode(errors="surrogateescape").partition("\n")
+        return word if end and not more and word.isprintable() else None
 
     def number(self) -> int | None:
         """Return the word as a whole number above 0; None if nobody knows, or it is none."""
         word = self.read() or ""
-        return int(word) or None if word.isdecimal() else None
+        return int(word) or None if re.fullmatch(r"[0-9]{1,12}", word, re.ASCII) else None
 
     def write(self, word: str) -> None:
         """Keep `word` for later. Where that fails it is logged: an agent shares its GPUs without it."""
         if self.read() == word:
             return
-        new = self._path.with_suffix(".new")
         try:
-            with new.open("w", encoding="utf-8") as file:
-                file.write(f"{word}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
+            files.replace_below(self._directory, self._name, f"{word}\n".encode())
         except OSError as error:
-            extra = {"path": str(self._path), "why": str(error.strerror), "once_per_s": 3600}
-            _log.warning("what the next agent of this node has to know is not written down", extra=extra)
+            self._warn("what the next agent of this node has to know is not written down", error)
+
+    def _warn(self, what: str, error: OSError) -> None:
+        extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}
+        _log.warning("%s", what, extra=extra)

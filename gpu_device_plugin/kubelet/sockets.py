@@ -10,11 +10,15 @@ import socket
 import stat
 from typing import TYPE_CHECKING, Self, TypeAlias
 
+from gpu_device_plugin import files
+
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
 KUBELET_SOCKET = "kubelet.sock"
+OURS = "gpushare"
+"""The folder in it that is ours. Kubelets up to 1.20 remove every file beside their sockets, and no folder."""
 
 _PREFIX = "gpushare-"
 _LONGEST_PATH = 107  # sockaddr_un.sun_path without its final NUL
@@ -63,6 +67,8 @@ def check_directory(directory: Path) -> None:
 
 def advice(error: OSError) -> str:
     """Return what to do about `error`, to be added to a sentence; nothing where nothing is known."""
+    if isinstance(error, files.IrregularFileError):
+        return "; remove it"
     return "; the agent has to run as root (uid 0)" if error.errno in {errno.EACCES, errno.EPERM} else ""
 
 
@@ -115,12 +121,13 @@ def links(directory: Path) -> int | None:
 class NodeLock:
     """One instance serves a node: a lock that its process holds, whatever becomes of the process.
 
-    The lock file lies in a directory of its own, because kubelets up to 1.20 remove every file beside their sockets.
+    What stands in the place of the lock file is not followed if it is a link, and not written to if it is another file.
     """
 
     def __init__(self, directory: Path) -> None:
         """Name the lock of the device-plugin directory `directory`; nothing is taken yet."""
-        self._path = directory / "gpushare" / "lock"
+        self._directory = directory
+        self._path = directory / OURS / "lock"
         self._fd: int | None = None
 
     def __enter__(self) -> Self:
@@ -146,7 +153,7 @@ class NodeLock:
             self.release()
         try:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = files.open_below(self._directory, f"{OURS}/lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise DirectoryError(f"making the lock {self._path}: {error.strerror}{advice(error)}") from error
         try:

@@ -94,16 +94,31 @@ def test_a_damaged_file_is_never_an_empty_one(tmp_path: Path, content: bytes) ->
 
 
 def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
-    with pytest.raises(CheckpointUnreadableError, match=r"reading .*/c: Is a directory$"):
-        read(tmp_path / "c")
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointUnreadableError, match=r"reading .*/file/c: Not a directory$"):
+        read(tmp_path / "file" / "c")
 
 
-def test_a_pipe_in_place_of_the_file_holds_nobody_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "c")
-    with pytest.raises(
-        CheckpointUnreadableError, match=r"/c is no regular file, .* remove it, and restart the kubelet"
-    ):
+@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a link to a checkpoint", "a link to nothing"])
+def test_what_is_not_the_kubelets_own_file_holds_nobody_up_and_is_not_believed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "c"
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a folder":
+            path.mkdir()
+        case "a link to a checkpoint":
+            path.symlink_to(written(tmp_path / "another", entry({"-1": ["a"]})))
+        case _:
+            path.symlink_to(tmp_path / "missing")
+    with pytest.raises(CheckpointUnreadableError, match=r"/c is not the kubelet's checkpoint: .*; remove it, and rest"):
+        read(path)
+
+
+def test_a_file_that_could_fill_our_memory_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "c").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(CheckpointUnreadableError, match="it has more than 67108864 bytes"):
         read(tmp_path / "c")
 
 

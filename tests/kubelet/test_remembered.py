@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
+from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +23,51 @@ def test_the_next_agent_reads_what_was_written(tmp_path: Path, profile: str) -> 
     assert [path.name for path in (tmp_path / "gpushare").iterdir()] == ["profile"]
 
 
-@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b"bi", b"big\nsmall\n", b"\xff\n"])
+@pytest.mark.parametrize("damaged", [b"", b"\0\0\0\0", b"bi", b"big\nsmall\n", b"\xff\n", b"\x1b[2J\n"])
 def test_a_damaged_file_is_not_taken_for_no_profile(tmp_path: Path, damaged: bytes) -> None:
     """After a power cut it may be empty, while the API server, which lost its power too, cannot be asked."""
     (tmp_path / "gpushare").mkdir()
     (tmp_path / "gpushare" / "profile").write_bytes(damaged)
     assert Remembered(tmp_path, PROFILE).read() is None
+
+
+@pytest.mark.parametrize("number", [b"9" * 5000, b"0", b"-1", "\u0661".encode(), b"1e3", b"9" * 13, b" 1"])
+def test_a_share_size_that_is_no_number_is_nobodys(tmp_path: Path, number: bytes) -> None:
+    """Python refuses to read 5,000 digits as a number, with an exception of its own."""
+    (tmp_path / "gpushare").mkdir()
+    (tmp_path / "gpushare" / "share-size").write_bytes(number + b"\n")
+    assert Remembered(tmp_path, SHARE_SIZE).number() is None
+
+
+def test_what_stands_in_the_place_of_a_file_holds_no_agent_up_and_is_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pipe would hold up the start until somebody wrote into it; a link would have us write elsewhere."""
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "gpushare").mkdir()
+    precious = tmp_path / "precious"
+    precious.write_text("256\n")
+    path = tmp_path / "gpushare" / "share-size"
+    os.mkfifo(path)
+    assert Remembered(tmp_path, SHARE_SIZE).number() is None
+    path.unlink()
+    path.symlink_to(precious)
+    (tmp_path / "gpushare" / ".share-size.new").symlink_to(precious)
+    assert Remembered(tmp_path, SHARE_SIZE).number() is None
+    Remembered(tmp_path, SHARE_SIZE).write("1024")
+    assert Remembered(tmp_path, SHARE_SIZE).number() == 1024
+    assert precious.read_text() == "256\n"
+    assert [str(vars(record)["why"]) for record in caplog.records][:2] == [
+        "it is no regular file",
+        "it is a symbolic link, which is not followed",
+    ]
+
+
+def test_a_word_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where our folder leads elsewhere by a link, nothing is written there."""
+    caplog.set_level(logging.WARNING)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "gpushare").symlink_to("elsewhere")
+    Remembered(tmp_path, PROFILE).write("big")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert "what the next agent of this node has to know is not written down" in caplog.messages

@@ -195,6 +195,38 @@ def test_a4_in_a_directory_made_anew_the_lock_is_taken_anew(folder: Path) -> Non
             NodeLock(directory).take()
 
 
+def precious(folder: Path) -> Path:
+    """Return a file that has nothing to do with us, beside the empty folder that is ours."""
+    (folder / "gpushare").mkdir()
+    path = folder / "precious"
+    path.write_text("mine")
+    return path
+
+
+def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_written_there(folder: Path) -> None:
+    elsewhere, lock = precious(folder), folder / "gpushare" / "lock"
+    lock.symlink_to(elsewhere)
+    with pytest.raises(DirectoryError, match=r"gpushare/lock: it is a symbolic link, which is not followed; remove it"):
+        NodeLock(folder).take()
+    lock.unlink()
+    lock.hardlink_to(elsewhere)
+    with pytest.raises(DirectoryError, match=r"gpushare/lock: it is another file too, by a hard link; remove it"):
+        NodeLock(folder).take()
+    lock.unlink()
+    os.mkfifo(lock)
+    with pytest.raises(DirectoryError, match=r"gpushare/lock: it is no regular file; remove it"):
+        NodeLock(folder).take()
+    assert elsewhere.read_text() == "mine"
+
+
+def test_a_folder_of_ours_that_leads_elsewhere_is_refused(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "gpushare").symlink_to("elsewhere")
+    with pytest.raises(DirectoryError, match="what leads to it is a symbolic link"):
+        NodeLock(folder).take()
+    assert list((folder / "elsewhere").iterdir()) == []
+
+
 def test_a_lock_that_cannot_be_made_says_why(folder: Path) -> None:
     (folder / "gpushare").touch()
     with pytest.raises(DirectoryError, match=r"making the lock .*gpushare/lock: File exists"):
