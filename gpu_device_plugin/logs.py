@@ -7,11 +7,12 @@ fields, is written once in that many seconds, and says then how often it was hel
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TextIO
+
+from gpu_device_plugin.core.printing import json_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, MutableMapping
@@ -80,11 +81,11 @@ class JsonFormatter(logging.Formatter):
             line[f"field_{key}" if key in line else key] = value
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return json_line(line)
 
 
 class HumanFormatter(logging.Formatter):
-    """Local time, level, the fact, ``key=value`` fields; a traceback on lines of its own."""
+    """Local time, level, the fact, ``key=value`` fields; a traceback on lines of its own, set in."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
@@ -93,14 +94,18 @@ class HumanFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write `record`."""
         clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
-        message = _printable(record.getMessage())
-        pairs = " ".join(f"{key}={_value(value)}" for key, value in fields_of(record))
+        message = printable(record.getMessage())
+        pairs = " ".join(f"{printable(key)}={_value(value)}" for key, value in fields_of(record))
         level = f"{record.levelname:<8}"
         if self._colour:
             level = f"{_COLOURS.get(record.levelno, '')}{level}{_PLAIN}"
             clock, pairs = f"{_DIM}{clock}{_PLAIN}", pairs and f"{_DIM}{pairs}{_PLAIN}"
         line = f"{clock} {level} {message}" + (f"  {pairs}" if pairs else "")
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        # Set in, so that no line of what an error says can be taken for one of the log.
+        trace = self.formatException(record.exc_info).split("\n")
+        return "\n".join([line, *(f"    {printable(each)}" for each in trace)])
 
 
 class OncePer(logging.Filter):
@@ -143,13 +148,8 @@ def _utc(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
-def _printable(text: str) -> str:
-    """Return `text` without anything that could end the line or move the cursor; pods choose their own names."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
 def _value(value: object) -> str:
     text = ",".join(map(str, value)) if isinstance(value, list | tuple | set | frozenset) else str(value)
     if text and text.isprintable() and not set(text) & set(' "='):
         return text
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+    return json_line(text)

@@ -112,6 +112,39 @@ def test_a_field_cannot_forge_a_line_or_move_the_cursor() -> None:
     assert line.endswith(r'x\nINFO forged  pod="a\nb\u001b[2J" empty="" pair="a=\"b\"" umlaut=ü')
 
 
+STEERING = "\x00\x07\x1b\x7f\x85\x9b\u2028\u2029\u202a\u202e\u2066\u2069\u200f\ufeff\U000e0001\ud800\n\r\x0b"
+"""What a terminal or a collector of lines takes for a command, an end of a line, or the other way to read."""
+
+
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_nothing_that_steers_a_terminal_or_ends_a_line_gets_into_a_log(style: str) -> None:
+    """Wherever it stands. An 8-bit terminal takes U+009B for the beginning of a command, as ESC [."""
+    stream = io.StringIO()
+    logs.configure("info", style, stream, colour=False)
+    log.info("said %s", STEERING, extra={"pod": STEERING, "pods": [STEERING], STEERING: STEERING})
+    (line,) = stream.getvalue().splitlines()
+    assert line.isprintable()
+    if style == "json":
+        assert json.loads(line)["msg"] == f"said {STEERING}"
+        assert json.loads(line)["pods"] == [STEERING]
+
+
+@pytest.mark.parametrize("style", ["human", "json"])
+def test_an_error_cannot_forge_a_line_either(style: str) -> None:
+    stream = io.StringIO()
+    logs.configure("info", style, stream, colour=False)
+    log.error("failed", exc_info=ValueError(f"a\n12:00:00.000 INFO forged{STEERING}"))
+    first, *rest = stream.getvalue().splitlines()
+    assert all(line.isprintable() for line in (first, *rest))
+    assert all(line.startswith("    ") for line in rest)
+
+
+def test_letters_of_every_language_stay_readable() -> None:
+    stream = human()
+    log.info("größer \u2028 显存", extra={"pod": "größer \x9b"})
+    assert stream.getvalue().endswith('größer \\u2028 显存  pod="größer \\u009b"\n')
+
+
 def test_an_exception_keeps_its_traceback() -> None:
     error = ValueError("boom")
     stream = machine()
@@ -119,7 +152,7 @@ def test_an_exception_keeps_its_traceback() -> None:
     assert json.loads(stream.getvalue())["traceback"] == "ValueError: boom"
     stream = human()
     log.error("failed", exc_info=error)
-    assert stream.getvalue().endswith(" failed\nValueError: boom\n")
+    assert stream.getvalue().endswith(" failed\n    ValueError: boom\n")
 
 
 def test_a_level_is_for_us_and_libraries_are_heard_from_warnings_on() -> None:

@@ -1,0 +1,29 @@
+"""What others wrote is shown so that it ends no line, steers no terminal and turns no text around."""
+
+from __future__ import annotations
+
+import json
+
+
+def printable(text: str) -> str:
+    """Return `text` with every character escaped, as Python writes it, that shows no glyph of its own.
+
+    These are by Unicode's categories the control characters (C0, DEL and C1: an 8-bit terminal takes U+009B for ESC [),
+    line and paragraph separators, formatting such as bidirectional overrides, surrogates, what is not assigned, and all
+    spaces but U+0020. Pods, nodes and files may be named so by whoever makes them.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def json_line(value: object) -> str:
+    """Return `value` as JSON on one line, with the same characters escaped as JSON writes them.
+
+    What JSON has no form for is written as text.
+    """
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    if text.isprintable():
+        return text
+    # JSON itself is printable, so that whatever is not stands inside a string.
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
