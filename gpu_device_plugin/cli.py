@@ -17,6 +17,7 @@ from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.extender_settings import ExtenderSettings
 from gpu_device_plugin.knobs import PROGRAM, Knob, Settings, Sources, Texts, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.programs.telling import say
 from gpu_device_plugin.settings import NodeSettings
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
         arguments.called = name
         return programs[arguments.command](arguments)
     except UsageError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        for sentence in error.sentences:
+            say(sys.stderr, f"{name}: {sentence}")
         return MISUSED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -258,7 +260,8 @@ def _add_settings(parser: argparse.ArgumentParser, knobs: tuple[Knob, ...]) -> N
     parser.add_argument(
         "--config",
         metavar="PATH",
-        help="YAML or JSON file with settings, named as in the variables: log_level: debug; or a directory, in which "
+        help="YAML or JSON file with settings, each named as its flag without the dashes before it and with _ for -, "
+        "as in share_size: 1GiB; or a directory, in which "
         "default.yaml applies everywhere and any other .yaml file to nodes whose label gpu-device-plugin/config names "
         "it [GPUSHARE_CONFIG]",
     )

@@ -25,12 +25,13 @@ from gpu_device_plugin.forms import (
     api_server,
     duration,
     object_name,
+    one_name_for_two,
     one_of,
-    refuse_one_name_for_two,
 )
-from gpu_device_plugin.knobs import Form, SettingsError, knob, knobs_of
+from gpu_device_plugin.knobs import Form, SettingsError, knob, knobs_of, refuse
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -140,15 +141,18 @@ class ExtenderSettings:
     )
 
     def __post_init__(self) -> None:
-        refuse_one_name_for_two(self.offered)
+        refuse(self._contradictions())
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from one_name_for_two(self.offered)
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+            yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
         if self.client_ca is not None and self.tls_cert is None:
-            raise SettingsError(
+            yield SettingsError(
                 "clients show certificates over TLS only; give tls_cert and tls_key too", ("client_ca", "tls_cert")
             )
         if self.leader_election and not self.lease_name:
-            raise SettingsError("leaders are elected by a Lease, which needs a name", ("leader_election", "lease_name"))
+            yield SettingsError("leaders are elected by a Lease, which needs a name", ("leader_election", "lease_name"))
 
     @property
     def offered(self) -> tuple[Resource, ...]:

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.memory import parse_mib
 from gpu_device_plugin.knobs import Form, SettingsError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gpu_device_plugin.core.resources import Resource
 
@@ -20,12 +20,13 @@ T = TypeVar("T")
 
 
 def one_of(*choices: str) -> Form[str]:
-    """Take one of the words `choices`."""
+    """Take one of the words `choices`, which are of small letters; others write them in capitals."""
 
     def read(text: str) -> str:
-        if text not in choices:
+        word = text.lower()
+        if word not in choices:
             raise ValueError(f"{text!r} is unknown; {nearest(text, choices, 'write ' + ' or '.join(choices))}")
-        return text
+        return word
 
     return Form("|".join(choices), read)
 
@@ -152,10 +153,10 @@ def _resource_name(text: str) -> str:
 RESOURCE_NAME = Form("NAME", _resource_name)
 
 
-def refuse_one_name_for_two(offered: tuple[Resource, ...]) -> None:
-    """Raise SettingsError where two resources would have one name."""
+def one_name_for_two(offered: tuple[Resource, ...]) -> Iterator[SettingsError]:
+    """Yield an error where two resources would have one name."""
     if len(offered) != len({resource.name for resource in offered}):
-        raise SettingsError(
+        yield SettingsError(
             f"both resources would be called {offered[0].name}; give them different names",
             ("memory_resource", "count_resource"),
         )

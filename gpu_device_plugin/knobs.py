@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from gpu_device_plugin import files
 from gpu_device_plugin.core.annotations import DEFAULT_PROFILE
 from gpu_device_plugin.core.grants import MEMORY_LIMIT
 
@@ -19,10 +20,17 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "GPUSHARE_"
 PROGRAM = "gpu-device-plugin"
+_MOST_TOLD = 10
+"""So many things that are wrong are told of at once; the others are counted."""
 
 
 class UsageError(Exception):
     """Something a person wrote cannot be used. The message is one line that says what, where and what to do."""
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is wrong, each thing for itself."""
+        return (str(self),)
 
 
 class SettingsError(UsageError):
@@ -32,15 +40,53 @@ class SettingsError(UsageError):
         super().__init__(sentence)
         self.names = names
         """The settings that contradict each other, where the message does not say yet where they were written."""
+        self.parts: tuple[SettingsError, ...] = (self,)
+        """Each thing that is wrong."""
+
+
+class SeveralSettingsError(SettingsError):
+    """More than one thing is wrong with settings, and whoever mends them is told of all at once."""
+
+    def __init__(self, parts: tuple[SettingsError, ...]) -> None:
+        numbered = " ".join(f"({number}) {each}" for number, each in enumerate(_told(parts), 1))
+        super().__init__(f"{len(parts)} things are wrong: {numbered}")
+        self.parts = parts
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What is wrong, each thing for itself; the last counts what is left out."""
+        return _told(self.parts)
+
+
+def _told(parts: tuple[SettingsError, ...]) -> tuple[str, ...]:
+    more = len(parts) - _MOST_TOLD
+    left_out = (f"{more} more {'is' if more == 1 else 'are'} wrong; correct these first",) if more > 0 else ()
+    return (*map(str, parts[:_MOST_TOLD]), *left_out)
+
+
+def refuse(problems: Iterable[SettingsError]) -> None:
+    """Raise what is wrong with settings, if anything is.
+
+    Raises:
+        SettingsError: there are problems.
+    """
+    match tuple(problems):
+        case []:
+            return
+        case [problem]:
+            raise problem
+        case several:
+            raise SeveralSettingsError(several)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
     """Ask whether the known word most like `word` was meant; return `otherwise` where none is like it.
 
-    A `prefix` that all of them have is no likeness.
+    A `prefix` that all of them have is no likeness, and another case is no difference.
     """
-    found = difflib.get_close_matches(word.removeprefix(prefix), [name.removeprefix(prefix) for name in known], n=1)
-    return f"did you mean {prefix}{found[0]}?" if found else otherwise
+    stems = {name.removeprefix(prefix).lower(): name for name in known}
+    found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
+    return f"did you mean {stems[found[0]]}?" if found else otherwise
 
 
 # --- Declaring them --------------------------------------------------------------------------------------------------
@@ -133,6 +179,8 @@ _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 _NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT})
 
 _SUFFIX = ".yaml"
+_LARGEST = 1 << 20
+"""Bytes of a file of settings; a ConfigMap cannot have more."""
 
 _Written = tuple[str, str]
 """Where something was written, and the text itself."""
@@ -187,16 +235,21 @@ class Sources(Generic[S]):
         if not self.config:
             return Texts()
         path = Path(self.config)
+        where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
         try:
             if not path.is_dir():
-                return Texts(Text(self.config, path.read_bytes()))
+                return Texts(Text(self.config, files.read(path, _LARGEST)[0]))
             profiles = _in_directory(path)
         except OSError as error:
-            where = "--config" if "config" in self.flags else _CONFIG_VARIABLE
             raise SettingsError(
                 f"{where}: cannot read {error.filename or path}: {error.strerror}; name a YAML or JSON file, or a "
                 f"directory with {DEFAULT_PROFILE}{_SUFFIX}"
             ) from error
+        if not profiles:
+            raise SettingsError(
+                f"{where}: there is no file of settings in {path}; name it {DEFAULT_PROFILE}{_SUFFIX} there, where it "
+                "may be empty, or name the right directory"
+            )
         return Texts(profiles.pop(DEFAULT_PROFILE, None), self.config, profiles)
 
     def read(self, profile: str = "", texts: Texts | None = None) -> S:
@@ -207,26 +260,36 @@ class Sources(Generic[S]):
             texts: what the files say; None: what they say now.
 
         Raises:
-            SettingsError: something in them cannot be used.
+            SettingsError: something in them cannot be used; it tells of all that cannot.
         """
         texts = self.texts() if texts is None else texts
-        written = dict(self._entries(texts.default))
+        problems: list[SettingsError] = []
+        written = dict(self._entries(texts.default, problems))
         if profile:
-            written |= self._entries(texts.profiles[profile], profile=True)
-        written |= {**dict(self._environment()), **dict(self._flags())}
+            written |= self._entries(texts.profiles[profile], problems, profile=True)
+        written |= {**dict(self._environment(problems)), **dict(self._flags())}
         values: dict[str, Any] = {}
+        unread: set[str] = set()
         for each in knobs_of(self.make):
             if each.name in written:
                 where, text = written[each.name]
                 try:
                     values[each.field] = each.form.read(text)
                 except ValueError as error:
-                    raise SettingsError(f"{where}: {error}") from error
+                    unread.add(each.name)
+                    problems.append(SettingsError(f"{where}: {error}"))
         try:
-            return self.make(**values)
+            made = self.make(**values)
         except SettingsError as error:
-            places = (written[name][0] if name in written else f"{name} (by default)" for name in error.names)
-            raise SettingsError(f"{' and '.join(places)}: {error}") from error
+            # What cannot be read contradicts nothing.
+            for part in error.parts:
+                if unread.isdisjoint(part.names):
+                    places = (written[name][0] if name in written else f"{name} (by default)" for name in part.names)
+                    problems.append(SettingsError(f"{' and '.join(places)}: {part}"))
+            refuse(problems)
+            raise
+        refuse(problems)
+        return made
 
     @property
     def _known(self) -> dict[str, Knob]:
@@ -243,7 +306,7 @@ class Sources(Generic[S]):
             if name != "config":
                 yield name, (known[name].flag, text)
 
-    def _environment(self) -> Iterator[tuple[str, _Written]]:
+    def _environment(self, problems: list[SettingsError]) -> Iterator[tuple[str, _Written]]:
         for each in knobs_of(self.make):
             if each.also in self.environ:
                 yield each.name, (each.also, self.environ[each.also])
@@ -257,35 +320,54 @@ class Sources(Generic[S]):
                 and not _SERVICE_LINK.fullmatch(variable)
             ):
                 hint = nearest(variable, known, f"unset it, or {self._help}", prefix=ENVIRONMENT_PREFIX)
-                raise SettingsError(f"{variable}: there is no such setting; {hint}")
+                problems.append(SettingsError(f"{variable}: there is no such setting; {hint}"))
 
-    def _entries(self, file: Text | None, *, profile: bool = False) -> Iterator[tuple[str, _Written]]:
+    def _entries(
+        self, file: Text | None, problems: list[SettingsError], *, profile: bool = False
+    ) -> Iterator[tuple[str, _Written]]:
         """Yield what a file says of each setting. Values stay text: to YAML ``off`` would be false."""
         if file is None:
             return
         known = self._known
         seen: set[str] = set()
-        for key, value in _lines(file):
+        try:
+            lines = _lines(file)
+        except SettingsError as error:
+            problems.append(error)
+            return
+        for key, value in lines:
             name = str(key.value)
             where = f"{file.path}, line {key.start_mark.line + 1}, {name}"
+            wrong = ""
             if name not in known:
-                hint = nearest(name, known, f"remove it, or {self._help}")
-                raise SettingsError(f"{where}: there is no such setting; {hint}")
-            if name in seen:
-                raise SettingsError(f"{where}: it is set twice in this file; remove one of the lines")
-            if profile and not known[name].in_profile:
-                raise SettingsError(
-                    f"{where}: an agent needs it before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
-                )
-            seen.add(name)
-            form = known[name].form
-            if isinstance(value.value, str):
-                yield name, (where, value.value)
-            elif form.many and _is_list_of_words(value.value):
-                yield name, (where, ",".join(item.value for item in value.value))
+                hint = nearest(_plain(name), known, f"remove it, or {self._help}")
+                wrong = f"there is no such setting; {hint}"
+            elif name in seen:
+                wrong = "it is set twice in this file; remove one of the lines"
+            elif profile and not known[name].in_profile:
+                wrong = f"an agent needs it before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
+            elif (text := _text(value, known[name].form)) is None:
+                many = "words or a list of words" if known[name].form.many else "a single value"
+                wrong = f"{many} is needed here, written like {known[name].form.shape}"
             else:
-                many = "words or a list of words" if form.many else "a single value"
-                raise SettingsError(f"{where}: {many} is needed here, written like {form.shape}")
+                yield name, (where, text)
+            if wrong:
+                problems.append(SettingsError(f"{where}: {wrong}"))
+            seen.add(name)
+
+
+def _plain(name: str) -> str:
+    """Return a name in a file as it is meant that is written as its flag or its variable is."""
+    return name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_")
+
+
+def _text(value: Any, form: Form[Any]) -> str | None:
+    """Return what stands behind a name as one text, None if it is something else than words."""
+    if isinstance(value.value, str):
+        return value.value
+    if form.many and _is_list_of_words(value.value):
+        return ",".join(item.value for item in value.value)
+    return None
 
 
 def _in_directory(directory: Path) -> dict[str, Text]:
@@ -301,7 +383,7 @@ def _in_directory(directory: Path) -> dict[str, Text]:
             names = sorted(path.name for path in version.iterdir())
             _refuse_mistaken(directory, names)
             found = {
-                name.removesuffix(_SUFFIX): Text(str(directory / name), (version / name).read_bytes())
+                name.removesuffix(_SUFFIX): Text(str(directory / name), files.read(version / name, _LARGEST)[0])
                 for name in names
                 if name.endswith(_SUFFIX) and not name.startswith(".")
             }
@@ -379,6 +461,18 @@ class Reload(Generic[S]):
     """Names of the settings that changed."""
     waiting: tuple[str, ...]
     """Names of those whose change needs a restart."""
+
+    @property
+    def sentence(self) -> str:
+        """What happened, for a log."""
+        unchanged = "" if self.applied or self.waiting else ", and nothing in it has changed"
+        return f"the configuration was read again{unchanged}"
+
+    @property
+    def changes(self) -> dict[str, list[str]]:
+        """What became of the settings that changed, as fields of a line of a log."""
+        kinds = {"applied": list(self.applied), "waiting": list(self.waiting)}
+        return {kind: names for kind, names in kinds.items() if names}
 
 
 def reload(running: S, wanted: S) -> Reload[S]:

@@ -25,8 +25,8 @@ from gpu_device_plugin.forms import (
     duration,
     number,
     object_name,
+    one_name_for_two,
     one_of,
-    refuse_one_name_for_two,
     several,
     size,
     some_of,
@@ -40,11 +40,12 @@ from gpu_device_plugin.knobs import (
     knob,
     knobs_of,
     nearest,
+    refuse,
     reload,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 __all__ = [
@@ -241,19 +242,22 @@ class NodeSettings:
     )
 
     def __post_init__(self) -> None:
-        refuse_one_name_for_two(self.offered)
+        refuse(self._contradictions())
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from one_name_for_two(self.offered)
         if both := sorted(set(self.ignored_xids) & set(self.fatal_xids)):
-            raise SettingsError(
+            yield SettingsError(
                 f"XID {both[0]} is both ignored and fatal; name it in one of them only", ("ignored_xids", "fatal_xids")
             )
         if self.blind_after_s <= self.probe_interval_s:
-            raise SettingsError(
+            yield SettingsError(
                 f"GPUs asked every {self.probe_interval_s:g}s would be given up after {self.blind_after_s:g}s without "
                 "an answer; let the second be longer than the first",
                 ("probe_interval", "blind_after"),
             )
         if self.api not in {"auto", "off"} and not self.node_name:
-            raise SettingsError(
+            yield SettingsError(
                 "the Kubernetes API is of no use to an agent that does not know its node; set node_name "
                 "(in a pod: NODE_NAME from the field spec.nodeName), or api to off",
                 ("api", "node_name"),

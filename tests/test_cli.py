@@ -52,6 +52,29 @@ def test_misuse_is_one_line_and_exit_code_2(arguments: list[str], said: str | No
         assert done.stderr == f"gpu-device-plugin: {said}\n"
 
 
+def test_every_mistake_in_settings_has_a_line_of_its_own() -> None:
+    """Whoever mends one need not start the program again to be told of the next."""
+    done = run("node", "--policy=x", "--share-size=1GB", GPUSHARE_POLCY="spread")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines() == [
+        "gpu-device-plugin: GPUSHARE_POLCY: there is no such setting; did you mean GPUSHARE_POLICY?",
+        "gpu-device-plugin: --share-size: '1GB' is not an amount of memory; did you mean 1GiB?",
+        "gpu-device-plugin: --policy: 'x' is unknown; write binpack or spread",
+    ]
+
+
+def test_help_says_how_a_setting_is_named_in_a_file() -> None:
+    """As its flag, and not as its variable, which a file refuses."""
+    said = " ".join(run("node", "--help").stdout.split())
+    assert "each named as its flag without the dashes before it and with _ for -, as in share_size: 1GiB" in said
+
+
+def test_what_a_file_is_called_does_not_steer_the_terminal() -> None:
+    done = run("node", "--config=/no/\x9b2J\u2028here", PYTHONUTF8="1")
+    assert "/no/\\x9b2J\\u2028here" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_an_unknown_command_names_the_known_ones() -> None:
     done = run("nod")
     assert done.returncode == 2

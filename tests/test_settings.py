@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +207,7 @@ def test_resource_names_that_the_kubelet_refuses(name: str) -> None:
     [
         ({"policy": "spred"}, "--policy: 'spred' is unknown; did you mean spread?"),
         ({"policy": "x"}, "--policy: 'x' is unknown; write binpack or spread"),
-        ({"share_size": "1GB"}, "--share-size: '1GB' is not an amount of memory; write it like 256MiB or 1GiB"),
+        ({"share_size": "1GB"}, "--share-size: '1GB' is not an amount of memory; did you mean 1GiB?"),
         ({"share_size": "0GiB"}, "--share-size: '0GiB' is too little; 1MiB is the least"),
         ({"nvml_timeout": "5"}, "--nvml-timeout: '5' is not a duration; write it like 5s, 200ms or 2m"),
         ({"nvml_timeout": "0s"}, "--nvml-timeout: '0s' is too short; it has to be longer than nothing"),
@@ -377,8 +378,22 @@ def test_without_a_profile_the_default_applies_alone(tmp_path: Path, label: str)
 
 
 def test_an_absent_default_is_an_empty_one(tmp_path: Path) -> None:
+    flags = in_folder(tmp_path, big="share_size: 4GiB")
+    assert read(flags) == NodeSettings()
+    assert of_profile(flags, "big").share_size_mib == 4096
+
+
+@pytest.mark.parametrize("names", [(), ("node.yml", "README"), (".hidden.yaml",)])
+def test_a_directory_without_a_file_of_settings_is_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """It is the wrong one, or the file in it has a wrong name, and all that is written there would not count."""
+    for name in names:
+        (tmp_path / name).write_text("share_size: 2GiB", encoding="utf-8")
+    assert complaint({"config": str(tmp_path)}) == (
+        f"--config: there is no file of settings in {tmp_path}; name it default.yaml there, where it may be empty, or "
+        "name the right directory"
+    )
+    (tmp_path / "default.yaml").touch()
     assert read({"config": str(tmp_path)}) == NodeSettings()
-    assert of_profile(in_folder(tmp_path, big="share_size: 4GiB"), "big").share_size_mib == 4096
 
 
 def test_hidden_files_and_those_of_other_names_are_none(tmp_path: Path) -> None:
@@ -397,27 +412,24 @@ def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
     assert Sources(flags, {}).texts().profiles == {}
 
 
-@pytest.mark.parametrize("slow", ["big", "default"])
-def test_what_is_read_of_a_mounted_configmap_is_of_one_moment(tmp_path: Path, slow: str) -> None:
-    """It is swapped while one of its files, a pipe here, is read; the share size stands in the other one from then on.
-
-    Read in the order of names, the other file is gone when it is its turn, or has been read before.
-    """
+def test_what_is_read_of_a_mounted_configmap_is_of_one_moment(tmp_path: Path) -> None:
+    """While it is swapped again and again, the share size stands now in the one file and now in the other."""
     flags = in_folder(tmp_path, default="share_size: 2GiB", big="")
-    pipe = tmp_path / "..0" / f"{slow}.yaml"
-    pipe.unlink()
-    os.mkfifo(pipe)
+    enough = threading.Event()
 
     def swap() -> None:
-        with pipe.open("w", encoding="utf-8") as file:  # waits until it is read
+        while not enough.is_set():
             mount(tmp_path, default="", big="share_size: 2GiB")
-            file.write("share_size: 4GiB")
+            mount(tmp_path, default="share_size: 2GiB", big="")
 
     with ThreadPoolExecutor() as threads:
-        swapped = threads.submit(swap)
-        assert of_profile(flags, "big").share_size_mib == 2048
-        assert read(flags).share_size_mib == 1024
-        swapped.result()
+        swapping = threads.submit(swap)
+        try:
+            sizes = {of_profile(flags, "big").share_size_mib for _ in range(300)}
+        finally:
+            enough.set()
+        swapping.result()
+    assert sizes == {2048}
 
 
 def test_a_link_that_leads_to_nothing_is_not_passed_over(tmp_path: Path) -> None:
@@ -483,12 +495,74 @@ def test_two_places_that_contradict_each_other_are_both_named(tmp_path: Path) ->
     )
 
 
-def test_a_directory_that_cannot_be_read_is_an_error_as_a_file_is(tmp_path: Path) -> None:
-    (tmp_path / "big.yaml").mkdir()
-    assert complaint({"config": str(tmp_path)}) == (
-        f"--config: cannot read {tmp_path}/big.yaml: Is a directory; name a YAML or JSON file, or a directory with "
-        "default.yaml"
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a file without end"])
+@pytest.mark.parametrize("folder", [True, False])
+def test_what_is_no_file_of_settings_is_named_and_holds_nobody_up(tmp_path: Path, kind: str, *, folder: bool) -> None:
+    path = tmp_path / "big.yaml"
+    match kind:
+        case "a folder":
+            path.mkdir()
+            (path / "default.yaml").mkdir()
+            why = f"{'' if folder else '/default.yaml'}: it is no regular file"
+        case "a pipe":
+            os.mkfifo(path)
+            why = ": it is no regular file"
+        case _:
+            with path.open("wb") as file:
+                file.truncate(1 << 40)
+            why = ": it has more than 1048576 bytes, as none of its kind has"
+    assert complaint({"config": str(tmp_path if folder else path)}) == (
+        f"--config: cannot read {path}{why}; name a YAML or JSON file, or a directory with default.yaml"
     )
+
+
+# --- Several things at once -------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """A file with four mistakes, a variable, a flag, and two settings that contradict each other."""
+    path = tmp_path / "node.yaml"
+    path.write_text("polcy: spread\nreserve: 1\npolicy: [spread]\nprobe_interval: 2m\nreserve: 2GiB\n")
+    with pytest.raises(SettingsError) as caught:
+        read({"config": str(path), "fatal_xids": "x"}, {"GPUSHARE_POLCY": "spread"})
+    error = caught.value
+    assert [sentence.partition(": ")[0] for sentence in error.sentences] == [
+        f"{path}, line 1, polcy",
+        f"{path}, line 3, policy",
+        f"{path}, line 5, reserve",
+        "GPUSHARE_POLCY",
+        f"{path}, line 2, reserve",
+        "--fatal-xids",
+        f"{path}, line 4, probe_interval and blind_after (by default)",
+    ]
+    assert str(error).startswith(f"7 things are wrong: (1) {path}, line 1, polcy: there is no such setting; did you")
+    assert "\n" not in str(error)
+
+
+def test_what_cannot_be_read_contradicts_nothing() -> None:
+    assert complaint({"probe_interval": "2x", "blind_after": "1s"}).startswith("--probe-interval: '2x' is not a dur")
+
+
+def test_a_file_of_nothing_but_mistakes_is_not_told_whole(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(in_file(tmp_path, "".join(f"xyz{number}: 1\n" for number in range(5000))))
+    assert len(caught.value.sentences) == 11
+    assert caught.value.sentences[-1] == "4990 more are wrong; correct these first"
+
+
+@pytest.mark.parametrize("name", ["GPUSHARE_LOG_LEVEL", "log-level", "--log-level", "LOG_LEVEL", "LogLevel"])
+def test_a_setting_that_is_named_as_elsewhere_is_told_its_name_in_a_file(tmp_path: Path, name: str) -> None:
+    assert complaint(in_file(tmp_path, f"{name}: debug")).endswith(
+        f"{name}: there is no such setting; did you mean log_level?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [("log_level", "INFO", "info"), ("policy", "Spread", "spread"), ("resources", "MEMORY", (Kind.MEMORY,))],
+)
+def test_words_may_be_written_in_capitals(name: str, text: str, value: object) -> None:
+    assert getattr(read({name: text}), name) == value
 
 
 # --- Reading them again ----------------------------------------------------------------------------------------------
@@ -506,6 +580,21 @@ def test_what_can_change_at_once_does_and_the_rest_waits() -> None:
 
 def test_nothing_changed_is_nothing_to_apply() -> None:
     assert reload(NodeSettings(), NodeSettings()) == Reload(NodeSettings(), (), ())
+
+
+@pytest.mark.parametrize(
+    ("written", "sentence", "changes"),
+    [
+        ({}, "the configuration was read again, and nothing in it has changed", {}),
+        ({"policy": "spread"}, "the configuration was read again", {"applied": ["policy"]}),
+        ({"share_size": "2GiB"}, "the configuration was read again", {"waiting": ["share_size"]}),
+    ],
+)
+def test_a_log_says_what_became_of_changes_and_that_there_were_none(
+    written: dict[str, str], sentence: str, changes: dict[str, list[str]]
+) -> None:
+    outcome = reload(read(), read(written))
+    assert (outcome.sentence, outcome.changes) == (sentence, changes)
 
 
 def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:

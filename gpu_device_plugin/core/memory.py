@@ -18,6 +18,7 @@ number (0.6 s under its lock at 10,000), and past about 60,000 the list exceeds 
 silently offers nothing. Measured on kubelet 1.36.2."""
 
 _SIZE = re.compile(r"(?P<number>[0-9]{1,12})\s*(?P<unit>MiB|Mi|GiB|Gi)", re.ASCII)
+_ALMOST = re.compile(r"(?P<number>[0-9]{1,12})\s*(?:(?P<unit>[MG])i?)?B?", re.ASCII | re.IGNORECASE)
 # Sizes that people can reckon with. Others are allowed; these are the ones we propose.
 _ROUND_SIZES_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *(MIB_PER_GIB * n for n in (1, 2, 4, 8, 16, 32, 64)))
 
@@ -34,8 +35,17 @@ def parse_mib(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise InvalidSizeError(f"{text!r} is not an amount of memory; write it like 256MiB or 1GiB")
+        raise InvalidSizeError(f"{text!r} is not an amount of memory; {_meant(text)}")
     return int(match["number"]) * (MIB_PER_GIB if match["unit"].startswith("G") else 1)
+
+
+def _meant(text: str) -> str:
+    """Ask for the amount that somebody seems to mean who writes another unit, or none."""
+    match = _ALMOST.fullmatch(text.strip())
+    if match is None:
+        return "write it like 256MiB or 1GiB"
+    number, unit = match["number"], (match["unit"] or "").upper()
+    return f"did you mean {number}{unit}iB?" if unit else f"write its unit too: {number}MiB or {number}GiB"
 
 
 def format_mib(mib: int) -> str:

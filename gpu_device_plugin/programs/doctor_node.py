@@ -38,6 +38,7 @@ from gpu_device_plugin.programs import doctor_runtime
 from gpu_device_plugin.programs.coexistence import registry_of
 from gpu_device_plugin.programs.doctor_agent import ask
 from gpu_device_plugin.programs.node_cluster import config_for
+from gpu_device_plugin.programs.telling import say
 from gpu_device_plugin.settings import UsageError
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ def main(
     symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
     told = json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)
-    sys.stdout.write("".join(f"{line}\n" for line in told))
+    for line in told:
+        say(sys.stdout, line)
     return exit_code(findings)
 
 

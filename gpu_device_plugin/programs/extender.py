@@ -267,7 +267,7 @@ class Extender:
         self.settings = outcome.settings
         self.fleet.drain_s = outcome.settings.drain_s
         logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
-        _log.info("the configuration was read again", extra={"applied": outcome.applied, "waiting": outcome.waiting})
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
 
     def keep_settings(self, why: str) -> None:
         """Say that other settings cannot be used, and that all stay as they are."""

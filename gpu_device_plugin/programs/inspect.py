@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
 
 from gpu_device_plugin import __version__
@@ -28,6 +28,7 @@ from gpu_device_plugin.programs.inspect_doctor import symptoms
 from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect_reading import cluster, pod_and_more, surroundings
 from gpu_device_plugin.programs.inspect_uninstall import uninstall
+from gpu_device_plugin.programs.telling import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -99,13 +100,14 @@ def main(
         resources = _resources(arguments, environ)
         told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
         for line in told:
-            _say(sys.stdout, line)
+            say(sys.stdout, line)
         sys.stdout.flush()
     except UsageError as error:
-        _say(sys.stderr, f"{prog}: {error}")
+        for sentence in error.sentences:
+            say(sys.stderr, f"{prog}: {sentence}")
         return MISUSED
     except (ClusterUnreadableError, UnreadableObjectError) as error:
-        _say(sys.stderr, f"{prog}: {error}")
+        say(sys.stderr, f"{prog}: {error}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -113,13 +115,6 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return code
-
-
-def _say(stream: TextIO, line: str) -> None:
-    """Write a line that may hold anything: what nodes and pods say must not steer the terminal."""
-    encoding = stream.encoding or "utf-8"
-    harmless = "".join(char if char.isprintable() else "?" for char in line)
-    stream.write(harmless.encode(encoding, "replace").decode(encoding) + "\n")
 
 
 # --- The commands -----------------------------------------------------------------------------------------------------
@@ -149,7 +144,7 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
     _warn(found)
     if not found.nodes:
         doctor = "No node shares GPUs; kubectl inspect gpushare doctor says what is missing."
-        _say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
+        say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
     return _LAYOUTS[arguments.output](found), OK
 
 
@@ -235,7 +230,7 @@ def _value(text: str) -> str:
 
 def _warn(found: Cluster) -> None:
     for warning in found.warnings:
-        _say(sys.stderr, f"warning: {warning}")
+        say(sys.stderr, f"warning: {warning}")
 
 
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Told]] = MappingProxyType(

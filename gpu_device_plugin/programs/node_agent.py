@@ -263,7 +263,7 @@ class NodeAgent:
         self.coexistence.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._choose_by()
-        _log.info("the configuration was read again", extra={"applied": list(outcome.applied)})
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
         if outcome.waiting:
             _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
             drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""

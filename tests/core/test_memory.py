@@ -36,11 +36,28 @@ def test_an_amount_of_memory_is_a_whole_number_with_a_binary_unit(text: str, mib
 
 @pytest.mark.parametrize(
     "text",
-    ["", "1", "1GB", "1G", "1gib", "1.5GiB", "-1GiB", "GiB", "1 GiB x", "x1GiB", "1GiB1GiB", "٣GiB", "1" * 13 + "MiB"],
+    ["", "B", "1.5GiB", "1TiB", "-1GiB", "GiB", "1 GiB x", "x1GiB", "1GiB1GiB", "٣GiB", "1" * 13 + "MiB"],
 )
 def test_any_other_text_is_refused_with_an_example(text: str) -> None:
     expected = f"{text!r} is not an amount of memory; write it like 256MiB or 1GiB"
     with pytest.raises(InvalidSizeError, match=f"^{re.escape(expected)}$"):
+        parse_mib(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1GB", "did you mean 1GiB?"),
+        ("1G", "did you mean 1GiB?"),
+        ("1gib", "did you mean 1GiB?"),
+        ("512 mb", "did you mean 512MiB?"),
+        ("1024", "write its unit too: 1024MiB or 1024GiB"),
+        ("1024B", "write its unit too: 1024MiB or 1024GiB"),
+    ],
+)
+def test_whoever_writes_almost_an_amount_of_memory_is_asked_whether_that_is_meant(text: str, hint: str) -> None:
+    """Units of the powers of ten are 7 % less: nobody is given what he did not write."""
+    with pytest.raises(InvalidSizeError, match=f"^{re.escape(f'{text!r} is not an amount of memory; {hint}')}$"):
         parse_mib(text)
 
 

@@ -259,6 +259,16 @@ def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
     assert json.loads(capsys.readouterr().out)["severity"] == "error"
 
 
+def test_what_the_node_says_does_not_steer_the_doctors_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = NodeSettings(gpus="fake:1xT4", device_plugin_dir=tmp_path / "a\x9b2J\u2028b", api="off")
+    main(settings, NOWHERE, agents_running=0, as_json=False)
+    printed = capsys.readouterr().out
+    assert r"a\x9b2J\u2028b is not a directory" in printed
+    assert "\x9b" not in printed
+
+
 def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwise() -> None:
     arguments = cli.parse(["doctor", "--share-size=2GiB", "--json"])
     running = [

@@ -524,10 +524,11 @@ def test_nothing_of_a_pods_environment_is_ever_printed(shared: World, capsys: py
 
 def test_what_the_cluster_says_does_not_steer_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """What a scheduler or a node says of itself may be anything."""
-    condition = {"type": "PodScheduled", "status": "False", "message": "\x1b[2Jgone\nfake: line"}
+    condition = {"type": "PodScheduled", "status": "False", "message": "\x1b[2Jgone\nfake: \x9bline\u2028\u202e"}
     world.has(node("node-a", gpu(0)), pod("want", 8, conditions=[condition]))
     assert world.inspect("why", "want") == 0
-    assert capsys.readouterr().out.splitlines()[1] == "gpushare-scheduler says: ?[2Jgone?fake: line"
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == r"gpushare-scheduler says: \x1b[2Jgone\nfake: \x9bline\u2028\u202e"
 
 
 # --- As a process -----------------------------------------------------------------------------------------------------
