@@ -46,7 +46,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         "IPADDRESS",
         *(f"GPU{position}(Allocated/Total)" for position in places),
         *(["PENDING(Allocated)"] if pending else []),
-        f"GPU Memory({unit})",
+        f"GPU Memory({unit})" if unit else "GPU Memory",
     ]
     # The original counts the bytes of its first row, each cell with the character after it.
     rule = sum(len(cell.encode()) + 1 for cell in rows[0]) + 20 if rows else 0
@@ -113,6 +113,8 @@ def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[li
 
 def _unit(nodes: Sequence[NodeView]) -> tuple[str, Callable[[NodeView, int], int]]:
     """Return the name of the unit in which memory is printed, and how shares of a node become a number of it.
+
+    Without nodes there is no unit.
 
     Agents say how large a share is, and one size in the whole cluster is the unit. Where sizes differ it is MiB, so
     that sums are right. Where no agent says anything, the original guesses by the first node's GPUs.

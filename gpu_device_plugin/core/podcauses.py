@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.annotations import ASSIGNED, ASSUME_TIME, MalformedAnnotationError, promises
 from gpu_device_plugin.core.asking import Ask, Impossible, ask
+from gpu_device_plugin.core.mistakes import asks_for_others, asks_in_mib
 from gpu_device_plugin.core.nodechecks import NO_TERMS, Terms
+from gpu_device_plugin.core.printing import counted
 from gpu_device_plugin.core.usage import usage_of
 
 if TYPE_CHECKING:
@@ -39,10 +41,14 @@ class Told:
     terms: Terms = NO_TERMS
     ignored: tuple[str, ...] = ()
     """Limits that make no sense, one sentence each."""
+    limits: tuple[str, ...] = ()
+    """Names of all resources that its containers ask for, ours too."""
+    events: tuple[str, ...] = ()
+    """What Kubernetes said of it lately, one sentence each."""
 
 
 def causes(
-    pod: Pod, told: Told, resources: Iterable[Resource], nodes: Mapping[str, NodeView]
+    pod: Pod, told: Told, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
 ) -> tuple[list[str], Ask | None]:
     """Return the plain facts as sentences, and what the pod asks where it is worth looking for a place.
 
@@ -50,14 +56,18 @@ def causes(
         pod: the pod.
         told: what else stands on it.
         resources: what is managed.
-        nodes: every node that shares GPUs, by name.
+        nodes: every node that shares GPUs, by name; None: that is not known.
     """
     resources = tuple(resources)
     name = f"{pod.namespace}/{pod.name}"
     asked = ask(pod, resources)
-    ignored = [f"Ignored: {why}." for why in told.ignored]
+    ignored = [*(f"Ignored: {why}." for why in told.ignored), *asks_for_others(told.limits, resources)]
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
-        return [*ignored, *_waiting(told, resources, nodes)], asked if nodes else None
+        facts = [
+            *asks_in_mib(asked, resources, None if nodes is None else nodes.values()),
+            *_waiting(told, resources, nodes),
+        ]
+        return [*ignored, *facts, *told.events], asked if nodes or nodes is None else None
     if pod.ended:
         why = ": ".join(filter(None, (told.reason, told.message)))
         fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
@@ -73,7 +83,7 @@ def causes(
         fact = list(_whereabouts(pod, told, resources, nodes))
     else:
         fact = [f"{name} is being deleted and gets no node any more."]
-    return [*fact, *ignored], None
+    return [*fact, *ignored, *told.events], None
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
@@ -87,7 +97,7 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
     ]
 
 
-def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView]) -> Iterator[str]:
+def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
     """Say what a pod that asks for something waits for, wherever it is to go."""
     if told.gates:
         yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(told.gates)}."
@@ -99,7 +109,7 @@ def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, No
             f"It will be placed by {DEFAULT_SCHEDULER}; if that one does not call the extender, it knows only the sum "
             f"of a node's free GPU memory. Set schedulerName: {SCHEDULER}."
         )
-    if not nodes:
+    if nodes is not None and not nodes:
         yield (
             f"No node shares GPUs: none has GPUs written on it by an agent, nor {resources[0].name} in its capacity. "
             "Label GPU nodes gpushare=true and see the agent's log there."
@@ -113,19 +123,22 @@ def _said(told: Told) -> list[str]:
     return [f"{told.scheduler} says{reason}: {told.condition or 'nothing more'}"]
 
 
-def _whereabouts(pod: Pod, told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView]) -> Iterable[str]:
+def _whereabouts(
+    pod: Pod, told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
+) -> Iterable[str]:
     """Say where a pod is."""
     name, usage = f"{pod.namespace}/{pod.name}", usage_of(pod, resources)
     state = "is being deleted from" if pod.deleting else "is on"
     yield f"{name} {state} node {pod.node_name} ({pod.phase})."
-    node = nodes.get(pod.node_name)
-    if node is None:
+    node = None if nodes is None else nodes.get(pod.node_name)
+    if node is None and nodes is not None:
         yield "That node is gone, or shares no GPUs (any more)."
     listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
     places = [(at, _amount(node, shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
     for position, amount in sorted(places):
         gpu = listed.get(position)
-        facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else "not listed by its node"
+        unlisted = "" if nodes is None else "not listed by its node"
+        facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else unlisted
         yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
     if usage.unplaced:
         yield _why_unplaced(pod, told, resources)
@@ -154,7 +167,7 @@ def _why_unplaced(pod: Pod, told: Told, resources: tuple[Resource, ...]) -> str:
 
 
 def _amount(node: NodeView | None, shares: int) -> str:
-    return str(shares) if node is None else node.amount(shares)
+    return counted(shares, "unit") if node is None else node.amount(shares)
 
 
 def _moment(nanoseconds: str) -> str:

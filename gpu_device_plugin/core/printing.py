@@ -1,8 +1,13 @@
-"""What others wrote is shown so that it ends no line, steers no terminal and turns no text around."""
+"""How things are written for people: numbers of them, and what others wrote, so that it steers no terminal."""
 
 from __future__ import annotations
 
 import json
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return so many of something: ``1 GPU``, ``2 GPUs``; `many` is what several are called, if not by an s."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def printable(text: str) -> str:

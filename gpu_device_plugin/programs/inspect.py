@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import quote
@@ -25,8 +26,8 @@ from gpu_device_plugin.core.podcauses import causes
 from gpu_device_plugin.extender_settings import ExtenderSettings
 from gpu_device_plugin.knobs import Sources, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs.inspect_doctor import symptoms
-from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl
-from gpu_device_plugin.programs.inspect_reading import cluster, pod_and_more, surroundings
+from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl, unread
+from gpu_device_plugin.programs.inspect_reading import cluster, events, pod_and_more, surroundings
 from gpu_device_plugin.programs.inspect_uninstall import uninstall
 from gpu_device_plugin.programs.telling import say
 
@@ -169,13 +170,22 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
     namespace = arguments.namespace or kubectl.namespace()
     pod, told = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
-    raw_nodes = kubectl.items(_NODES)
-    found = cluster(raw_nodes, kubectl.items(_PODS, _COUNTING), resources)
+    missing: list[str] = []
+    of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    raw_events = _aside(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = _aside(kubectl, _NODES, [], missing)
+    raw_pods = _aside(kubectl, _PODS, _COUNTING, missing)
+    told = replace(told, events=events(raw_events or (), told))
+    found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
+    lines, asked = causes(pod, told, resources, None if found is None else {node.name: node for node in found.nodes})
+    unknown = [f"More would be told, but {why}." for why in missing]
+    if found is None:
+        waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
+        return [*waits, *lines, *unknown], OK
     _warn(found)
-    lines, asked = causes(pod, told, resources, {node.name: node for node in found.nodes})
     if asked is None:
-        return lines, OK
-    around = surroundings(raw_nodes)
+        return [*lines, *unknown], OK
+    around = surroundings(raw_nodes or ())
     kept_away = {
         node.name: besides(node, around.get(node.name, Surroundings()), told.terms, asked, resources)
         for node in found.nodes
@@ -185,9 +195,20 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     answer = [
         f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
         *lines,
+        *unknown,
         *explain(asked, answers(asked, found.nodes, kept_away, policy, most), most),
     ]
     return answer, OK
+
+
+def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None, with a sentence in `missing` of why they cannot be read."""
+    try:
+        return kubectl.items(path, fields, aside=True)
+    except ClusterUnreadableError as error:
+        unknown = unread(str(error))
+        missing.append("; ".join(filter(None, (unknown.why, unknown.advice))))
+        return None
 
 
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
@@ -213,14 +234,15 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
     """Return one pod as JSON.
 
     Raises:
-        ClusterUnreadableError: there is none of this name in the namespace; says where there is.
+        ClusterUnreadableError: there is none of this name in the namespace, or it may not be read.
     """
-    found = kubectl.items(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods", [f"metadata.name={_value(name)}"])
-    if found:
-        return found[0]
-    raise ClusterUnreadableError(
-        f'pods "{name}" not found in namespace {namespace}; say with -n in which it is, as kubectl get pods -A shows'
-    )
+    try:
+        return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{name} cannot be read, and what kubectl said stands above; say with -n in which "
+            "namespace it is, as kubectl get pods -A shows"
+        ) from error
 
 
 def _value(text: str) -> str:

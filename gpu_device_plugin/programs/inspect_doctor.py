@@ -23,7 +23,7 @@ from gpu_device_plugin.core.leaving import SWITCH_LABEL, our_annotations, our_la
 from gpu_device_plugin.core.nodefacts import read_facts
 from gpu_device_plugin.core.others import sightings
 from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,21 +89,7 @@ def _known(read: Callable[[], T]) -> T | Unknown:
     try:
         return read()
     except (ClusterUnreadableError, UnreadableObjectError) as error:
-        return _unread(str(error))
-
-
-def _unread(why: str) -> Unknown:
-    """Name the right that is missing, if that is what the API server says."""
-    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
-    denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
-    if denied is None:
-        return Unknown(why)
-    verb, resource, group, namespace = denied.groups()
-    where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
-    return Unknown(
-        f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
-        "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here",
-    )
+        return unread(str(error))
 
 
 def _decoded(raw: bytes, kind: type[T]) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from gpu_device_plugin.cluster.api import Page
+from gpu_device_plugin.core.diagnosing import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,28 +54,40 @@ class Kubectl:
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
-    def items(self, path: str, fields: Sequence[str] = ()) -> list[msgspec.Raw]:
+    def one(self, path: str) -> msgspec.Raw:
+        """Return one object, for which the right to get it is enough.
+
+        Raises:
+            ClusterUnreadableError: it cannot be read, or is not there; what kubectl said stands on stderr already.
+        """
+        done = self._run("get", "--raw", path)
+        if done.returncode:
+            raise ClusterUnreadableError(f"kubectl could not read {path} ({_ending(done.returncode)})")
+        return msgspec.Raw(done.stdout)
+
+    def items(self, path: str, fields: Sequence[str] = (), *, aside: bool = False) -> list[msgspec.Raw]:
         """Return all objects of a kind.
 
         Args:
             path: for example ``/api/v1/pods``.
             fields: field selectors, all of which they have to match.
+            aside: we can go on without them, and what kubectl says is not shown. Only after a call that may log in.
 
         Raises:
-            ClusterUnreadableError: they cannot be read.
+            ClusterUnreadableError: they cannot be read; with `aside` the message is what kubectl said.
         """
         query = {"fieldSelector": ",".join(fields)} if fields else {}
         begun = False
         try:
             found: list[msgspec.Raw] = []
-            for page in self._pages(path, query):
+            for page in self._pages(path, query, aside=aside):
                 begun = True
                 found += page
         except ClusterUnreadableError:
             if not begun:
                 raise
             # The API server keeps a list for some minutes. Who reads more slowly has to take it in one piece.
-            return self._page(path, query).items or []
+            return self._page(path, query, aside=aside).items or []
         return found
 
     def raw(self, path: str) -> bytes:
@@ -100,18 +114,21 @@ class Kubectl:
         if done.returncode:
             raise ClusterUnreadableError(f"{resource} {name}: {_last_line(done.stderr) or _ending(done.returncode)}")
 
-    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[list[msgspec.Raw]]:
+    def _pages(self, path: str, query: Mapping[str, str], *, aside: bool) -> Iterator[list[msgspec.Raw]]:
         following = ""
         while True:
-            page = self._page(path, {**query, "limit": _PAGE, **({"continue": following} if following else {})})
+            more = {"continue": following} if following else {}
+            page = self._page(path, {**query, "limit": _PAGE, **more}, aside=aside)
             yield page.items or []
             following = page.metadata.continue_
             if not following:
                 return
 
-    def _page(self, path: str, query: Mapping[str, object]) -> Page:
+    def _page(self, path: str, query: Mapping[str, object], *, aside: bool) -> Page:
         address = f"{path}?{urlencode(query)}" if query else path
-        done = self._run("get", "--raw", address)
+        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if aside else None)
+        if done.returncode and aside:
+            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
         if done.returncode:
             raise ClusterUnreadableError(
                 f"kubectl could not read {path} ({_ending(done.returncode)}); what it said stands above. See whether "
@@ -140,6 +157,20 @@ class Kubectl:
                 f"{self._program}: {why}; the cluster is read through it: install it "
                 "(https://kubernetes.io/docs/tasks/tools/)"
             ) from error
+
+
+def unread(why: str) -> Unknown:
+    """Say of what could not be read which right is missing, if that is why; `why` is the message of the error."""
+    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
+    if denied is None:
+        return Unknown(why)
+    verb, resource, group, namespace = denied.groups()
+    where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
+    return Unknown(
+        f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
+        "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here",
+    )
 
 
 def _last_line(said: bytes) -> str:

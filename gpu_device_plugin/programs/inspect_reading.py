@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 _KEPT_OF_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
 _CHOICES = tuple(sorted(WISHES))
+_EVENTS = 3
+"""So many Events of a pod are told."""
+_LONGEST_EVENT = 500
+"""Characters; the API takes 1,024."""
 _NODE_KEYS = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 
 
@@ -116,7 +120,18 @@ class _Gate(msgspec.Struct, gc=False):
     name: str = ""
 
 
+class _Resources(msgspec.Struct, gc=False):
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class _Container(msgspec.Struct, gc=False):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
 class _PodSpec(msgspec.Struct, rename="camel", gc=False):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None
     tolerations: list[_Toleration] | None = None
@@ -171,7 +186,45 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
             spec.node_selector or {},
         ),
         ignored=(*ignored, *_misspelt(more.metadata)),
+        limits=tuple(
+            name
+            for each in (*(spec.init_containers or ()), *(spec.containers or ()))
+            for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
+        ),
     )
+
+
+class _Event(msgspec.Struct, rename="camel", gc=False):
+    type: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+
+def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
+    """Return the latest warnings among a pod's Events, the last one last, without what stands on the pod itself.
+
+    Args:
+        raw_events: Events of API group ``""`` as JSON.
+        told: what stands on the pod.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for raw in raw_events:
+        try:
+            event = msgspec.json.decode(raw, type=_Event)
+        except msgspec.DecodeError:
+            continue  # of what is only looked at beside all else
+        message = " ".join((event.message or "").split())
+        if event.type == "Warning" and message and message not in {told.message, told.condition}:
+            said = (event.reason or "", message)
+            found[said] = max(found.get(said, ""), event.last_timestamp or event.event_time or "")
+    latest = sorted(found, key=lambda said: (found[said], said))[-_EVENTS:]
+    return tuple(f"Event{f' {reason}' if reason else ''}: {_shortened(message)}" for reason, message in latest)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST_EVENT else f"{message[: _LONGEST_EVENT - 3]}..."
 
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:

@@ -42,9 +42,9 @@ def test_nothing_is_lost_between_the_blanks(lines: list[list[str]]) -> None:
 
 
 def test_an_empty_cluster_has_a_heading_and_a_sum_of_nothing() -> None:
-    """Without a first row there is nothing that the rule could be as long as."""
+    """Without a first row there is nothing that the rule could be as long as, and no unit; the original writes `()`."""
     assert summary([]) == [
-        "NAME  IPADDRESS  GPU Memory()",
+        "NAME  IPADDRESS  GPU Memory",
         "",
         "Allocated/Total GPU Memory In Cluster:",
         "0/0 (0%)  ",

@@ -70,6 +70,30 @@ def test_a_cluster_in_which_no_node_shares_gpus() -> None:
     assert asked is None
 
 
+def test_where_no_node_may_be_read_nothing_is_said_of_any() -> None:
+    """What the pod asks is returned all the same, so that it can be told."""
+    lines, asked = causes(pod(), OURS, RESOURCES, None)
+    assert lines == ["gpushare-scheduler says (Unschedulable): 0/1 nodes are available"]
+    assert asked == Ask((Part(Demand(Kind.MEMORY, 4)),))
+    there = pod(node_name="n", annotations={IDX: "1"})
+    assert causes(there, Told(), RESOURCES, None) == (["default/web is on node n (Pending).", "  GPU 1: 4 units"], None)
+
+
+def test_what_kubernetes_said_of_it_comes_last() -> None:
+    told = replace(OURS, events=("Event FailedMount: x",))
+    assert causes(pod(), told, RESOURCES, NODES)[0][-1] == "Event FailedMount: x"
+    assert causes(pod({}), told, RESOURCES, NODES)[0][-1] == "Event FailedMount: x"
+
+
+def test_what_a_pod_seems_to_mean_is_told_whether_it_asks_for_gpus_or_not() -> None:
+    told = replace(OURS, limits=("cpu", "aliyun.com/gpu-memory"))
+    for each in (pod(), pod({})):
+        assert any("did you mean aliyun.com/gpu-mem?" in line for line in causes(each, told, RESOURCES, NODES)[0])
+    lines, asked = causes(pod({MEM: 8000}), OURS, RESOURCES, NODES)
+    assert "If 8000 MiB are meant, write aliyun.com/gpu-mem: 8." in lines[0]
+    assert asked is not None
+
+
 def test_a_pod_that_asks_for_no_gpu() -> None:
     assert causes(pod({}), OURS, RESOURCES, NODES) == (
         [
@@ -182,7 +206,7 @@ def test_a_pod_that_has_a_whole_gpu_of_a_node_that_is_gone() -> None:
     ]
     memory = pod(node_name="gone", annotations={IDX: "0"})
     assert causes(memory, Told(reason="NodeLost", message="x"), RESOURCES, NODES)[0][-2:] == [
-        "  GPU 0 (not listed by its node): 4",
+        "  GPU 0 (not listed by its node): 4 units",
         "Its status says (NodeLost): x",
     ]
 

@@ -50,13 +50,31 @@ if script["fail"] or ("continue" in query and script["expire"]):
 if script["garbage"]:
     print(script["garbage"])
     sys.exit(0)
-kind = {{"pods": "Pod", "nodes": "Node"}}[url.path.rpartition("/")[2]]
-namespace = url.path.split("/")[4] if "/namespaces/" in url.path else None
+_, _, _, *place = url.path.split("/")  # after /api/v1
+namespace = place[1] if place[0] == "namespaces" else None
+plural, *name = place[2:] if namespace else place
+verb = "get" if name else "list"
+if [verb, plural, namespace or ""] in script["forbidden"]:
+    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    where = f'in the namespace "{{namespace}}"' if namespace else "at the cluster scope"
+    what = f'{{plural}} "{{name[0]}}"' if name else plural
+    denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "" {{where}}'
+    print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
+    sys.exit(1)
+kind = {{"pods": "Pod", "nodes": "Node", "events": "Event"}}[plural]
 found = [
     one for one in script["objects"]
     if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
 ]
+if name:
+    found = [one for one in found if one["metadata"]["name"] == name[0]]
+    if not found:
+        print(f'Error from server (NotFound): {{plural}} "{{name[0]}}" not found', file=sys.stderr)
+        sys.exit(1)
+    print(json.dumps(found[0]))
+    sys.exit(0)
 fields = {{
+    "involvedObject.uid": lambda one: one["involvedObject"]["uid"],
     "metadata.name": lambda one: one["metadata"]["name"],
     "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
     "status.phase": lambda one: one["status"].get("phase", ""),
@@ -83,6 +101,7 @@ class World:
             "namespace": "default",
             "fail": "",
             "garbage": "",
+            "forbidden": [],
             "expire": False,
             "hang": False,
             "page": 500,
@@ -221,7 +240,7 @@ def shared(world: World) -> World:
 def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert world.inspect() == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory()"
+    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
     assert printed.err == "No node shares GPUs; kubectl inspect gpushare doctor says what is missing.\n"
 
 
@@ -253,7 +272,7 @@ def test_a_name_is_no_selector(shared: World) -> None:
 def test_a_node_that_shares_no_gpu_is_said_to(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
     assert shared.inspect("plain") == 0
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory()"
+    assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
     assert printed.err == "Node plain shares no GPUs.\n"
 
 
@@ -415,13 +434,108 @@ def test_without_a_kubeconfig_the_namespace_is_the_default_one(
     assert capsys.readouterr().out.startswith("default/web-0 is on node node-a")
 
 
-def test_a_pod_that_is_not_there(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
     assert shared.inspect("why", "big") == 1
-    printed = capsys.readouterr()
+    printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err.startswith(f'{PROG}: pods "big" not found in namespace default; say with -n in which it is')
+    assert printed.err.splitlines() == [
+        'Error from server (NotFound): pods "big" not found',
+        (
+            f"{PROG}: pod default/big cannot be read, and what kubectl said stands above; say with -n in which "
+            "namespace it is, as kubectl get pods -A shows"
+        ),
+    ]
     assert shared.inspect("why", "big", "-n", "a/../b") == 1
-    assert "/api/v1/namespaces/a%2F..%2Fb/pods?" in shared.calls[-1][-1]
+    assert shared.calls[-1][-1] == "/api/v1/namespaces/a%2F..%2Fb/pods/big"
+
+
+RIGHTS = [["list", "pods", ""], ["list", "nodes", ""], ["list", "events", "default"], ["list", "pods", "default"]]
+"""What somebody lacks who may get pods of his namespace and nothing else."""
+ASK = "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here"
+
+
+def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_are_missing(
+    shared: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shared.has(forbidden=RIGHTS)
+    assert shared.inspect("why", "want") == 0
+    printed = capfd.readouterr()
+    assert printed.out.splitlines() == [
+        "default/want waits for aliyun.com/gpu-mem: 8 of one GPU.",
+        "gpushare-scheduler says (Unschedulable): 0/2 nodes",
+        f"More would be told, but the right to list events in the namespace default is missing; {ASK}.",
+        f"More would be told, but the right to list nodes in the whole cluster is missing; {ASK}.",
+        f"More would be told, but the right to list pods in the whole cluster is missing; {ASK}.",
+    ]
+    assert printed.err == ""
+    assert shared.inspect("why", "web-0") == 0
+    assert capfd.readouterr().out.splitlines()[:2] == [
+        "default/web-0 is on node node-a (Running).",
+        "  GPU 0: 5 units",
+    ]
+
+
+def test_who_may_not_even_get_his_pod_reads_what_kubectl_says(shared: World, capfd: pytest.CaptureFixture[str]) -> None:
+    shared.has(forbidden=[["get", "pods", "default"], *RIGHTS])
+    assert shared.inspect("why", "want") == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert 'cannot get resource "pods" in API group "" in the namespace "default"' in printed.err.splitlines()[0]
+
+
+def event(uid: str, reason: str, message: str, minute: int, kind: str = "Warning") -> dict[str, Any]:
+    return {
+        "kind": "Event",
+        "metadata": {"name": f"{uid}.{minute}", "namespace": "default"},
+        "involvedObject": {"uid": uid},
+        "type": kind,
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": f"2026-01-01T00:{minute:02}:00Z",
+    }
+
+
+def test_the_latest_warnings_about_a_pod_are_told(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without what stands on the pod itself, what is usual, and what somebody wrote who is no friend of terminals."""
+    shared.has(
+        event("uid-want", "FailedScheduling", "0/2 nodes", 5),
+        event("uid-want", "Scheduled", "all is well", 6, "Normal"),
+        event("uid-web-0", "BackOff", "of another pod", 7),
+        event("uid-want", "Oldest", "a", 0),
+        *(event("uid-want", "FailedMount", f"volume\n{number} \x9b", number) for number in (1, 2, 3)),
+        event("uid-want", "Long", "x" * 2000, 4),
+        {**event("uid-want", "Broken", "b", 9), "message": 7},
+    )
+    assert shared.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Event")]
+    assert told == [
+        r"Event FailedMount: volume 2 \x9b",
+        r"Event FailedMount: volume 3 \x9b",
+        f"Event Long: {'x' * 497}...",
+    ]
+
+
+def test_a_pod_that_asks_by_another_name_or_in_another_unit_is_told_what_to_write(
+    shared: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, limits in {
+        "one": {"aliyun.com/gpu-memory": "8"},
+        "two": {"nvidia.com/gpu": "1", "cpu": "1"},
+        "three": {"aliyun.com/gpu-mem": "8000"},
+    }.items():
+        asking = pod(name)
+        asking["spec"]["containers"][0]["resources"] = {"limits": limits, "requests": limits}
+        shared.has(asking)
+    assert shared.inspect("why", "one") == 0
+    assert "which no agent offers: did you mean aliyun.com/gpu-mem?" in capsys.readouterr().out
+    assert shared.inspect("why", "two") == 0
+    told = capsys.readouterr().out
+    assert (
+        "It asks for nvidia.com/gpu, which nodes that share their GPUs do not offer: write aliyun.com/gpu-mem" in told
+    )
+    assert "cpu" not in told
+    assert shared.inspect("why", "three") == 0
+    assert "If 8000 MiB are meant, write aliyun.com/gpu-mem: 8." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
