@@ -368,16 +368,21 @@ def read_node(raw: bytes | msgspec.Raw) -> NodeRecord:
         node = msgspec.json.decode(raw, type=_Node)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UnreadableObjectError(f"not a node: {_without_values(error)}") from None
-    meta, offered = node.metadata, node.status.allocatable or {}
-    amounts = ((name, whole_quantity(str(amount))) for name, amount in offered.items())
+    meta = node.metadata
     return NodeRecord(
         meta.name,
         meta.uid,
         meta.resource_version,
         meta.labels or {},
         meta.annotations or {},
-        allocatable={name: amount for name, amount in amounts if amount is not None},
+        capacity=_whole_amounts(node.status.capacity),
+        allocatable=_whole_amounts(node.status.allocatable),
     )
+
+
+def _whole_amounts(quantities: Mapping[str, Any] | None) -> dict[str, int]:
+    amounts = ((name, whole_quantity(str(amount))) for name, amount in (quantities or {}).items())
+    return {name: amount for name, amount in amounts if amount is not None}
 
 
 class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):

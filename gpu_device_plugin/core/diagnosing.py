@@ -8,6 +8,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpu_device_plugin.core.printing import counted
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -117,7 +119,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
             told.append(f"{'':<{width + 11}}-> {finding.advice}")
     count = Counter(finding.severity for finding in findings)
     parts = [f"{count[each]} {_COUNTED[each][count[each] > 1]}" for each in Severity if count[each]]
-    return [*told, "", f"{len(findings)} findings: {', '.join(parts)}."]
+    return [*told, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:

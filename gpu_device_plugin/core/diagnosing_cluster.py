@@ -12,7 +12,9 @@ from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.memory import format_mib
+from gpu_device_plugin.core.nodeamounts import amiss, of_gpushare
 from gpu_device_plugin.core.nodegpus import NO_GPUS
+from gpu_device_plugin.core.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,6 +153,7 @@ class ClusterSymptoms:
     """Everything that the API shows of sharing GPUs."""
 
     memory_resource: str
+    count_resource: str
     version: str | Unknown = ""
     nodes: tuple[NodeSeen, ...] = ()
     agents: tuple[PartSeen, ...] = ()
@@ -175,10 +178,6 @@ def _names(names: Iterable[str]) -> str:
     every = sorted(names)
     more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
     return f"{', '.join(every[:_NAMED])}{more}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -208,7 +207,7 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
             "the cluster lacks, or PodSecurity of the namespace",
         )
     if labelled and not silent and not deserted:
-        yield ok(f"{_count(len(labelled), 'labelled node')} with an agent")
+        yield ok(f"{counted(len(labelled), 'labelled node')} with an agent")
     yield from _mistyped(cluster)
 
 
@@ -245,7 +244,8 @@ def _agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
             _way_out(agent, _LOG if agent.original else _ASK),
         )
     if len(unready) > _NAMED:
-        yield error(f"{len(unready) - _NAMED} more agents are not ready", "begin with the first")
+        more = counted(len(unready) - _NAMED, "more agent is", "more agents are")
+        yield error(f"{more} not ready", "begin with the first")
     if cluster.agents and not unready:
         yield ok(f"{len(cluster.agents)} ready")
 
@@ -282,7 +282,7 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
             )
     total = sum(len(node.gpus.gpus) for node in cluster.nodes)
     if total and not any(gpu.unhealthy for node in cluster.nodes for gpu in node.gpus.gpus):
-        yield ok(f"{total} healthy on {_count(sum(bool(node.gpus.gpus) for node in cluster.nodes), 'node')}")
+        yield ok(f"{total} healthy on {counted(sum(bool(node.gpus.gpus) for node in cluster.nodes), 'node')}")
 
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -296,7 +296,27 @@ def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if used:
         yield note(f"no {cluster.memory_resource} on {_names(used)}: all GPUs are in whole use, or out of service")
     if sharing and not empty:
-        yield ok(f"{cluster.memory_resource} is offered by {_count(len(sharing), 'node')}")
+        yield ok(f"{cluster.memory_resource} is offered by {counted(len(sharing), 'node')}")
+
+
+def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
+    memory, count = cluster.memory_resource, cluster.count_resource
+    ready = {agent.node for agent in cluster.agents if agent.ready and not agent.original}
+    gpushare = {agent.node for agent in cluster.agents if agent.original}
+    by_number = any(part.original for part in cluster.extenders)
+    found = False
+    for node in cluster.nodes:
+        findings: Iterable[Finding] = ()
+        if node.name in ready and node.gpus.gpus:
+            findings = amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+        elif node.name in gpushare - ready:
+            findings = of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
+        for finding in findings:
+            found = True
+            yield finding
+    checked = [node for node in cluster.nodes if node.name in ready | gpushare]
+    if checked and not found:
+        yield ok(f"that of its GPUs on {counted(len(checked), 'node')}")
 
 
 def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -376,7 +396,7 @@ def _extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
                 )
             )
     elif sum(told):
-        yield ok(f"schedulers asked it {_count(sum(told), 'time')} since it started")
+        yield ok(f"schedulers asked it {counted(sum(told), 'time')} since it started")
     elif cluster.pods:
         yield warning(
             "no scheduler has asked it about any pod since it started",
@@ -455,12 +475,12 @@ def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for scheduler, pods in sorted(by_scheduler.items()):
         names = _names(pod.name for pod in pods)
         yield warning(
-            f"{scheduler} bound {_count(len(pods), 'GPU pod')} without asking the extender: {names}",
+            f"{scheduler} bound {counted(len(pods), 'GPU pod')} without asking the extender: {names}",
             f"configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; of pods "
             "that set nodeName themselves nobody is asked",
         )
     if bound and not by_scheduler:
-        yield ok(f"{_count(len(bound), 'GPU pod')} on nodes, placed by GPU")
+        yield ok(f"{counted(len(bound), 'GPU pod')} on nodes, placed by GPU")
 
 
 def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -468,14 +488,14 @@ def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for scheduler, count in sorted(Counter(pod.scheduler for pod in ignored).items()):
         names = _names(pod.name for pod in ignored if pod.scheduler == scheduler)
         yield error(
-            f"{scheduler} has not looked at {_count(count, 'GPU pod')}: {names}",
+            f"{scheduler} has not looked at {counted(count, 'GPU pod')}: {names}",
             "start a scheduler of that name (deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
         )
     waiting = [pod for pod in cluster.pods if not pod.node and pod not in ignored]
     if waiting:
         names = _names(pod.name for pod in waiting)
         yield note(
-            f"{_count(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD says for what"
+            f"{counted(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD says for what"
         )
     if not waiting and not ignored:
         yield ok("no GPU pod waits")
@@ -557,6 +577,7 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "runtime class": _runtime_class,
         "GPUs": _gpus,
         "allocatable": _allocatable,
+        "capacity": _capacity,
         "share size": _share_sizes,
         "other plugins": _others,
         "leftovers": _leftovers,

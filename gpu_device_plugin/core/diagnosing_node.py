@@ -13,6 +13,9 @@ from gpu_device_plugin.core.grants import CONTROL_NODES, MEMORY_LIMIT
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, switched_on
 from gpu_device_plugin.core.limiting import enforcement, unlimited
 from gpu_device_plugin.core.memory import MAX_DEVICE_IDS, format_mib
+from gpu_device_plugin.core.nodeamounts import amiss, unoffered
+from gpu_device_plugin.core.nodegpus import NO_GPUS
+from gpu_device_plugin.core.printing import counted
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares, TooManySharesError, unknown_exclusions
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.core.gpus import Inventory
+    from gpu_device_plugin.core.nodegpus import NodeGpus
     from gpu_device_plugin.core.others import Sighting
     from gpu_device_plugin.core.resources import Resource
 
@@ -75,6 +79,9 @@ class ApiSeen:
     """Why our node could not be read."""
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    gpus: NodeGpus = NO_GPUS
+    """What the agent has written on our node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,9 @@ class NodeSymptoms:
 
     # How the agent is set up
     resources: tuple[Resource, ...]
+    memory_resource: str = ""
+    """What it is called, also where it is not offered."""
+    count_resource: str = ""
     share_mib: int
     share_mib_in_force: int | None = None
     """What the agent goes by; None: it has written nothing down."""
@@ -224,7 +234,9 @@ def _runtime(node: NodeSymptoms) -> Iterator[Finding]:
 def _cdi(node: NodeSymptoms) -> Iterator[Finding]:
     if "cdi" not in node.devices:
         if not isinstance(node.cdi_devices, Unknown):
-            yield note(f"{len(node.cdi_devices)} devices in CDI files; without cdi in --devices none is asked for")
+            yield note(
+                f"{counted(len(node.cdi_devices), 'device')} in CDI files; without cdi in --devices none is asked for"
+            )
         return
     if isinstance(node.cdi_devices, Unknown):
         yield unknown(node.cdi_devices)
@@ -238,7 +250,7 @@ def _cdi(node: NodeSymptoms) -> Iterator[Finding]:
             "every change of cards or driver; --cdi-kind says which kind is asked for",
         )
     else:
-        yield ok(f"CDI files name all {len(wanted)} GPUs by UUID")
+        yield ok(f"CDI files name {'the GPU' if len(wanted) == 1 else f'all {len(wanted)} GPUs'} by UUID")
     if not isinstance(node.runtimes, Unknown) and not any(runtime.cdi for runtime in node.runtimes):
         yield warning(
             "no container runtime configured here is told to use CDI",
@@ -342,7 +354,8 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
     if not total:
         yield unknown(Unknown("no GPU is there to be shared"))
         return
-    yield ok(f"{len(shares.gpus)} GPUs, {total} shares of {format_mib(in_force)} ({MAX_DEVICE_IDS} are the most)")
+    amounts = f"{counted(len(shares.gpus), 'GPU')}, {counted(total, 'share')} of {format_mib(in_force)}"
+    yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
 
 
 def _directory(node: NodeSymptoms) -> Iterator[Finding]:
@@ -449,7 +462,8 @@ def _api(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok(f"{node.api.where} answers{f', Kubernetes {node.api.version}' if node.api.version else ''}")
     if isinstance(node.agent, AgentSeen) and node.agent.api_errors:
         yield note(
-            f"{node.agent.api_errors} calls of the agent failed since it started", "see its log for which, and why"
+            f"{counted(node.agent.api_errors, 'call')} of the agent failed since it started",
+            "see its log for which, and why",
         )
 
 
@@ -496,6 +510,21 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
             yield error(f"the node has no {resource.name}", "the kubelet tells of it within 10 s of the registration")
 
 
+def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
+    if isinstance(node.api, Unknown) or not isinstance(node.agent, AgentSeen) or node.agent.missing:
+        return
+    gpus, count = node.api.gpus, node.count_resource
+    offered = count in {resource.name for resource in node.resources}
+    found: list[Finding] = []
+    if gpus.gpus:
+        found += amiss(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
+    if not found and not offered:
+        found += unoffered(node.node_name, node.api.capacity, count)
+    yield from found
+    if gpus.gpus and not found:
+        yield ok("that of its GPUs")
+
+
 def _clock(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown) or node.api.problem:
         return
@@ -534,6 +563,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "rights": _rights,
         "node": _node,
         "allocatable": _offered,
+        "capacity": _capacity,
         "clock": _clock,
     }
 )

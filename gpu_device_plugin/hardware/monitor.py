@@ -31,6 +31,7 @@ from gpu_device_plugin.core.health import (
     step,
 )
 from gpu_device_plugin.core.positions import in_order
+from gpu_device_plugin.core.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream
@@ -656,7 +657,7 @@ def _listing(first: Answer) -> Listing:
 
 def _summary(listing: Listing) -> str:
     count = len(listing.gpus)
-    what = {0: "the driver works and lists no GPU", 1: "1 GPU"}.get(count, f"{count} GPUs")
+    what = counted(count, "GPU") if count else "the driver works and lists no GPU"
     return "; ".join((f"{what}, driver {listing.driver_version or 'of unknown version'}", *listing.troubles))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from gpu_device_plugin.core import report
 from gpu_device_plugin.core.grants import MEMORY_LIMIT
 from gpu_device_plugin.core.memory import format_mib
+from gpu_device_plugin.core.printing import counted
 from gpu_device_plugin.core.shares import parse_id
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
 
@@ -208,7 +209,7 @@ async def _take_whole(story: Story) -> None:
     story.check("The pod runs.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
     await story.expect(
-        f"The {taken} shares of its GPU are offered to nobody.",
+        f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} offered to nobody.",
         lambda: taken > 0 and world.healthy(world.memory) == before - taken,
     )
 

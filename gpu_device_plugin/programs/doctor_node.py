@@ -26,7 +26,9 @@ from gpu_device_plugin.core.diagnosing import Unknown, document, examine, exit_c
 from gpu_device_plugin.core.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
 from gpu_device_plugin.core.gpus import Inventory
 from gpu_device_plugin.core.grants import CONTROL_NODES
+from gpu_device_plugin.core.nodefacts import read_facts
 from gpu_device_plugin.core.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
@@ -61,7 +63,8 @@ RIGHTS = (
 
 _HIDDEN = Unknown(
     "the node's files are not to be seen from this container",
-    "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host",
+    "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
+    "node itself, where this is no container, use --host-root=/",
 )
 _API_OFF = Unknown("the agent is set up to go without the API server", "give it --api=in-cluster and NODE_NAME")
 _API_UNREACHABLE = Unknown(
@@ -108,10 +111,18 @@ def place(host_root: str, environ: Mapping[str, str]) -> Place:
     Args:
         host_root: where the node's file system is, if that was said; else empty.
         environ: tells a pod.
+
+    Raises:
+        UsageError: there is no such directory.
     """
     in_container = "KUBERNETES_SERVICE_HOST" in environ or Path("/.dockerenv").exists()
     if host_root:
         root = Path(host_root)
+        if not root.is_dir():
+            raise UsageError(
+                f"--host-root: {host_root} is no directory; name the one where the node's own file system is: / on the "
+                "node itself, /host in a pod that kubectl debug node/NODE made"
+            )
         return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
     return Place(None if in_container else Path("/"), in_container)
 
@@ -211,8 +222,11 @@ async def examined(
         agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     seen = api.result()
+    names = {resource.kind: resource.name for resource in replace(settings, resources=tuple(Kind)).offered}
     symptoms = NodeSymptoms(
         resources=settings.offered,
+        memory_resource=names[Kind.MEMORY],
+        count_resource=names[Kind.COUNT],
         share_mib=settings.share_size_mib,
         share_mib_in_force=Remembered(settings.device_plugin_dir, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
@@ -374,7 +388,13 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         node = await NodeSelf(client, name).read()
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
-    return replace(seen, labels=node.labels, allocatable=node.allocatable)
+    return replace(
+        seen,
+        labels=node.labels,
+        allocatable=node.allocatable,
+        capacity=node.capacity,
+        gpus=read_facts(node.annotations, node.labels, 0, 0).gpus,
+    )
 
 
 async def _may(client: Client, right: Right) -> bool | None:

@@ -59,6 +59,7 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     Raises:
         ClusterUnreadableError: its nodes or pods cannot be read. Anything else may be unknown.
     """
+    names = {resource.kind: resource.name for resource in resources}
     nodes = _nodes(kubectl.items("/api/v1/nodes"), resources)
     every = list(_pods(kubectl.items("/api/v1/pods", _UNFINISHED)))
     pods = [pod for pod, _ in every]
@@ -68,7 +69,8 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     reader = PodReader((resource.name for resource in resources), POD_ANNOTATIONS.__contains__)
     daemonset = _known(lambda: _daemonset(kubectl))
     return ClusterSymptoms(
-        memory_resource=next((each.name for each in resources if each.kind is Kind.MEMORY), resources[0].name),
+        memory_resource=names[Kind.MEMORY],
+        count_resource=names[Kind.COUNT],
         version=_known(lambda: _decoded(kubectl.raw("/version"), _Version).git_version),
         nodes=tuple(node for node in nodes if node.switch is not None or node.told or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),

@@ -19,6 +19,7 @@ from gpu_device_plugin.core.diagnosing_cluster import (
     PartSeen,
     PodSeen,
 )
+from gpu_device_plugin.core.nodeamounts import set_count
 from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.others import sightings
 
@@ -42,6 +43,7 @@ EXTENDER = PartSeen(name="gpushare/scheduler-0", node="node-a", ready=True, vers
 POD = PodSeen(name="default/web", node="node-a", scheduler="gpushare-scheduler", promised=True)
 WELL = ClusterSymptoms(
     memory_resource=MEM,
+    count_resource=COUNT,
     version="v1.36.2",
     nodes=(node("node-a"), node("node-b")),
     agents=(agent("node-a"), agent("node-b")),
@@ -71,6 +73,7 @@ def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> 
         "runtime class: nvidia is there",
         "GPUs: 4 healthy on 2 nodes",
         "allocatable: aliyun.com/gpu-mem is offered by 2 nodes",
+        "capacity: that of its GPUs on 2 nodes",
         "share size: 1 GiB on every node",
         "other plugins: nobody else hands out GPUs of labelled nodes",
         "extender: gpushare/scheduler-0 is ready",
@@ -87,7 +90,7 @@ def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> 
 
 
 def test_a_cluster_in_which_nothing_is_installed() -> None:
-    bare = ClusterSymptoms(memory_resource=MEM, version="v1.36.2", daemonset=False)
+    bare = ClusterSymptoms(memory_resource=MEM, count_resource=COUNT, version="v1.36.2", daemonset=False)
     findings = examine(CHECKS, bare)
     assert [finding.found for finding in findings if finding.severity == "error"] == [
         "no agent is installed",
@@ -489,6 +492,51 @@ def test_policies_that_are_missing() -> None:
 def test_the_policies_are_those_of_the_manifest() -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/policies.yaml").read_text(encoding="utf-8"))
     assert {one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"} == POLICIES
+
+
+def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:
+    wrong = node("node-b", capacity={MEM: 30, COUNT: 1})
+    (told,) = of("capacity", nodes=(node("node-a"), wrong))
+    assert told.startswith(
+        "warning: node-b has 1 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent -> where"
+    )
+    assert "five minutes after the end of the last plugin that offered it" in told
+    assert told.endswith(set_count("node-b", COUNT, 2))
+    (told,) = of("capacity", nodes=(node("node-a", capacity={MEM: 28, COUNT: 2}),))
+    assert told.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, and 30 by its agent")
+    idle = agent("node-b", ready=False)
+    assert of("capacity", nodes=(wrong,), agents=(idle,)) == [], "of an agent that is not ready nothing is expected"
+
+
+def test_a_number_of_gpus_that_the_kubelet_forgot_matters_to_whoever_goes_by_it() -> None:
+    """With memory alone offered and an extender of ours nobody does; gpushare's extender divides by it."""
+    forgotten = (node("node-a", capacity={MEM: 30, COUNT: 0}),)
+    assert of("capacity", nodes=forgotten) == ["ok: that of its GPUs on 1 node"]
+    theirs = replace(EXTENDER, original=True)
+    (told,) = of("capacity", nodes=forgotten, extenders=(theirs,))
+    assert told.startswith("warning: node-a has 0 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent")
+
+
+def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed() -> None:
+    """It writes the number of GPUs once; the kubelet, which remembers our agent, makes it 0 later."""
+    theirs = (agent("node-a", name="kube-system/gpushare-device-plugin-ds-x", original=True),)
+
+    def told(capacity: int | None, allocatable: int) -> list[str]:
+        amounts = {MEM: 30} if capacity is None else {MEM: 30, COUNT: capacity}
+        seen = node("node-a", told=False, gpus=NodeGpus(), capacity=amounts, allocatable={MEM: 30, COUNT: allocatable})
+        return of("capacity", nodes=(seen,), agents=theirs)
+
+    assert told(2, 2) == ["ok: that of its GPUs on 1 node"]
+    (soon,) = told(2, 0)
+    assert soon.startswith(
+        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: what"
+    )
+    assert "-> wait until it is 0, and then kubectl patch node node-a" in soon
+    for nothing in (0, None):
+        (late,) = told(nothing, 0)
+        assert late.startswith(
+            "warning: node-a has no aliyun.com/gpu-count, without which gpushare's extender finds room"
+        )
 
 
 def test_parts_of_the_original_beside_ours() -> None:

@@ -10,6 +10,8 @@ import pytest
 from gpu_device_plugin.core.diagnosing import Finding, Unknown, examine, worst
 from gpu_device_plugin.core.diagnosing_node import CHECKS, AgentSeen, ApiSeen, NodeSymptoms, Runtime
 from gpu_device_plugin.core.gpus import Gpu, Inventory
+from gpu_device_plugin.core.nodeamounts import set_count
+from gpu_device_plugin.core.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.others import sightings
 from gpu_device_plugin.core.resources import Kind, Resource
 
@@ -25,6 +27,8 @@ NEEDS_CLASS = (
 )
 WELL = NodeSymptoms(
     resources=(Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT)),
+    memory_resource=MEM,
+    count_resource=COUNT,
     share_mib=1024,
     inventory=Inventory(GPUS, driver_version="615.71.09", cgroup=2),
     device_nodes={"/dev/nvidiactl": "", "/dev/nvidia-uvm": "", "/dev/nvidia0": "", "/dev/nvidia1": ""},
@@ -43,6 +47,8 @@ WELL = NodeSymptoms(
         rights={"get nodes": True, "patch nodes": True},
         labels={"gpushare": "true"},
         allocatable={MEM: 30, COUNT: 2},
+        capacity={MEM: 30, COUNT: 2},
+        gpus=NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024),
     ),
     node_name="node-a",
 )
@@ -91,6 +97,7 @@ def test_of_a_node_that_is_well_everything_is_told_and_nothing_is_wrong() -> Non
         "node: node-a is labelled gpushare=true",
         "allocatable: 30 aliyun.com/gpu-mem can be allocated",
         "allocatable: 2 aliyun.com/gpu-count can be allocated",
+        "capacity: that of its GPUs",
         "clock: agrees with the API server's",
     ]
     assert worst(findings) == "note"
@@ -261,7 +268,7 @@ def test_a_share_size_that_no_kubelet_copes_with_names_one_that_fits() -> None:
 def test_a_gpu_that_is_left_out_is_noted() -> None:
     assert of("shares", exclude_gpus=("GPU-a",)) == [
         "note: GPU 0 (GPU-a) is not shared: excluded by the configuration",
-        "ok: 1 GPUs, 15 shares of 1 GiB (4000 are the most)",
+        "ok: 1 GPU, 15 shares of 1 GiB (4000 are the most)",
     ]
 
 
@@ -438,6 +445,46 @@ def test_what_the_kubelet_offers() -> None:
     ]
     (_, told) = of("allocatable", api=api(allocatable={MEM: 3, COUNT: 0}))
     assert told.startswith("note: no aliyun.com/gpu-count can be allocated: all GPUs are in shared use")
+
+
+def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:
+    assert of("capacity") == ["ok: that of its GPUs"]
+    memory, count = of("capacity", api=api(capacity={MEM: 28, COUNT: 3}))
+    assert memory.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, and 30 by its agent -> ")
+    assert count.startswith("warning: node-a has 3 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent -> ")
+    assert count.endswith(set_count("node-a", COUNT, 2))
+    assert len(of("capacity", api=api(capacity={MEM: 30, COUNT: 0}))) == 1
+    assert of("capacity", api=api(capacity={})) == ["ok: that of its GPUs"], "that it has none is told elsewhere"
+
+
+def test_a_number_of_gpus_that_the_agent_does_not_offer_is_noted() -> None:
+    """For gpushare's extender it is right, and only for that one; 0 is what the kubelet leaves of what it forgot."""
+    memory = (Resource(Kind.MEMORY, MEM),)
+    (told,) = of("capacity", resources=memory)
+    assert told.startswith(
+        "note: node-a has 2 aliyun.com/gpu-count, and its agent offers none: pods that ask for it get"
+    )
+    assert told.endswith(set_count("node-a", COUNT, None))
+    assert of("capacity", resources=memory, api=api(capacity={MEM: 30, COUNT: 0})) == ["ok: that of its GPUs"]
+    (wrong,) = of("capacity", resources=memory, api=api(capacity={MEM: 30, COUNT: 1}))
+    assert wrong.startswith("warning: node-a has 1 aliyun.com/gpu-count by its kubelet")
+    (alone,) = of("capacity", resources=memory, api=api(gpus=NO_GPUS))
+    assert alone.startswith("note: node-a has 2 aliyun.com/gpu-count, and its agent offers none")
+
+
+@pytest.mark.parametrize(
+    "unknown", [{"api": Unknown("x")}, {"agent": Unknown("x")}, {"agent": AgentSeen("x", ("not ready",))}]
+)
+def test_where_the_agent_is_not_ready_no_amount_is_called_wrong(unknown: dict[str, Any]) -> None:
+    assert of("capacity", **unknown) == []
+
+
+def test_the_command_that_sets_the_number_of_gpus_is_one_of_kubectl() -> None:
+    assert set_count("n", COUNT, 2) == (
+        "kubectl patch node n --subresource=status --type=merge "
+        """-p '{"status":{"capacity":{"aliyun.com/gpu-count":"2"}}}'"""
+    )
+    assert '"aliyun.com/gpu-count":null' in set_count("n", COUNT, None)
 
 
 @pytest.mark.parametrize(

@@ -343,6 +343,30 @@ def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None
     assert told["findings"][0]["check"] == "driver"
 
 
+def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "nope", tmp_path / "file"):
+        assert cli.main(["doctor", f"--host-root={wrong}"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err == (
+            f"gpu-device-plugin: --host-root: {wrong} is no directory; name the one where the node's own file system "
+            "is: / on the node itself, /host in a pod that kubectl debug node/NODE made\n"
+        )
+
+
+async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_the_files(tmp_path: Path) -> None:
+    """What is no container may look like one: a pod's variables, a file that Docker left."""
+    settings = NodeSettings(
+        gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "s", api="off"
+    )
+    seen = await examined(settings, place("", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}), QUICK)
+    assert isinstance(seen.runtimes, Unknown)
+    assert "on the node itself, where this is no container, use --host-root=/" in seen.runtimes.advice
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

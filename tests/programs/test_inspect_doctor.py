@@ -156,7 +156,7 @@ def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pyte
     printed = capsys.readouterr().out
     assert "ok       extender                 schedulers asked it 5 times since it started" in printed.splitlines()
     assert "ok       placement                1 GPU pod on nodes, placed by GPU" in printed.splitlines()
-    assert printed.endswith("18 findings: 18 ok.\n")
+    assert printed.endswith("19 findings: 19 ok.\n")
     assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
     assert json.loads(capsys.readouterr().out)["severity"] == "ok"
 
