@@ -166,9 +166,13 @@ def _sources(make: type[S], arguments: argparse.Namespace, environ: Mapping[str,
 # --- The command line -------------------------------------------------------------------------------------------------
 
 _SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
+_CONFIG = "--config"
 _FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"demo": ("--once", "--gpus"), "doctor": ("--json", "--host-root", *(knob.flag for knob in knobs_of(NodeSettings)))}
-    | {settings.COMMAND: tuple(knob.flag for knob in knobs_of(settings)) for settings in _SETTINGS}
+    {settings.COMMAND: (_CONFIG, *(knob.flag for knob in knobs_of(settings))) for settings in _SETTINGS}
+    | {
+        "doctor": ("--json", "--host-root", _CONFIG, *(knob.flag for knob in knobs_of(NodeSettings))),
+        "demo": ("--once", "--gpus"),
+    }
 )
 
 
@@ -190,9 +194,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]
-        hint = nearest(flag, _FLAGS[arguments.command], f"see {PROGRAM} {arguments.command} --help", prefix="--")
-        raise UsageError(f"{flag}: there is no such argument; {hint}")
+        raise UsageError(f"{flag}: there is no such argument; {_hint(flag, arguments.command, argv)}")
     return arguments
+
+
+def _hint(word: str, command: str, argv: Sequence[str]) -> str:
+    """Say what to write instead of a word that `command` does not know."""
+    flags = _FLAGS[command]
+    elsewhere = [other for other in _FLAGS if word in _FLAGS[other]]
+    if word in flags and list(argv).index(command) > 0:
+        return f"write it behind {command}"
+    if word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
+        return f"did you mean {_CONFIG}={word}?"
+    see = f"it is one of {PROGRAM} {elsewhere[0]}" if elsewhere else f"see {PROGRAM} {command} --help"
+    return see if elsewhere else nearest(f"--{word.lstrip('-')}", flags, see, prefix="--")
 
 
 def _parser() -> _Parser:
@@ -258,7 +273,7 @@ _PRECEDENCE = (
 
 def _add_settings(parser: argparse.ArgumentParser, knobs: tuple[Knob, ...]) -> None:
     parser.add_argument(
-        "--config",
+        _CONFIG,
         metavar="PATH",
         help="YAML or JSON file with settings, each named as its flag without the dashes before it and with _ for -, "
         "as in share_size: 1GiB; or a directory, in which "

@@ -270,13 +270,13 @@ class Sources(Generic[S]):
         written |= {**dict(self._environment(problems)), **dict(self._flags())}
         values: dict[str, Any] = {}
         unread: set[str] = set()
-        for each in knobs_of(self.make):
-            if each.name in written:
-                where, text = written[each.name]
+        ours = {each.name: each for each in knobs_of(self.make)}
+        for name, (where, text) in written.items():
+            if name in ours:
                 try:
-                    values[each.field] = each.form.read(text)
+                    values[ours[name].field] = ours[name].form.read(text)
                 except ValueError as error:
-                    unread.add(each.name)
+                    unread.add(name)
                     problems.append(SettingsError(f"{where}: {error}"))
         try:
             made = self.make(**values)
@@ -441,6 +441,11 @@ def _lines(file: Text) -> list[tuple[Any, Any]]:
     if not isinstance(root, yaml.MappingNode):
         raise SettingsError(f"{path}: a file of settings has lines like policy: spread, and this one has not")
     found: list[tuple[Any, Any]] = root.value
+    if {"apiVersion", "kind"} <= {key.value for key, _ in found if isinstance(key.value, str)}:
+        raise SettingsError(
+            f"{path}: this is an object of the Kubernetes API; of a ConfigMap write here only what stands behind "
+            f"{DEFAULT_PROFILE}{_SUFFIX}, with lines like policy: spread"
+        )
     return found
 
 

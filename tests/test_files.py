@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import socket
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import gpu_device_plugin
 from gpu_device_plugin import files
 from tests.kubelet.short_paths import short_folder
 
@@ -61,6 +63,22 @@ def test_nothing_that_is_no_regular_file_is_waited_for(folder: Path) -> None:
             files.read_below(folder, name, 9)
     with pytest.raises(files.IrregularFileError, match="it is no regular file"):
         os.close(files.open_below(folder, "pipe", os.O_RDWR))
+
+
+def test_beside_the_kubelets_sockets_nothing_is_opened_in_another_way() -> None:
+    """Of files as of settings; a plain open would follow links, and wait for the other end of a pipe."""
+    package = Path(gpu_device_plugin.__file__).parent
+    sources = [package / "knobs.py", *(path for path in (package / "kubelet").glob("*.py"))]
+    ways = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
+    found = [
+        f"{path.name}:{call.lineno}"
+        for path in sources
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")) in ways
+    ]
+    assert len(sources) > 10
+    assert found == []
 
 
 def test_a_missing_file_is_named_with_its_whole_path(folder: Path) -> None:

@@ -284,6 +284,15 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_configmap_is_no_file_of_settings_but_holds_one(tmp_path: Path) -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\ndata:\n  default.yaml: |\n    policy: spread\n"
+    flags = in_file(tmp_path, text)
+    assert complaint(flags) == (
+        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only what stands "
+        "behind default.yaml, with lines like policy: spread"
+    )
+
+
 def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
     flags = in_file(tmp_path, "policy: spread\ndevices: [cdi\n")
     assert complaint(flags).startswith(f"{flags['config']}, line 3: this is not YAML: ")

@@ -68,7 +68,7 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
         return
     ((share_mib, shares),) = most.items()
     units = -(-amount // share_mib)
-    if units <= shares < amount:
+    if units <= shares < amount and amount * 2 >= share_mib:  # nobody asks for so few MiB
         usual = " unless configured otherwise" if nodes is None else ""
         yield (
             f"It asks for {amount} units, which are {format_mib(share_mib)} each{usual}: no GPU has as much. If "

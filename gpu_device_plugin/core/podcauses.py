@@ -61,13 +61,14 @@ def causes(
     resources = tuple(resources)
     name = f"{pod.namespace}/{pod.name}"
     asked = ask(pod, resources)
-    ignored = [*(f"Ignored: {why}." for why in told.ignored), *asks_for_others(told.limits, resources)]
+    ignored = [f"Ignored: {why}." for why in told.ignored]
+    instead = list(asks_for_others(told.limits, resources))
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         facts = [
             *asks_in_mib(asked, resources, None if nodes is None else nodes.values()),
             *_waiting(told, resources, nodes),
         ]
-        return [*ignored, *facts, *told.events], asked if nodes or nodes is None else None
+        return [*ignored, *instead, *facts, *told.events], asked if nodes or nodes is None else None
     if pod.ended:
         why = ": ".join(filter(None, (told.reason, told.message)))
         fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
@@ -78,7 +79,8 @@ def causes(
         fact = [*nothing, *_said(told)]
     elif not asked.parts:
         names = " nor ".join(resource.name for resource in resources)
-        fact = [f"{name} asks for neither {names}, so GPUs are not what it waits for.", *_said(told)]
+        so = "" if instead else ", so GPUs are not what it waits for"
+        fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(told)]
     elif pod.node_name:
         fact = list(_whereabouts(pod, told, resources, nodes))
     else:

@@ -48,8 +48,13 @@ _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed
 _REALLY = "really"
 """What a person has to write to end sharing where it goes on."""
 
+_PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
+"""What kubectl takes before the name of a pod."""
+
 _TOLD = 10
 """So many nodes are told one by one where nobody asks for all."""
+
+_RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
 
 _NAMES = ("domain", "memory_resource", "count_resource")
 """The settings that say what the resources are called, shared with the extender."""
@@ -178,7 +183,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     told = replace(told, events=events(raw_events or (), told))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
     lines, asked = causes(pod, told, resources, None if found is None else {node.name: node for node in found.nodes})
-    unknown = [f"More would be told, but {why}." for why in missing]
+    unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if found is None:
         waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
         return [*waits, *lines, *unknown], OK
@@ -206,8 +211,7 @@ def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str
     try:
         return kubectl.items(path, fields, aside=True)
     except ClusterUnreadableError as error:
-        unknown = unread(str(error))
-        missing.append("; ".join(filter(None, (unknown.why, unknown.advice))))
+        missing.append(unread(str(error)).why)
         return None
 
 
@@ -281,9 +285,15 @@ def _parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     see = f"see {prog} --help"
     if unknown:
         flag = unknown[0].partition("=")[0]
+        if flag in {"-A", "--all-namespaces"}:
+            raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
         known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
         raise UsageError(f"{flag}: there is no such argument; {nearest(flag, known, see, prefix='--')}")
-    arguments.command, arguments.node, arguments.pod = _command(prog, arguments.words)
+    arguments.command, arguments.node, pod = _command(prog, arguments.words)
+    # As tables have them, NAMESPACE/POD; and as kubectl takes them, pod/POD.
+    before, _, arguments.pod = pod.rpartition("/")
+    if before not in _PODS_OF_KUBECTL:
+        arguments.namespace = arguments.namespace or before
     _refuse_what_belongs_elsewhere(arguments)
     if arguments.all not in {"", _REALLY}:
         raise UsageError(f"--all: this ends sharing on nodes where it goes on; if you mean that, write --all={_REALLY}")
@@ -301,6 +311,8 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
         case ["why", pod]:
             return "why", "", pod
+        case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
+            return "why", "", pod
         case ["doctor"]:
             return "doctor", "", ""
         case ["doctor", _]:
@@ -309,7 +321,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "uninstall", "".join(nodes), ""
         case [word, other]:
             meant = nearest(word, ["why", "uninstall"], "")
-            hint = f"there is no such command; {meant}" if meant else f"name one node: {prog} {word}"
+            hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
             raise UsageError(f"{' '.join(words)}: these are too many words; see {prog} --help")

@@ -50,7 +50,7 @@ SMALL, LARGE = node_view("a", (15,)), node_view("b", (22, 141))
 
 @pytest.mark.parametrize(
     ("asked", "units"),
-    [(asking(8000), 8), (asking(8192), 8), (asking(142), 1), (asking(141 * 1024), 141), (asking(16000, gpus=2), 8)],
+    [(asking(8000), 8), (asking(8192), 8), (asking(512), 1), (asking(141 * 1024), 141), (asking(16000, gpus=2), 8)],
 )
 def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -> None:
     (said,) = asks_in_mib(asked, BOTH, [SMALL, LARGE])
@@ -61,7 +61,10 @@ def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -
     )
 
 
-@pytest.mark.parametrize("asked", [asking(141), asking(15), asking(142 * 1024), asking(8000, kind=Kind.COUNT), Ask()])
+@pytest.mark.parametrize(
+    "asked",
+    [asking(141), asking(15), asking(142), asking(511), asking(142 * 1024), asking(8000, kind=Kind.COUNT), Ask()],
+)
 def test_what_a_gpu_has_and_what_none_has_in_mib_either_is_left_alone(asked: Ask) -> None:
     assert list(asks_in_mib(asked, BOTH, [SMALL, LARGE])) == []
 

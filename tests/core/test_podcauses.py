@@ -89,6 +89,7 @@ def test_what_a_pod_seems_to_mean_is_told_whether_it_asks_for_gpus_or_not() -> N
     told = replace(OURS, limits=("cpu", "aliyun.com/gpu-memory"))
     for each in (pod(), pod({})):
         assert any("did you mean aliyun.com/gpu-mem?" in line for line in causes(each, told, RESOURCES, NODES)[0])
+    assert causes(pod({}), told, RESOURCES, NODES)[0][0] == f"default/web asks for neither {MEM} nor {COUNT}."
     lines, asked = causes(pod({MEM: 8000}), OURS, RESOURCES, NODES)
     assert "If 8000 MiB are meant, write aliyun.com/gpu-mem: 8." in lines[0]
     assert asked is not None

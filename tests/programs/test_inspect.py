@@ -425,6 +425,14 @@ def test_a_pod_that_has_its_place_is_told_where(shared: World, capsys: pytest.Ca
     assert capsys.readouterr().out.splitlines()[0] == "default/web-0 is on node node-a (Running)."
 
 
+@pytest.mark.parametrize("words", [["pod/big", "-n", "ml"], ["po", "big", "--namespace=ml"], ["ml/big"]])
+def test_a_pod_may_be_named_as_kubectl_takes_it_and_as_the_tables_have_it(
+    shared: World, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert shared.inspect("why", *words) == 0
+    assert capsys.readouterr().out.startswith("ml/big is on node node-a (Running).")
+
+
 def test_without_a_kubeconfig_the_namespace_is_the_default_one(
     shared: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -451,7 +459,6 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
 
 RIGHTS = [["list", "pods", ""], ["list", "nodes", ""], ["list", "events", "default"], ["list", "pods", "default"]]
 """What somebody lacks who may get pods of his namespace and nothing else."""
-ASK = "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here"
 
 
 def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_are_missing(
@@ -463,9 +470,11 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
     assert printed.out.splitlines() == [
         "default/want waits for aliyun.com/gpu-mem: 8 of one GPU.",
         "gpushare-scheduler says (Unschedulable): 0/2 nodes",
-        f"More would be told, but the right to list events in the namespace default is missing; {ASK}.",
-        f"More would be told, but the right to list nodes in the whole cluster is missing; {ASK}.",
-        f"More would be told, but the right to list pods in the whole cluster is missing; {ASK}.",
+        (
+            "More would be told, but the right to list events in the namespace default is missing; the right to list "
+            "nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
+            "(docs/inspect.md has the commands by which an administrator gives every right that this reads with)."
+        ),
     ]
     assert printed.err == ""
     assert shared.inspect("why", "web-0") == 0
@@ -602,13 +611,15 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["wy", "x"], "wy x: there is no such command; did you mean why?"),
         (
             ["a", "b"],
-            "a b: name one node: kubectl inspect gpushare a",
+            "a b: name one node, kubectl inspect gpushare NODE, or why POD",
         ),
         (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
         (["why", "a", "b"], "why a b: these are too many words; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "why: -d and -o are for the overview; leave them out"),
         (["-n", "x"], "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces"),
         (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
+        (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
+        (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is no domain that the kubelet accepts; "),
     ],
