@@ -206,8 +206,9 @@ def _hint(word: str, command: str, argv: Sequence[str]) -> str:
         return f"write it behind {command}"
     if word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
         return f"did you mean {_CONFIG}={word}?"
-    see = f"it is one of {PROGRAM} {elsewhere[0]}" if elsewhere else f"see {PROGRAM} {command} --help"
-    return see if elsewhere else nearest(f"--{word.lstrip('-')}", flags, see, prefix="--")
+    if elsewhere:
+        return f"it is one of {PROGRAM} {elsewhere[0]}"
+    return nearest(f"--{word.lstrip('-')}", flags, f"see {PROGRAM} {command} --help", prefix="--")
 
 
 def _parser() -> _Parser:

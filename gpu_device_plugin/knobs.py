@@ -179,8 +179,8 @@ _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 _NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT})
 
 _SUFFIX = ".yaml"
-_LARGEST = 1 << 20
-"""Bytes of a file of settings; a ConfigMap cannot have more."""
+_LARGEST = 1 << 16
+"""Bytes of a file of settings: many times what all of them take, and read within a second or two."""
 
 _Written = tuple[str, str]
 """Where something was written, and the text itself."""

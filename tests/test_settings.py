@@ -519,7 +519,7 @@ def test_what_is_no_file_of_settings_is_named_and_holds_nobody_up(tmp_path: Path
         case _:
             with path.open("wb") as file:
                 file.truncate(1 << 40)
-            why = ": it has more than 1048576 bytes, as none of its kind has"
+            why = ": it has more than 65536 bytes, as none of its kind has"
     assert complaint({"config": str(tmp_path if folder else path)}) == (
         f"--config: cannot read {path}{why}; name a YAML or JSON file, or a directory with default.yaml"
     )

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from aiohttp import web
 
 from gpu_device_plugin.testing.cluster_store import (
+    CORE_EVENTS,
+    EVENTS,
     KINDS,
     LEASES,
     RefusedError,
     Served,
     Store,
+    core_event,
     invalid,
     merge,
     strategic_merge,
@@ -464,10 +467,11 @@ class ApiServer:
                 state.version,
                 served.selector(params.get("fieldSelector", ""), params.get("labelSelector", "")),
             )
+            objects = state.objects[EVENTS if served is CORE_EVENTS else served]
             found = [
                 # The items of a list do not repeat its kind.
                 {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
-                for key, one in sorted(state.objects[served].items())
+                for key, one in sorted(_in_form(served, objects).items())
                 if selected(one) and (not request.namespace or key[0] == request.namespace)
             ]
         meta: Json = {"resourceVersion": str(version)}
@@ -621,19 +625,28 @@ def _understood(http: web.Request) -> tuple[Served, Request]:
         case _:
             raise RefusedError(404, "NotFound", "the server could not find the requested resource")
     name, subresource = [*rest, "", ""][:2]
-    served = KINDS.get((group, plural))
+    served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
     known = served is not None and (not subresource or subresource in served.subresources)
     if served is None or not known or (served.namespaced and name and not namespace):
         raise RefusedError(404, "NotFound", "the server could not find the requested resource")
     watching = http.query.get("watch", "").lower() in {"1", "true"}
     reading = "get" if name else "watch" if watching else "list"
     verb = reading if http.method == "GET" else _VERBS.get(http.method, "")
+    if served is CORE_EVENTS and verb != "list":
+        raise RefusedError(
+            405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
+        )
     creating_inside = subresource == "binding"
     if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
         raise RefusedError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     resource = f"{plural}/{subresource}" if subresource else plural
     token = http.headers.get("Authorization", "").removeprefix("Bearer ")
     return served, Request(verb, resource, group, namespace, name, dict(http.query), token)
+
+
+def _in_form(served: Served, objects: Mapping[tuple[str, str], Json]) -> Mapping[tuple[str, str], Json]:
+    """Return objects in the form in which they are asked for."""
+    return {key: core_event(one) for key, one in objects.items()} if served is CORE_EVENTS else objects
 
 
 def _served(plural: str) -> Served:

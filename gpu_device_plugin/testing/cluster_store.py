@@ -94,8 +94,25 @@ PODS = Served(
 )
 NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
 EVENTS = Served("events", "Event", group="events.k8s.io")
+CORE_EVENTS = Served(
+    "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
+)
+"""The same objects by their older form, only to be listed."""
 LEASES = Served("leases", "Lease", group="coordination.k8s.io")
 KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES)}
+
+
+def core_event(event: Json) -> Json:
+    """Return an Event as API group ``""`` has it (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
+    names = {
+        "note": "message",
+        "regarding": "involvedObject",
+        "reportingController": "reportingComponent",
+        "deprecatedFirstTimestamp": "firstTimestamp",
+        "deprecatedLastTimestamp": "lastTimestamp",
+    }
+    ours = {names.get(key, key): value for key, value in event.items()}
+    return {"involvedObject": {}, "firstTimestamp": None, "lastTimestamp": None, **ours}
 
 
 @dataclass(frozen=True, slots=True)

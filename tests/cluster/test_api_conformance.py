@@ -472,6 +472,24 @@ async def test_an_event_that_lacks_something_is_invalid(api: Api, name: str, cha
     assert isinstance(error, InvalidError)
 
 
+async def test_an_event_is_listed_in_its_older_form_too_by_the_object_that_it_is_about(api: Api, name: str) -> None:
+    about = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": f"uid-{name}"}
+    await api.client.create(EVENTS, event(name, type="Warning", regarding=about), namespace="default")
+    path = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.uid%3D"
+    _, answer = await api.ask("GET", f"{path}uid-{name}")
+    (found,) = answer["items"]
+    assert {key: found[key] for key in ("type", "reason", "message", "lastTimestamp", "eventTime")} == {
+        "type": "Warning",
+        "reason": "Testing",
+        "message": "a test",
+        "lastTimestamp": None,
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+    }
+    assert found["involvedObject"]["uid"] == f"uid-{name}"
+    _, answer = await api.ask("GET", f"{path}another")
+    assert answer["items"] == []
+
+
 async def test_of_an_event_only_the_count_can_be_changed(api: Api, name: str) -> None:
     await api.client.create(EVENTS, event(name), namespace="default")
     series = {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}

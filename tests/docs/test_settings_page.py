@@ -25,13 +25,15 @@ exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
 Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command tells the form
-of every value, too. Variables and the file may serve both programs: each passes over what only the other one knows, and
-refuses what neither does.
+of every value, too, and words like `info` may be in capitals. Everything that is wrong is told at once, each thing with
+the place where it stands. Variables and the file may serve both programs: each passes over what only the other one
+knows, and refuses what neither does.
 
 ## In the cluster
 
 The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender`
-for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file.
+for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file. It may be
+empty; a directory without any `.yaml` file is refused, for it is the wrong one.
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge \\

@@ -130,4 +130,4 @@ async def test_it_ends_with_the_program_beside_it(tmp_path: Path) -> None:
         raise OSError("the address is in use")
 
     with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="in use")):
-        await Told(mount(tmp_path / "config")).rereading.beside(work())
+        await Told(mount(tmp_path / "config", default="")).rereading.beside(work())
