@@ -64,9 +64,9 @@ class BinderTiming:
 
 
 class BindError(ApiError):
-    """The pod is not bound to this node with this promise, and will not be by this call: give the claim back.
+    """The pod is not bound to this node with this promise, and will not be by this call.
 
-    The whole message is for the pod's owner.
+    Give the claim back, unless an earlier call is in doubt. The whole message is for the pod's owner.
     """
 
     def __init__(self, pod: PodRef, sentence: str) -> None:
@@ -112,19 +112,25 @@ class Binder:
     def _timing(self) -> BinderTiming:
         return self._timing_now()
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool = False) -> None:
         """Bind `pod` to `node` and write `annotations` on it. On return both stand.
 
         A binding that stands already, to this node and with these annotations, is a success: it is our own, whose
         answer was lost.
 
+        Args:
+            pod: which pod.
+            node: where to.
+            annotations: its promise.
+            again: an earlier call for the same is in doubt, and may still take effect.
+
         Raises:
-            BindError: it is not bound so, for certain; the claim can be given back.
+            BindError: nothing comes of this call, for certain; where none was in doubt, the claim can be given back.
             InDoubtError: that is unknown; the claim must be kept. So it must if this call is cancelled.
         """
         until = time.monotonic() + self._timing.total_s
         if self._copies is False:
-            await self._bind_in_two(pod, node, annotations, until)
+            await self._bind_in_two(pod, node, annotations, until, again=again)
             return
         await self._bind(pod, node, annotations, until)
         if self._copies is None and annotations:
@@ -155,7 +161,7 @@ class Binder:
                 lost = error
             elif not isinstance(error, ConflictError):
                 raise _refused(pod, error, lost) from error
-            if await self._stands(pod, node, annotations, error, until):
+            if await self._stands(pod, node, annotations, until, refusal=error, lost=lost):
                 return
             if lost is None:
                 raise BindError(pod, f"pod {pod} was not bound: {error}") from error
@@ -179,7 +185,14 @@ class Binder:
         return None if made else UnavailableError(_call("create", pod, "pods/binding"), why)
 
     async def _stands(
-        self, pod: PodRef, node: str, annotations: Mapping[str, str], refusal: ApiError, until: float
+        self,
+        pod: PodRef,
+        node: str,
+        annotations: Mapping[str, str],
+        until: float,
+        *,
+        refusal: ApiError,
+        lost: ApiError | None,
     ) -> bool:
         """Return whether the binding stands, False if the pod waits as before; anything else is raised."""
         try:
@@ -188,9 +201,9 @@ class Binder:
             why = f"whether pod {pod} is bound to node {node} is unknown: {refusal}; and then {error}"
             raise InDoubtError(pod, why) from error
         if found is None:
-            raise BindError(pod, _deleted(pod))
+            raise _gone(pod, _deleted(pod), lost)
         if found.uid != pod.uid:
-            raise BindError(pod, _replaced(pod))
+            raise _gone(pod, _replaced(pod), lost)
         if found.node_name and found.node_name != node:
             raise BindError(pod, f"pod {pod} is already bound to node {found.node_name}")
         if found.node_name:
@@ -232,7 +245,9 @@ class Binder:
         except ApiError as error:
             _log.warning("whether pod %s carries its promise after its binding is unknown: %s", pod, error)
 
-    async def _bind_in_two(self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float) -> None:
+    async def _bind_in_two(
+        self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float, *, again: bool
+    ) -> None:
         try:
             await self._patch(pod, annotations, until)
         except NotFoundError:
@@ -242,12 +257,12 @@ class Binder:
                 pod, f"pod {pod} cannot be given its promise, it may have been replaced: {error}"
             ) from error
         except ApiError as error:
-            await self._take_back(pod, annotations)
+            await self._take_back(pod, annotations, again=again)
             raise BindError(pod, f"pod {pod} cannot be given its promise: {error}") from error
         try:
             await self._bind(pod, node, annotations, until)
         except BindError:
-            await self._take_back(pod, annotations)
+            await self._take_back(pod, annotations, again=again)
             raise
 
     async def _patch(self, pod: PodRef, annotations: Mapping[str, str | None], until: float, version: str = "") -> None:
@@ -257,8 +272,10 @@ class Binder:
             PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self._patience_s(until)
         )
 
-    async def _take_back(self, pod: PodRef, annotations: Mapping[str, str]) -> None:
+    async def _take_back(self, pod: PodRef, annotations: Mapping[str, str], *, again: bool) -> None:
         """Remove a promise that leads nowhere, unless somebody wrote another one over it."""
+        if again:
+            return  # the binding before may still be made, and has no other promise than this
         until = time.monotonic() + self._timing.call_s
         try:
             for _ in range(_ATTEMPTS):
@@ -280,11 +297,18 @@ def _call(verb: str, pod: PodRef, resource: str) -> Call:
 
 def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError | InDoubtError:
     if isinstance(error, NotFoundError):
-        return BindError(pod, _deleted(pod))
+        return _gone(pod, _deleted(pod), lost)
     if lost is None:
         return BindError(pod, f"pod {pod} was not bound: {error}")
     # This refusal is certain, but not what became of the attempt before.
     return InDoubtError(pod, f"whether pod {pod} is bound is unknown: {lost}; and then {error}")
+
+
+def _gone(pod: PodRef, why: str, lost: ApiError | None) -> BindError | InDoubtError:
+    """Say that there is nothing to bind any more, and whether its containers may run after an attempt before."""
+    if lost is None:
+        return BindError(pod, why)
+    return InDoubtError(pod, f"{why}; whether it was bound before is unknown: {lost}")
 
 
 def _deleted(pod: PodRef) -> str:

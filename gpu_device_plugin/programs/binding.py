@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
-from gpu_device_plugin.cluster.binder import InDoubtError
+from gpu_device_plugin.cluster.binder import BindError
 from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
 from gpu_device_plugin.core.annotations import ALLOCATION, IDX, INIT_ALLOCATION
 from gpu_device_plugin.core.asking import Impossible, ask
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 LATEST_COMMIT_S = 60.0
 """So long after we gave up on it, a request may still take effect: kube-apiserver's default request timeout."""
 
-
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 """A name becomes part of a path; the API server gives no other names than these."""
 
@@ -41,7 +40,7 @@ _VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_AL
 class Cluster(Protocol):
     """What of the API server binding needs."""
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
         """Bind a pod and write its promise in one step; see `cluster.binder.Binder`."""
 
     async def read(self, namespace: str, name: str) -> Pod:
@@ -50,14 +49,14 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A binding that the API server may or may not have made."""
+    """A binding that the API server may have made, or may yet make. All requests for it ask for the same."""
 
     ref: PodRef
     claimed: Pod
     """With the node and the promise that it has if the binding was made."""
     promised: Mapping[str, str]
     since: float
-    """Monotonic seconds."""
+    """When the last request was given up that may still be carried out, monotonic seconds."""
 
 
 class Binding:
@@ -141,10 +140,12 @@ class Binding:
         if (why := self._unbindable(pod, ref, node)) is not None:
             return why
         doubt = self._doubts.get(ref.uid)
-        if doubt is not None and doubt.claimed.node_name != node:
+        if doubt is not None and not self._stands(doubt):
+            del self._doubts[ref.uid]
+        elif doubt is not None and doubt.claimed.node_name != node:
             where = doubt.claimed.node_name
             return f"pod {ref} may still be bound to node {where}: the API server has not answered; wait for it"
-        if doubt is not None:
+        elif doubt is not None:
             # It is asked for once more as it was: of two equal bindings it is all one which is made.
             return await self._claimed(pod, ref, node, doubt.promised)
         found = self._promise(pod, node)
@@ -189,7 +190,6 @@ class Binding:
         return {**void, **promised}, wait_s
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
-        self._doubts.pop(ref.uid, None)
         # No await between the choice and this line: whoever asks next finds the GPU taken.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
@@ -199,17 +199,19 @@ class Binding:
             except BaseException:
                 self._fleet.release(ref.uid)
                 raise
+        again = ref.uid in self._doubts
         try:
-            await self._cluster.bind(ref, node, promised)
-        except ApiError as error:
-            if isinstance(error, InDoubtError):
-                self._doubt(ref, claimed, promised)
-            else:
+            await self._cluster.bind(ref, node, promised, again=again)
+        except BindError:
+            # That is certain of this request, and says nothing of those before, which may still be carried out.
+            if not again:
                 self._fleet.release(ref.uid)
             raise
         except BaseException:
-            self._doubt(ref, claimed, promised)
+            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
+            self._doubted.set()
             raise
+        self._doubts.pop(ref.uid, None)
         self._fleet.confirm(ref.uid)
         where = promised.get(ALLOCATION) or promised.get(INIT_ALLOCATION, "")
         _log.info("bound", extra={"pod": str(ref), "node": node, "gpus": where})
@@ -217,43 +219,44 @@ class Binding:
 
     # --- Doubts -------------------------------------------------------------------------------------------------------
 
-    def _doubt(self, ref: PodRef, claimed: Pod, promised: Mapping[str, str]) -> None:
-        self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
-        self._doubted.set()
-
     async def settle(self) -> NoReturn:
         """Find out what became of bindings that are in doubt. Ends only by cancellation."""
         while True:
             await self._doubted.wait()
             await asyncio.sleep(self._look_s)
-            for doubt in tuple(self._doubts.values()):
-                if await self._settled(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
-                    del self._doubts[doubt.ref.uid]
+            await self.look()
             if not self._doubts:
                 self._doubted.clear()
+
+    async def look(self) -> None:
+        """Look once what became of each binding that is in doubt."""
+        for doubt in tuple(self._doubts.values()):
+            if await self._settled(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
+                del self._doubts[doubt.ref.uid]
 
     async def _settled(self, doubt: _Doubt) -> bool:
         if not self._stands(doubt):
             return True  # the watch has shown it
+        asked_at = self._clock()
         try:
             pod: Pod | None = await self._cluster.read(doubt.ref.namespace, doubt.ref.name)
         except NotFoundError:
             pod = None
         except ApiError:
             return False
-        # Meanwhile the watch may have shown it, or it is being bound anew.
-        return not self._stands(doubt) or self._learn(doubt, pod)
+        # Meanwhile the watch may have shown it, or a request for it may have been answered.
+        return not self._stands(doubt) or self._learn(doubt, pod, asked_at)
 
-    def _learn(self, doubt: _Doubt, pod: Pod | None) -> bool:
-        """Take over what became of a pod; return whether the doubt is over."""
+    def _learn(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
+        """Take over what became of a pod, as it was at `asked_at` or later; return whether the doubt is over."""
         if pod is None or pod.uid != doubt.ref.uid:
             # It may have been bound and deleted by force, so that its containers may still run.
             self._fleet.remove_pod(doubt.claimed, self._clock())
         elif pod.node_name:
             self._fleet.put_pod(pod, self._clock())
-        elif self._clock() - doubt.since < LATEST_COMMIT_S:
+        elif not pod.deleting and (doubt.ref.uid in self._underway or asked_at - doubt.since < LATEST_COMMIT_S):
             return False
-        else:
+        else:  # no request is left, or the API server binds no pod that is being deleted
             where = {"pod": str(doubt.ref), "node": doubt.claimed.node_name}
             _log.warning("a binding that was not answered has not been made", extra=where)
             self._fleet.release(doubt.ref.uid)

@@ -13,7 +13,7 @@ import json
 import math
 import socket
 import struct
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -106,7 +106,15 @@ class Garbage:
     body: bytes = b"<html>sign in, please</html>"
 
 
-Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Take the request and never answer; it is carried out when `ApiServer.carry_out` says so, or never.
+
+    An API server goes on with a request that its client has given up, for up to 60 s by default.
+    """
+
+
+Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
 
 
 @dataclass(eq=False, slots=True)
@@ -180,6 +188,7 @@ class ApiServer:
         self._pages: dict[str, tuple[int, list[Json]]] = {}
         self._held: State | None = None
         self._hole: asyncio.Event | None = None
+        self._late: list[tuple[web.Request, Served, Request]] = []
         self._watches: set[_Watch] = set()
         self._connections: set[asyncio.Transport] = set()
         self._runner: web.AppRunner | None = None
@@ -273,6 +282,13 @@ class ApiServer:
         self._faults.append(fault)
         return fault
 
+    async def carry_out(self) -> None:
+        """Do what the requests ask that met `Late`, the first first; nobody hears what comes of it."""
+        while self._late:
+            http, served, request = self._late.pop(0)
+            with suppress(RefusedError):
+                await self._do(http, served, request)
+
     def black_hole(self) -> None:
         """Lose every packet from now on: nothing is answered, open watches go silent for good, nothing is closed."""
         self._hole = self._hole or asyncio.Event()
@@ -350,6 +366,22 @@ class ApiServer:
         self.requests.append(request)
         fault = next((fault for fault in self._faults if fault.strikes(request)), None)
         trouble = fault.trouble if fault is not None else None
+        if (ordered := await self._instead(trouble, http, served, request)) is not None:
+            return ordered
+        response = await self._do(http, served, request)
+        match trouble:
+            case Answer():
+                return _ordered(trouble)
+            case Hang():
+                await asyncio.Event().wait()
+            case Reset():
+                _reset(http.transport)
+        return response
+
+    async def _instead(
+        self, trouble: Trouble | None, http: web.Request, served: Served, request: Request
+    ) -> web.Response | None:
+        """Return what is answered without doing what was asked, None to do it now; or never return."""
         match trouble:
             case Answer(done=False):
                 return _ordered(trouble)
@@ -362,15 +394,15 @@ class ApiServer:
                 await asyncio.sleep(seconds)
             case Garbage(body):
                 return web.Response(body=body, content_type="application/json")
+            case Late():
+                await http.read()  # it stays with the request, whose connection may be gone by then
+                self._late.append((http, served, request))
+                await asyncio.Event().wait()
+        return None
+
+    async def _do(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         self._admit(request)
         response = await getattr(self, f"_do_{request.verb}")(http, served, request)
-        match trouble:
-            case Answer():
-                return _ordered(trouble)
-            case Hang():
-                await asyncio.Event().wait()
-            case Reset():
-                _reset(http.transport)
         assert isinstance(response, web.StreamResponse)  # noqa: S101 - for the type checker, after getattr
         return response
 

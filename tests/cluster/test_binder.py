@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Late, Reset, Slow, Trouble
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -217,9 +217,26 @@ async def test_a_lost_answer_of_a_pod_that_went_to_another_node_is_certain(serve
         await binder.bind(POD, "n", PROMISE)
 
 
-async def test_a_lost_answer_of_a_pod_that_is_gone_is_certain(server: ApiServer, binder: Binder) -> None:
+@pytest.mark.parametrize("namesake", [None, pod("a", uid="another")], ids=["deleted", "replaced"])
+async def test_a_lost_answer_of_a_pod_that_is_gone_leaves_doubt(
+    server: ApiServer, binder: Binder, namesake: dict[str, Any] | None
+) -> None:
+    """It may have been bound, and then deleted by force: its containers may run."""
+    if namesake is not None:
+        server.add(namesake)
     server.fail(Reset(), resources={"pods/binding"}, times=1)
-    with pytest.raises(BindError, match="was deleted meanwhile"):
+    with pytest.raises(
+        InDoubtError, match=r"(deleted meanwhile|of the same name); whether it was bound before is unkn"
+    ):
+        await binder.bind(POD, "n", PROMISE)
+
+
+async def test_a_pod_that_goes_between_two_attempts_leaves_doubt(server: ApiServer, binder: Binder) -> None:
+    """The first was lost, a look shows the pod unbound, and the second meets no pod."""
+    server.add(pod("a", uid="u"))
+    server.fail(Late(), resources={"pods/binding"}, times=1)
+    server.fail(Answer(404), resources={"pods/binding"})
+    with pytest.raises(InDoubtError, match="whether it was bound before is unknown"):
         await binder.bind(POD, "n", PROMISE)
 
 
@@ -282,6 +299,22 @@ async def test_a_promise_stays_while_the_binding_is_in_doubt(old_server: ApiServ
         with pytest.raises(InDoubtError):
             await binder.bind(POD, "n", PROMISE)
         assert bound(old_server) == ("", PROMISE)
+
+
+async def test_a_promise_stays_while_an_earlier_call_is_in_doubt(old_server: ApiServer) -> None:
+    """What that one may still bind has no other promise."""
+    async with binding_in_two(old_server) as binder:
+        old_server.add(pod("a", uid="u"))
+        late = old_server.fail(Late(), resources={"pods/binding"}, times=1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await binder.bind(POD, "n", PROMISE)
+        assert late.happened == 1
+        old_server.fail(Answer(403), resources={"pods/binding"})
+        with pytest.raises(BindError, match="403"):
+            await binder.bind(POD, "n", PROMISE, again=True)
+        await old_server.carry_out()
+        assert bound(old_server) == ("n", PROMISE)
 
 
 async def test_a_promise_that_somebody_changed_is_not_taken_back(old_server: ApiServer, eventually: Any) -> None:

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.cluster.errors import Call, NotFoundError, UnavailableError
 from gpu_device_plugin.core.annotations import ALLOCATION, IDX
@@ -20,8 +22,6 @@ from gpu_device_plugin.programs.binding import LATEST_COMMIT_S, Binding
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
-
-    import pytest
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
@@ -49,11 +49,13 @@ class Api:
     pods: dict[str, Pod] = field(default_factory=dict)
     outcomes: list[Exception] = field(default_factory=list)
     bound: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
+    again: list[bool] = field(default_factory=list)
     holds: asyncio.Event | None = None
     down: bool = False
     reads: int = 0
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
+        self.again.append(again)
         if self.holds is not None:
             await self.holds.wait()
         if self.outcomes:
@@ -239,6 +241,47 @@ async def test_a_pod_in_doubt_that_is_gone_counts_as_one_that_vanished() -> None
     assert d.free() == [8]
 
 
+async def test_a_pod_in_doubt_that_is_being_deleted_gives_its_room_back() -> None:
+    """The API server binds no such pod, so that no earlier request can come true. A finalizer keeps it there."""
+    d = desk(8)
+    pod = d.pending(wanting("p", mem=8))
+    d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
+    await d.bind(pod)
+    d.api.pods["p"] = replace(pod, deleting=True)
+    await d.binding.look()
+    assert (d.free(), d.binding.doubts) == ([8], 0)
+
+
+@pytest.mark.parametrize("refusal", ["429 TooManyRequests", "403 Forbidden", "connection refused"])
+async def test_a_refusal_of_a_retry_says_nothing_of_the_request_before(refusal: str) -> None:
+    """The time in which that one may be carried out does not begin anew."""
+    d = desk(8)
+    pod, other = d.pending(wanting("p", mem=8)), d.pending(wanting("other", mem=8))
+    d.api.outcomes = [InDoubtError(ref(pod), "unknown"), BindError(ref(pod), refusal)]
+    await d.bind(pod)
+    d.now += LATEST_COMMIT_S - 1
+    assert await d.bind(pod) == refusal
+    assert await d.bind(other) == "node a: no GPU has 8 GiB free"
+    await d.binding.look()
+    assert (d.free(), d.binding.doubts) == ([0], 1)
+    d.now += 1
+    await d.binding.look()
+    assert (d.free(), d.binding.doubts) == ([8], 0)
+
+
+async def test_a_promise_in_doubt_is_not_repeated_when_its_room_was_given_back() -> None:
+    """The pod was seen bound and ended, another one has its GPU, and the API server's memory is put back."""
+    d = desk(8)
+    pod, other = d.pending(wanting("p", mem=8)), d.pending(wanting("other", mem=8))
+    d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
+    await d.bind(pod)
+    d.fleet.put_pod(replace(pod, node_name="a", phase="Succeeded"))
+    assert await d.bind(other) == ""
+    d.pending(pod)
+    for _ in range(2):
+        assert await d.bind(pod) == "node a: no GPU has 8 GiB free"
+
+
 async def test_a_pod_in_doubt_is_bound_anew_with_the_same_promise() -> None:
     """The first request may still take effect; then it is all one which of the two did."""
     d = desk(8, 8)
@@ -247,6 +290,7 @@ async def test_a_pod_in_doubt_is_bound_anew_with_the_same_promise() -> None:
     await d.bind(pod)
     assert await d.bind(pod) == ""
     assert (d.binding.doubts, d.free(), d.api.bound[0][2][IDX]) == (0, [0, 8], "0")
+    assert d.api.again == [False, True]
 
 
 async def test_a_pod_in_doubt_is_not_bound_to_another_node() -> None:
