@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 _IN_USE_MIB = 100
 """A CUDA context takes more than this much memory, an idle GPU less."""
-_GOING_S = 1.0
+_ANNOUNCE_S = 1.0
 """How long an agent that is told to end tries to say so on its node."""
 LEAVE_S = 3.0
 """How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
@@ -238,10 +238,10 @@ class NodeAgent:
             self.book.equip(self._shares, {}, {})
             self.reload(wanted)
 
-    async def going(self) -> None:
+    async def announce_shutdown(self) -> None:
         """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
         if self._cluster is not None:
-            await self._cluster.going(_GOING_S)
+            await self._cluster.announce_shutdown(_ANNOUNCE_S)
 
     async def leave(self) -> None:
         """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,16 @@ _OF_GPUS = (f"{NODE_LABELS}product", f"{NODE_LABELS}memory-mib", f"{NODE_LABELS}
 """Labels of which a node without GPUs has none."""
 _FORGOTTEN_S = 0.5
 """How often an agent that ends looks whether the kubelet has forgotten what it offered."""
+
+
+class _Readiness(Enum):
+    """Whether pods may come to the node. It only goes on, from one to the next."""
+
+    STARTING = auto()
+    """The kubelet does not listen to us yet, or what is free is not known."""
+    READY = auto()
+    SHUTTING_DOWN = auto()
+    """We have been told to end. A pod that comes when there is no agent fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +182,7 @@ class NodeCluster:
         self.linger_s = 1.0
         """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
         self._shown: _Shown | None = None
-        self._arrived = False
+        self._readiness = _Readiness.STARTING
         self._forgotten: Mapping[str, None] = {}
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
@@ -199,17 +210,16 @@ class NodeCluster:
             tasks.create_task(self._follow_pods(), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
-    async def going(self, within_s: float) -> None:
-        """Say on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.
+    async def announce_shutdown(self, within_s: float) -> None:
+        """Say on the node, from now on, that its agent ends, so that no scheduler sends a pod. While `run` still runs.
 
-        Returns when the pods that were on their way have come, which fail where there is no agent.
+        Returns when the pods that were on their way have come, which fail where there is no agent; or after `within_s`
+        seconds without an answer.
         """
-        said = self._notes.value
-        if NODE_GPUS not in said.annotations:
+        self._readiness = _Readiness.SHUTTING_DOWN
+        self._note()
+        if NODE_GPUS not in self._notes.value.annotations:
             return
-        self._shown = None  # nothing else is said from now on
-        text = said.annotations[NODE_GPUS] or ""
-        self._notes.set(NodeNotes(said.labels, {NODE_GPUS: going_away(text)}))
         try:
             async with asyncio.timeout(within_s):
                 await self._self.publish(self._notes.value)
@@ -260,8 +270,8 @@ class NodeCluster:
         Until then it says what GPUs it has, and that there is no agent yet: what a scheduler promises before may be
         held by a container that ended while nobody was here.
         """
-        if not self._arrived:
-            self._arrived = True
+        if self._readiness is _Readiness.STARTING:
+            self._readiness = _Readiness.READY
             self._note()
 
     def learn(self, records: Iterable[Record]) -> None:
@@ -326,7 +336,8 @@ class NodeCluster:
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
         said = node_gpus(shares, shown.inventory, unhealthy, shown.policy)
-        if self._book.node.shares.gpus and not shown.withheld and not self._arrived:
+        offered = bool(self._book.node.shares.gpus) and not shown.withheld
+        if self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING):
             said = going_away(said)
         labels = node_labels(shares, shown.inventory, shown.policy)
         notes = NodeNotes(

@@ -51,7 +51,7 @@ async def _until_signal(program: NodeProgram) -> int:
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if stopping.done():
         _log.info("stopping")
-        await program.going()
+        await program.announce_shutdown()
     stopping.cancel()
     work.cancel()
     (outcome,) = await asyncio.gather(work, return_exceptions=True)
@@ -153,10 +153,10 @@ class NodeProgram:
         else:
             _log.warning("there is nothing to pause: GPUs are let alone until it is known which settings this node has")
 
-    async def going(self) -> None:
+    async def announce_shutdown(self) -> None:
         """Let schedulers know that there will be no agent. Before `run` is cancelled."""
         if self.agent is not None:
-            await self.agent.going()
+            await self.agent.announce_shutdown()
 
     async def leave(self) -> None:
         """Leave the node as its label wants it. After `run` has ended."""

@@ -6,9 +6,10 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.settings import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.programs.cluster_harness import NODE, Cluster, cluster, promise
-from tests.programs.harness import MEM, pod
+from tests.programs.harness import MEM, T4, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,7 +32,7 @@ async def stop(there: Cluster) -> None:
     """Stop the agent as SIGTERM does."""
     agent = there.node.agent
     assert agent is not None
-    await agent.going()
+    await agent.announce_shutdown()
     await there.node.stop_agent()
     await agent.leave()
 
@@ -59,7 +60,7 @@ async def leaving(there: Cluster, forgotten_within_s: float) -> AsyncIterator[as
     offer(there, 28)
     label(there, None)
     ours = there.cluster
-    await ours.going(5)
+    await ours.announce_shutdown(5)
     await there.node.stop_agent()
     before = there.api.count("get", "nodes")
     leave = asyncio.create_task(ours.leave(5, forgotten_within_s), name="leave")
@@ -115,11 +116,42 @@ async def test_a_pod_that_is_being_bound_when_the_agent_ends_gets_its_gpu() -> N
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
         there.cluster.linger_s = 60
-        going = asyncio.create_task(there.cluster.going(5), name="going")
+        shutdown = asyncio.create_task(there.cluster.announce_shutdown(5), name="announce shutdown")
         await there.node.until(lambda: "away" in there.said_of_node())
         made = await there.run(pod("late", mem=4), promise(1, 4))
         assert there.positions(made) == {1: 4}
-        going.cancel()
+        shutdown.cancel()
+
+
+async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwhile() -> None:
+    """Its hardware changes, its node is looked at, other settings apply, and the kubelet listens to it once more."""
+    async with cluster([T4, T4], node_labels=SWITCHED_ON) as there:
+        agent, ours = there.node.launch(), there.cluster
+        ours.linger_s, ours.look_s = 0, 0.05
+        await there.node.until(there.takes_pods)
+        await ours.announce_shutdown(5)
+        assert there.said_of_node()["away"]
+
+        there.node.hardware(T4, {**T4, "error": "Unknown Error"})
+        await there.node.until(lambda: not there.said_of_node()["gpus"][1]["healthy"])
+        agent.reload(Sources(flags={**there.node.settings, "policy": "spread"}, environ={}).read())
+        await there.node.until(lambda: there.said_of_node()["policy"] == "spread")
+        there.api.patch("nodes", NODE, {"metadata": {"annotations": {"gpu-device-plugin/gpus": None}}})
+        await there.node.until(lambda: bool(there.said_of_node()))
+        ours.arrived()
+        there.node.hardware(T4, T4)
+        await there.node.until(lambda: there.said_of_node()["gpus"][1]["healthy"])
+        assert there.said_of_node()["away"]
+
+
+async def test_an_agent_that_is_told_to_end_before_it_knows_its_gpus_never_invites_a_pod() -> None:
+    async with cluster(node_labels=SWITCHED_ON) as there:
+        there.api.fail(Hang(), verbs=["get"], resources=["nodes"])
+        await there.start_agent()
+        await there.cluster.announce_shutdown(5)
+        there.api.heal()
+        await there.node.until(lambda: bool(there.said_of_node()))
+        assert there.said_of_node()["away"]
 
 
 async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +159,7 @@ async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: p
     async with cluster(node_labels=SWITCHED_ON) as there:
         await published(there)
         there.api.fail(Hang(), resources=["nodes"])
-        await there.cluster.going(0.05)
+        await there.cluster.announce_shutdown(0.05)
         assert "does not say that its agent ends: no answer within 0.05 s" in caplog.text
         there.api.heal()
 
@@ -136,7 +168,7 @@ async def test_an_agent_that_has_said_nothing_yet_has_nothing_to_take_back() -> 
     async with cluster(node_labels=SWITCHED_ON) as there:
         there.api.fail(Hang(), resources=["nodes"])
         await there.start_agent()
-        await there.cluster.going(5)
+        await there.cluster.announce_shutdown(5)
         there.api.heal()
 
 

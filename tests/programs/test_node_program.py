@@ -220,13 +220,13 @@ async def test_a_node_that_is_taken_out_while_it_waits_is_tidied_up() -> None:
         configure(there, **SIZES)
         async with running(there) as program:
             await there.node.until(lambda: bool(there.node.agent) and "count" in there.labels())
-            await program.going()
+            await program.announce_shutdown()
             await there.node.stop_agent()
         configure(there, default="", small="")
         async with running(there) as program:
             await waits(there, program, "there is no big.yaml")
             label(there, gpushare=None)
-            await program.going()
+            await program.announce_shutdown()
             await there.node.stop_agent()
             await program.leave()
         assert there.labels() == {"config": "big"}
