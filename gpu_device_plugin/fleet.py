@@ -41,11 +41,18 @@ class Entry:
     until: float | None = None
     """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
     a moment ago."""
+    in_doubt: bool = False
+    """Claimed, and nobody knows whether the pod is bound. If it is not, that shows when enough time has passed."""
 
     @property
     def closing(self) -> bool:
         """Whether all that remains of it is that its GPUs cannot be had yet for the other resource."""
         return bool(self.usage.left_shares or self.usage.left_whole)
+
+    @property
+    def passing(self) -> bool:
+        """Whether it may stop to count though nothing happens in the cluster."""
+        return self.until is not None or self.in_doubt
 
 
 @dataclass(slots=True)
@@ -78,6 +85,40 @@ class _Changes:
             return self._number, None
         latest_first = reversed(self._numbers.items())
         return self._number, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
+
+
+class View:
+    """Nodes by name as they are in one respect, and which have changed since when."""
+
+    def __init__(self, current: Callable[[], None]) -> None:
+        """Begin without a node; `current` is called before anybody looks."""
+        self._current = current
+        self._nodes: dict[str, Candidate] = {}
+        self._changes = _Changes()
+
+    @property
+    def candidates(self) -> Mapping[str, Candidate]:
+        """The nodes, by name. Values are replaced when they change, never changed."""
+        self._current()
+        return self._nodes
+
+    def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
+        """Return a mark for now, and the names of the nodes that came, went or changed since `mark`.
+
+        None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
+        """
+        self._current()
+        return self._changes.since(mark)
+
+    def put(self, name: str, node: Candidate | None) -> None:
+        """Take over a node as it is now; None: it is not here."""
+        if node is None:
+            gone = self._nodes.pop(name, None)
+            if gone is not None:
+                self._changes.add(name)
+        else:
+            self._nodes[name] = node
+            self._changes.add(name)
 
 
 class Fleet:
@@ -118,9 +159,10 @@ class Fleet:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Pod] = {}
         self._draining: set[str] = set()
-        self._candidates: dict[str, Candidate] = {}
         self._stale: set[str] = set()
-        self._changes = _Changes()
+        self._now = View(self._refresh)
+        self.soon = View(self._refresh)
+        """Nodes of which time alone makes room, as they are then: without the pods that count for a while longer."""
 
     def __repr__(self) -> str:
         return f"<Fleet: {len(self.candidates)} nodes, {len(self._entries)} pods, {len(self._pending)} pending>"
@@ -134,28 +176,25 @@ class Fleet:
         GPUs that are closed for a moment count as open: whoever binds a pod waits for them (`closed`). A pod that was
         told to wait instead would wait until something else happens in the cluster, for minutes if it is a quiet one.
         """
-        self._refresh()
-        return self._candidates
+        return self._now.candidates
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return a mark for now, and the names of the candidates that came, went or changed since `mark`.
-
-        None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
-        """
-        self._refresh()
-        return self._changes.since(mark)
+        """Return a mark for now, and the names of the candidates that changed since `mark`; see `View`."""
+        return self._now.changed_since(mark)
 
     def _refresh(self) -> None:
-        for name in self._stale:
-            self._changes.add(name)
+        stale, self._stale = self._stale, set()
+        for name in stale:
             node = self._nodes.get(name)
-            if node is None or node.facts is None:
-                self._candidates.pop(name, None)
-            else:
-                facts = node.facts
-                usages = [entry.usage for entry in node.entries.values() if not entry.closing]
-                self._candidates[name] = candidate(name, facts.gpus, usages, facts.policy, facts.problem)
-        self._stale.clear()
+            facts = None if node is None else node.facts
+            if node is None or facts is None:
+                self._now.put(name, None)
+                self.soon.put(name, None)
+                continue
+            counting = [entry for entry in node.entries.values() if not entry.closing]
+            staying = [entry for entry in counting if not entry.passing]
+            self._now.put(name, _candidate(name, facts, counting))
+            self.soon.put(name, _candidate(name, facts, staying) if len(staying) < len(counting) else None)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -243,7 +282,7 @@ class Fleet:
         if pod.ended or (pod.deleting and not pod.running and pod.phase != "Pending"):
             self._end(pod.uid, now)
         else:
-            self._drain(replace(entry, claimed=False), now)
+            self._drain(replace(entry, claimed=False, in_doubt=False), now)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
         """Take note of all pods that there are, at `now` (monotonic seconds). How the others went, nobody saw."""
@@ -284,15 +323,22 @@ class Fleet:
                     priority=pod.priority,
                     claimed=True,
                     seen=False,
+                    in_doubt=before is not None and before.in_doubt,
                 )
             )
+
+    def doubt(self, uid: str) -> None:
+        """Take note that nobody knows whether a claimed pod is bound."""
+        entry = self._entries.get(uid)
+        if entry is not None and entry.claimed:
+            self._enter(replace(entry, in_doubt=True))
 
     def confirm(self, uid: str) -> None:
         """Take note that a pod is bound as claimed, though the watch has not shown it yet."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._pending.pop(uid, None)
-            self._enter(replace(entry, claimed=False, until=None))
+            self._enter(replace(entry, claimed=False, until=None, in_doubt=False))
 
     def release(self, uid: str) -> None:
         """Give a claim back; nothing happens to a pod that was seen bound meanwhile."""
@@ -314,7 +360,8 @@ class Fleet:
             self._draining.discard(entry.uid)
         else:
             self._draining.add(entry.uid)
-        if before is None or before.node != entry.node or before.usage != entry.usage:
+        counts = entry.node, entry.usage, entry.passing
+        if before is None or (before.node, before.usage, before.passing) != counts:
             self._changed(entry.node)
 
     def _changed(self, node: str) -> None:
@@ -332,7 +379,7 @@ class Fleet:
             return  # it has been seen to end before
         left = entry.usage.left
         if self._settle_s and left != NOTHING:
-            self._enter(replace(entry, usage=left, claimed=False, until=now + self._settle_s))
+            self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self._settle_s))
         else:
             self._drop(uid)
 
@@ -348,3 +395,7 @@ class Fleet:
         node = self._nodes[name]
         if node.facts is None and not node.entries:
             del self._nodes[name]
+
+
+def _candidate(name: str, facts: NodeFacts, entries: Iterable[Entry]) -> Candidate:
+    return candidate(name, facts.gpus, [entry.usage for entry in entries], facts.policy, facts.problem)

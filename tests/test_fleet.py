@@ -531,6 +531,62 @@ def test_a_claim_that_a_list_missed_and_that_was_bound_and_gone_ends() -> None:
     assert there.entries == {}
 
 
+# --- room that time alone makes
+
+
+def soon(there: Fleet) -> dict[str, list[int]]:
+    """Return what will be free on nodes where that is more than now."""
+    return {name: [room.free for room in node.rooms] for name, node in there.soon.candidates.items()}
+
+
+def test_what_a_pod_that_vanished_holds_will_be_free_by_time_alone() -> None:
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1), a=facts(8, 8), b=facts(8))
+    assert soon(there) == {}
+    there.remove_pod(pod("p", node="a", gpu=0), 100)
+    assert (free(there), soon(there)) == ([4, 4], {"a": [8, 4]})
+    there.expire(130)
+    assert (free(there), soon(there)) == ([8, 4], {})
+
+
+def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
+    """A claim that is not in doubt ends by an answer of the API server, of which the scheduler is told."""
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    assert soon(there) == {}
+    there.doubt("P")
+    assert (free(there), soon(there)) == ([4], {"a": [8]})
+    there.claim(pod("p", node="a", gpu=0))
+    assert soon(there) == {"a": [8]}, "asked for once more, it is in doubt as before"
+    there.confirm("P")
+    assert (free(there), soon(there)) == ([4], {})
+    there.doubt("P")
+    assert soon(there) == {}, "nobody doubts what is bound"
+
+
+def test_a_claim_in_doubt_whose_pod_is_gone_drains_from_then_on() -> None:
+    there = fleet(a=facts(8))
+    there.claim(pod("p", node="a", gpu=0))
+    there.doubt("P")
+    there.remove_pod(pod("p", node="a", gpu=0), 100)
+    there.expire(129)
+    assert (free(there), soon(there)) == ([4], {"a": [8]})
+    there.expire(130)
+    assert (free(there), soon(there)) == ([8], {})
+
+
+def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
+    there = fleet(pod("p", node="a", gpu=0), a=facts(8), b=facts(8))
+    mark, _ = there.soon.changed_since(0)
+    there.remove_pod(pod("p", node="a", gpu=0), 100)
+    mark, names = there.soon.changed_since(mark)
+    assert names == ["a"]
+    there.expire(130)
+    mark, names = there.soon.changed_since(mark)
+    assert (names, soon(there)) == (["a"], {})
+    there.put_node("b", facts(4))
+    assert there.soon.changed_since(mark)[1] == []
+
+
 # --- events that have nothing to do with each other
 
 

@@ -209,6 +209,7 @@ class Binding:
             raise
         except BaseException:
             self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
+            self._fleet.doubt(ref.uid)
             self._doubted.set()
             raise
         self._doubts.pop(ref.uid, None)

@@ -15,7 +15,7 @@ from gpu_device_plugin.scheduler.judging import Judge
 from gpu_device_plugin.scheduler.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from msgspec import Raw
 
@@ -37,6 +37,7 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 
 ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
+_SOON = "there is room once the pods no longer count that vanished while they ran, or whose binding was not answered"
 
 
 class PodReader(Protocol):
@@ -83,6 +84,7 @@ class Verbs:
         self._ready = ready
         self._metrics = metrics
         self._judge = Judge(fleet)
+        self._judge_soon = Judge(fleet.soon)
 
     def __repr__(self) -> str:
         return f"<Verbs: {self._fleet!r}, {self._judge!r}>"
@@ -90,9 +92,14 @@ class Verbs:
     def prepare(self) -> None:
         """Look at every node once, so that the first pods need not wait for that; to be called once all are known."""
         self._judge.prepare()
+        self._judge_soon.prepare()
 
     def filter(self, body: bytes) -> bytes:
-        """Say to which of some nodes a pod may go, and why not to the others."""
+        """Say to which of some nodes a pod may go, and why not to the others.
+
+        A pod that fits nowhere waits until something happens in the API that may help it. Where time alone will help,
+        nothing does: there the answer is an error, after which the scheduler asks again by itself, after 1 to 10 s.
+        """
         try:
             args = wire.read_args(body)
             pod, asked = self._asked(args.pod)
@@ -124,10 +131,24 @@ class Verbs:
             "hopeless": len(hopeless),
             "unknown": unknown,
         }
-        for what, number in counts.items():
+        self._count(counts)
+        if not passed and claim is not None and claim.claimed:
+            return wire.filter_error(ELSEWHERE)
+        if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
+            return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
+        return wire.filter_result(args, passed, failed, hopeless)
+
+    def _count(self, verdicts: Mapping[str, int]) -> None:
+        for what, number in verdicts.items():
             if number:
                 self._metrics.count(VERDICTS, what, times=number)
-        return wire.filter_result(args, passed, failed, hopeless)
+
+    def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
+        """Return one of some nodes on which a pod will fit though nothing happens; None if there is none."""
+        opening = self._fleet.soon.candidates
+        names = [name for name in names if name in opening] if opening else ()
+        verdicts = self._judge_soon.verdicts(asked, names) if names else ()
+        return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
 
     def prioritize(self, body: bytes) -> bytes:
         """Say how well some nodes suit a pod, in their order; 0 where it does not fit."""

@@ -1,8 +1,9 @@
 """kube-scheduler, as far as an extender meets it: whom it asks what, in which order, and what it makes of the answers.
 
-The rules are those of Kubernetes 1.36 (pkg/scheduler: extender.go, schedule_one.go, framework/preemption). Of a node it
-looks at no more than its extended resources, its cordon and its labels; it has no scores of its own. Where the real one
-draws lots, this one takes the first by name. It sees the cluster as it is, without the delay of a watch.
+The rules are those of Kubernetes 1.36 (pkg/scheduler: extender.go, schedule_one.go, eventhandlers.go, backend/queue,
+framework/preemption). Of a node it looks at no more than its extended resources, its cordon and its labels; it has no
+scores of its own. Where the real one draws lots, this one takes the first by name. It sees the cluster as it is,
+without the delay of a watch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import aiohttp
@@ -22,15 +24,20 @@ from gpu_device_plugin.testing.cluster_store import NODES, PODS, RefusedError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster import ApiServer
+    from gpu_device_plugin.testing.cluster_store import Change
 
 UNSCHEDULABLE = "Unschedulable"
 SCHEDULER_ERROR = "SchedulerError"
 
+FLUSH_S = 300.0
+"""So long a pod waits that fitted nowhere, if nothing happens that its refusal depends on."""
+
+_EXTENDER, _FIT, _AFFINITY, _CORDON = "extender", "NodeResourcesFit", "NodeAffinity", "NodeUnschedulable"
 _SCORE_SCALE = 10
 """An extender's scores end at 10, the scheduler's own at 100."""
 _NO_VICTIM = 'expected at least one victim pod on node "{}"'
@@ -70,6 +77,8 @@ class _Status:
     text: str
     resolvable: bool = True
     """Evicting pods might help."""
+    by: str = _EXTENDER
+    """The plugin that said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +101,13 @@ class _Retry:
 
     attempts: int = 0
     due: float = 0.0
+    """Not before, in seconds of the event loop."""
+    refused_by: frozenset[str] = frozenset()
+    """The plugins whose refusal something has to change. Empty: it waits for nothing but its time."""
     seen: int = 0
-    """The version of the cluster with which it did not fit. -1: it failed by an error, and waits for no change."""
+    """The version of the cluster up to which nothing has changed any of that."""
+    flushed: float = 0.0
+    """When it is tried anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,7 @@ class Scheduler:
         *,
         name: str = "default-scheduler",
         backoff_s: tuple[float, float] = (1.0, 10.0),
+        flush_s: float = FLUSH_S,
     ) -> None:
         """Prepare a scheduler.
 
@@ -126,11 +141,13 @@ class Scheduler:
             extender: whom to ask.
             name: only pods that name this scheduler are its own.
             backoff_s: how soon `run` tries a pod again, at first and at most, in seconds.
+            flush_s: after how many seconds it tries one again though nothing has happened that might help it.
         """
         self._api = api
         self._extender = extender
         self._name = name
         self._backoff_s = backoff_s
+        self._flush_s = flush_s
         self._assumed: dict[str, Json] = {}
         self._retries: dict[str, _Retry] = {}
         self._http: aiohttp.ClientSession | None = None
@@ -162,7 +179,7 @@ class Scheduler:
         return found
 
     async def run(self) -> NoReturn:
-        """Schedule for ever: new pods at once, others again after a while. Ends only by cancellation."""
+        """Schedule for ever: new pods at once, others when it may help, after a while. Ends only by cancellation."""
         loop = asyncio.get_running_loop()
         changed = self._api.store.changed
         async with asyncio.TaskGroup() as binds:
@@ -171,9 +188,12 @@ class Scheduler:
                 wake = now + self._backoff_s[1]
                 for pod in self._waiting():
                     retry = self._retries.setdefault(pod["metadata"]["uid"], _Retry())
-                    if retry.due > now:
+                    self._look_for_help(pod, retry, now)
+                    if retry.refused_by:
+                        wake = min(wake, retry.flushed)
+                    elif retry.due > now:
                         wake = min(wake, retry.due)
-                    elif retry.seen < self._api.store.version:
+                    else:
                         await self._try(pod, binds, {})
                         break
                 else:
@@ -183,6 +203,15 @@ class Scheduler:
                     except TimeoutError:
                         pass
         raise AssertionError  # pragma: no cover (the loop never ends)
+
+    def _look_for_help(self, pod: Json, retry: _Retry, now: float) -> None:
+        """Let a pod go on if something has happened that may help it."""
+        if retry.refused_by:
+            newest = self._api.store.version
+            changes = self._api.store.changes_after(retry.seen, newest)
+            retry.seen = newest
+            if retry.flushed <= now or any(_may_help(pod, retry.refused_by, change) for change in changes):
+                retry.refused_by = frozenset()
 
     # --- One pod ------------------------------------------------------------------------------------------------------
 
@@ -208,6 +237,8 @@ class Scheduler:
     async def _try(self, pod: Json, binds: asyncio.TaskGroup, found: dict[str, Outcome]) -> None:
         """Make one attempt; its binding, if it comes to that, is a task of `binds`."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        # What happens from now on counts.
+        self._retries.setdefault(uid, _Retry()).seen = self._api.store.version
         chosen = await self._place(pod)
         if isinstance(chosen, Outcome):
             found[name] = chosen
@@ -220,6 +251,7 @@ class Scheduler:
             except _ExtenderError as error:
                 self._assumed.pop(uid, None)
                 found[name] = self._failed(pod, SCHEDULER_ERROR, str(error), nominated="")
+                self._forgotten()
             else:
                 found[name] = Outcome(chosen)
 
@@ -237,12 +269,13 @@ class Scheduler:
         except _ExtenderError as error:
             return self._failed(pod, SCHEDULER_ERROR, str(error), nominated="")
         message = _explained(len(nodes), asked.statuses.values())
+        refused_by = frozenset(status.by for status in asked.statuses.values())
         try:
             nominated, why = await self._preempt(pod, nodes, asked.statuses)
         except _ExtenderError as error:
             nominated, why = None, str(error)
         preemption = f" preemption: {why}" if why else ""
-        return self._failed(pod, UNSCHEDULABLE, message + preemption, nominated=nominated)
+        return self._failed(pod, UNSCHEDULABLE, message + preemption, nominated=nominated, refused_by=refused_by)
 
     async def _filtered(self, pod: Json, nodes: Sequence[_Node]) -> _Asked:
         """Return the nodes that fit. The one nominated after a preemption is asked about alone, and before others."""
@@ -315,7 +348,15 @@ class Scheduler:
         if why_not := _field(await self._send("bind", asked), "Error"):
             raise _ExtenderError(why_not)
 
-    def _failed(self, pod: Json, reason: str, message: str, *, nominated: str | None) -> Outcome:
+    def _forgotten(self) -> None:
+        """Let the others go on that fitted nowhere: a pod that was assumed to be on its node is not."""
+        for retry in self._retries.values():
+            if retry.refused_by & {_EXTENDER, _FIT}:
+                retry.refused_by = frozenset()
+
+    def _failed(
+        self, pod: Json, reason: str, message: str, *, nominated: str | None, refused_by: frozenset[str] = frozenset()
+    ) -> Outcome:
         """Tell the pod's owner, and try again later. `nominated`: None leaves the nomination as it is."""
         meta = pod["metadata"]
         try:
@@ -331,10 +372,10 @@ class Scheduler:
             self._api.patch("pods", meta["name"], {"status": status}, meta["namespace"], subresource="status")
         retry = self._retries.setdefault(meta["uid"], _Retry())
         first, most = self._backoff_s
-        retry.due = asyncio.get_running_loop().time() + min(most, first * 2**retry.attempts)
+        moment = asyncio.get_running_loop().time()
+        retry.due, retry.flushed = moment + min(most, first * 2**retry.attempts), moment + self._flush_s
         retry.attempts = min(retry.attempts + 1, 20)
-        # An error waits for no change.
-        retry.seen = self._api.store.version if reason == UNSCHEDULABLE else -1
+        retry.refused_by = refused_by
         return Outcome(reason=reason, message=message)
 
     # --- What the scheduler knows itself ------------------------------------------------------------------------------
@@ -351,17 +392,18 @@ class Scheduler:
     def _unfit(self, pod: Json, node: _Node) -> _Status | None:
         """Return why the scheduler itself does not take a node, None if it would."""
         if node.body["spec"].get("unschedulable"):
-            return _Status("node(s) were unschedulable", resolvable=False)
+            return _Status("node(s) were unschedulable", resolvable=False, by=_CORDON)
         labels = node.body["metadata"].get("labels", {})
         if not pod["spec"].get("nodeSelector", {}).items() <= labels.items():
-            return _Status("node(s) didn't match Pod's node affinity/selector", resolvable=False)
+            return _Status("node(s) didn't match Pod's node affinity/selector", resolvable=False, by=_AFFINITY)
         used = Counter(node.used)
         for other in self._nominated(node.name):
             if other["metadata"]["uid"] != pod["metadata"]["uid"] and _priority(other) >= _priority(pod):
                 used.update(_requests(other))
         for resource, wanted in sorted(_requests(pod).items()):
             if wanted and wanted > node.allocatable.get(resource, 0) - used[resource]:
-                return _Status(f"Insufficient {resource}", resolvable=wanted <= node.allocatable.get(resource, 0))
+                resolvable = wanted <= node.allocatable.get(resource, 0)
+                return _Status(f"Insufficient {resource}", resolvable=resolvable, by=_FIT)
         return None
 
     def _nominated(self, node: str) -> list[Json]:
@@ -512,6 +554,69 @@ class Scheduler:
         if answer.status != 200:
             raise _ExtenderError(f"failed {verb} with extender at URL {url}, code {answer.status}")
         return _decoded(text)
+
+
+# --- What may help a pod that fitted nowhere --------------------------------------------------------------------------
+
+_PARTS: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
+    {
+        "taints": lambda node: node["spec"].get("taints") or [],
+        "allocatable": lambda node: node.get("status", {}).get("allocatable", {}),
+        "labels": lambda node: node["metadata"].get("labels", {}),
+        "annotations": lambda node: node["metadata"].get("annotations", {}),
+        # When a condition was reported last does not matter: the kubelet does so all the time.
+        "conditions": lambda node: {
+            one["type"]: (one.get("status"), one.get("reason"), one.get("message"))
+            for one in node.get("status", {}).get("conditions", [])
+        },
+    }
+)
+"""Changes of a node that are events to the queue."""
+_HEARD: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        # An extender cannot say what its refusals depend on, so that every event is taken for one.
+        _EXTENDER: frozenset(
+            {*_PARTS, "node added", "node deleted", "pod assigned", "pod changed", "pod gone", "itself"}
+        ),
+        _FIT: frozenset({"node added", "allocatable", "pod gone"}),
+        _AFFINITY: frozenset({"node added", "labels"}),
+        _CORDON: frozenset({"node added", "uncordoned", "taints"}),
+    }
+)
+"""The events after which a pod is tried again that one of the plugins refused."""
+
+
+def _may_help(pod: Json, refused_by: Iterable[str], change: Change) -> bool:
+    happened = _events(pod["metadata"]["uid"], change)
+    return any(_HEARD[plugin] & happened for plugin in refused_by)
+
+
+def _events(uid: str, change: Change) -> frozenset[str]:
+    """Return what a write means to the queue, in which the pod `uid` waits; writes of other kinds are no events."""
+    before, after = change.before, change.after
+    if change.served is NODES:
+        if before is None or after is None:
+            return frozenset({"node added" if before is None else "node deleted"})
+        uncordoned = before["spec"].get("unschedulable") and not after["spec"].get("unschedulable")
+        changed = frozenset(what for what, part in _PARTS.items() if part(before) != part(after))
+        return changed | {"uncordoned"} if uncordoned else changed
+    if change.served is not PODS:
+        return frozenset()
+    if after is not None and after["metadata"]["uid"] == uid:
+        return frozenset({"itself"})
+    was, stays = _on_a_node(before), _on_a_node(after)
+    if not was and not stays:
+        return frozenset()  # other pods that wait are nobody's business
+    return frozenset({"pod gone" if not stays else "pod changed" if was else "pod assigned"})
+
+
+def _on_a_node(pod: Json | None) -> bool:
+    """Whether a pod counts on a node. One that waits for those to end who were evicted for it counts there, too."""
+    return pod is not None and not _ended(pod) and bool(pod["spec"].get("nodeName") or _nomination(pod))
+
+
+def _nomination(pod: Json) -> str:
+    return str(pod["status"].get("nominatedNodeName") or "")
 
 
 def _decoded(text: str) -> Any:

@@ -213,6 +213,18 @@ class World:
         """Return the node that a pod is bound to; empty: none."""
         return str(self.get(name)["spec"].get("nodeName", ""))
 
+    def reason(self, name: str) -> str:
+        """Return why a pod is not scheduled, in one word; empty: nobody has tried, or it is."""
+        return str(self._scheduled(name).get("reason", ""))
+
+    def message(self, name: str) -> str:
+        """Return why a pod is not scheduled, as its owner reads it."""
+        return str(self._scheduled(name).get("message", ""))
+
+    def _scheduled(self, name: str) -> Json:
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next((one for one in conditions if one["type"] == "PodScheduled"), {})
+
     def annotations(self, name: str) -> dict[str, str]:
         found: dict[str, str] = self.get(name)["metadata"].get("annotations", {})
         return found

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.testing import builders
-from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Reset, Slow
+from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Late, Reset, Slow
 from tests.programs.extender_harness import LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def test_a_binding_that_hangs_keeps_its_gpu_from_others() -> None:
         w.api.heal()
         # Only the claim is in the way of q: the sum would do. Then the promise of the first is kept.
         pod = w.get("q")
-        assert (await w.filter(pod, "a"))["FailedNodes"] == {"a": "no GPU has 2 GiB free"}
+        assert "node a: no GPU has 2 GiB free; there is room once" in (await w.filter(pod, "a"))["Error"]
         assert await w.bind("q", "a") == "node a: no GPU has 2 GiB free"
         assert await w.bind("p", "a") == ""
         assert (w.only.extender.binding.doubts, w.places("p")) == (0, {0: 8})
@@ -667,6 +667,77 @@ async def test_a_pod_in_doubt_passes_the_filter_for_the_node_of_its_claim_alone(
         answer = await w.filter(w.get("p"), "a", "b")
         assert answer["NodeNames"] == [next(iter(w.only.extender.fleet.entries.values())).node]
         assert ["may be bound to another node" in why for why in answer["FailedNodes"].values()] == [True]
+        (other,) = answer["FailedNodes"]
+        assert "may be bound to another node" in (await w.filter(w.get("p"), other))["Error"]
+
+
+# --- Room that time alone makes ---------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def scheduling(w: World) -> AsyncIterator[None]:
+    """A scheduler that goes on by itself, and tries no pod again for which nothing happens."""
+    async with w.scheduler() as scheduler:
+        running = asyncio.create_task(scheduler.run())
+        try:
+            yield
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_pods_that_wait_for_a_drain_get_their_gpus_when_it_is_over_though_nothing_happens_then() -> None:
+    """All pods of a node are deleted by force. No event tells the scheduler when their processes must have ended."""
+    async with world(drain="1s") as w:
+        w.node("a", 8, 8)
+        await w.start()
+        for name in "pq":
+            w.pod(name, mem=8)
+        await w.schedule()
+        for name in "pq":
+            w.run(name)
+        async with scheduling(w):
+            new = [f"new{n}" for n in range(7)]
+            for name in "pq":
+                w.force_delete(name)
+            await w.seen()
+            for name in new:
+                w.pod(name, mem=2)
+            await w.until(lambda: all(w.reason(name) == "SchedulerError" for name in new))
+            assert w.message("new0").startswith("node a: no GPU has 2 GiB free; there is room once the pods no longer")
+            assert not any(w.where(name) for name in new)
+            await w.until(lambda: all(w.where(name) for name in new))
+        await w.seen()
+        w.check()
+
+
+async def test_a_pod_that_not_even_a_drain_helps_waits_for_something_to_happen() -> None:
+    """It may evict others, and an autoscaler may add a node for it."""
+    async with world() as w:
+        w.node("a", 8)
+        await w.start()
+        w.pod("p", mem=3)
+        w.pod("stays", mem=3)
+        await w.schedule()
+        for name in ("p", "stays"):
+            w.run(name)
+        w.force_delete("p")
+        w.pod("fits-then", mem=5)
+        w.pod("large", mem=6)
+        found = await w.schedule()
+        assert (found["fits-then"].reason, found["large"].reason) == ("SchedulerError", "Unschedulable")
+
+
+async def test_pods_that_wait_for_room_in_doubt_are_told_that_time_will_tell() -> None:
+    async with world() as w:
+        w.node("a", 8)
+        await w.start()
+        w.bindings_meet(Late())
+        w.pod("p", mem=8)
+        await w.schedule()
+        w.api.heal()
+        w.pod("q", mem=8)
+        assert "there is room once" in (await w.filter(w.get("q"), "a"))["Error"]
 
 
 async def test_an_answer_that_no_api_server_gives_is_no_success() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from tests.testing.conftest import WEIGHT, passing
 
@@ -438,3 +440,100 @@ async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: Wo
     await world.pod("other", container(mem=1), priority=100)
     _, message = await world.told("other")
     assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
+
+
+# --- When a pod that fitted nowhere is tried again --------------------------------------------------------------------
+
+
+def asked_about(world: World, name: str) -> int:
+    """Return how often the extender was asked where a pod may go."""
+    return sum(body["Pod"]["metadata"]["name"] == name for body in world.extender.bodies("filter"))
+
+
+async def with_hints(world: World) -> None:
+    """Skip for a scheduler that does not take what happens to a pod that waits, or to a bound one, for a reason."""
+    minor = (await world.ask("GET", "/version"))["minor"]
+    if int(minor.rstrip("+")) < 32:
+        pytest.skip("SchedulerQueueingHints is on from Kubernetes 1.32 on")
+
+
+async def refused(world: World, name: str) -> None:
+    """Make a pod that the extender lets go nowhere. What is written on it makes the scheduler try it once more."""
+    await world.pod(name, container(mem=4))
+    await world.until(lambda: asked_about(world, name) == 2)
+
+
+async def happens(world: World, what: str) -> None:
+    """Let something happen in the cluster of one node "a" on which a pod "there" is bound."""
+    node, pod = "/api/v1/nodes/a", "/api/v1/namespaces/default/pods/there"
+    ready = {"type": "Ready", "reason": "r", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    patches: dict[str, tuple[str, Any]] = {
+        "a node's annotation": (node, {"metadata": {"annotations": {"some": "note"}}}),
+        "a node's label": (node, {"metadata": {"labels": {"some": "label"}}}),
+        "a node's allocatable": (f"{node}/status", {"status": {"allocatable": {GPU_MEM: "7"}}}),
+        "a node's condition": (f"{node}/status", {"status": {"conditions": [{**ready, "status": "False"}]}}),
+        "what an agent writes on a pod": (pod, {"metadata": {"annotations": {"some": "note"}}}),
+        "a node's heartbeat": (f"{node}/status", {"status": {"nodeInfo": {"bootID": "another"}}}),
+    }
+    if what == "a pod goes":
+        await world.delete("there")
+    elif what == "a pod is bound":
+        await world.placed("another", "a", mem=1)
+    elif what == "a lease is renewed":
+        path = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+        made = await world.ask("POST", path, {"metadata": {"name": "l"}, "spec": {"holderIdentity": "h"}})
+        assert made["kind"] == "Lease", made
+        await world.ask("DELETE", f"{path}/l")
+    else:
+        path, body = patches[what]
+        made = await world.ask("PATCH", path, body, "application/merge-patch+json")
+        assert made["kind"] in {"Node", "Pod"}, made
+
+
+HELPFUL = (
+    "a node's annotation",
+    "a node's label",
+    "a node's allocatable",
+    "a node's condition",
+    "what an agent writes on a pod",
+    "a pod is bound",
+    "a pod goes",
+)
+NO_HELP = ("a node's heartbeat", "a lease is renewed")
+
+
+async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happens_to_nodes_and_bound_pods(
+    world: World,
+) -> None:
+    await with_hints(world)
+    await world.node("a", mem=8)
+    await world.placed("there", "a", mem=1)
+    world.extender.answers["filter"] = passing("nowhere")
+    await refused(world, "p")
+    for times, what in enumerate(HELPFUL, 3):
+        await happens(world, what)
+        await world.until(lambda times=times: asked_about(world, "p") == times)  # type: ignore[misc]
+
+
+async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_the_scheduler_hears(
+    world: World,
+) -> None:
+    """Two others come after it: whoever is asked about twice has waited for as long as a pod must at the most."""
+    await with_hints(world)
+    await world.node("a", mem=8)
+    world.extender.answers["filter"] = passing("nowhere")
+    await refused(world, "p")
+    for what in NO_HELP:
+        await happens(world, what)
+    await refused(world, "q")
+    await refused(world, "r")
+    assert asked_about(world, "p") == 2
+
+
+async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_nothing_happens(world: World) -> None:
+    """So it can wait for what comes about by time alone."""
+    await world.node("a", mem=8)
+    world.extender.said("filter", {"Error": "there is room in a moment"})
+    await world.pod("p", container(mem=4))
+    await world.until(lambda: asked_about(world, "p") >= 4)
+    assert await world.told("p") == ("SchedulerError", "there is room in a moment")
