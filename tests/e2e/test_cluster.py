@@ -224,6 +224,25 @@ def overbooked(found: dict[str, Given], gpus: dict[str, Json]) -> list[str]:
     return [uuid for uuid, amount in taken.items() if amount > gpus[uuid]["shares"]]
 
 
+def test_pods_that_wait_for_a_drain_are_placed_soon_after_it(shared: Cluster) -> None:
+    """The node is full, all pods are deleted by force, and nothing more happens: 30 s of drain, 10 s of back-off."""
+    full = [f"full-{n}" for n in range(4)]
+    for name, shares in zip(full, (7, 14, 14, 14), strict=True):
+        shared.kubectl("create", "--filename=-", given=pod(name, {GPU_MEM: shares}))
+    shared.until(lambda: all(placed(shared, name) for name in full), "all GPUs are full")
+    shared.kubectl("delete", "pods", *full, "--force", "--grace-period=0")
+    new = [f"new-{n}" for n in range(7)]
+    for name in new:
+        shared.kubectl("create", "--filename=-", given=pod(name, {GPU_MEM: 7}))
+    assert not any(placed(shared, name) for name in new)
+    # The scheduler's own look at what it has given up comes after 5 minutes.
+    shared.until(lambda: all(placed(shared, name) for name in new), "all new pods are placed", within_s=90)
+
+
+def placed(cluster: Cluster, name: str) -> bool:
+    return "nodeName" in cluster.get("pod", name)["spec"]
+
+
 def test_a_gpu_in_whole_use_is_taken_from_what_the_node_offers(shared: Cluster) -> None:
     """As the guide tells of GPU 0 with its 7 units, and GPU 1 of which somebody has one."""
     shared.apply_and_settle(EXAMPLES / "whole-gpu.yaml")
