@@ -566,8 +566,7 @@ _PARTS: Mapping[str, Callable[[Json], Any]] = MappingProxyType(
         "annotations": lambda node: node["metadata"].get("annotations", {}),
         # When a condition was reported last does not matter: the kubelet does so all the time.
         "conditions": lambda node: {
-            one["type"]: (one.get("status"), one.get("reason"), one.get("message"))
-            for one in node.get("status", {}).get("conditions", [])
+            one["type"]: one.get("status") for one in node.get("status", {}).get("conditions", [])
         },
     }
 )
@@ -576,7 +575,7 @@ _HEARD: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         # An extender cannot say what its refusals depend on, so that every event is taken for one.
         _EXTENDER: frozenset(
-            {*_PARTS, "node added", "node deleted", "pod assigned", "pod changed", "pod gone", "itself"}
+            {*_PARTS, "uncordoned", "node added", "node deleted", "pod assigned", "pod changed", "pod gone", "itself"}
         ),
         _FIT: frozenset({"node added", "allocatable", "pod gone"}),
         _AFFINITY: frozenset({"node added", "labels"}),

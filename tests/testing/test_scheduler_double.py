@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from gpu_device_plugin.testing.scheduler import ExtenderConfig, Outcome, Schedul
 from tests.testing.conftest import passing, scripted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tests.testing.conftest import ScriptedExtender
 
@@ -142,3 +143,75 @@ async def test_the_sum_is_that_of_pods_that_have_not_ended() -> None:
         found = await scheduler.schedule()
         assert found["three"].node == "a"
         assert found["four"].message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
+
+
+# --- The queue --------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running(scheduler: Scheduler) -> AsyncIterator[None]:
+    task = asyncio.create_task(scheduler.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is awaited tells nobody
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def waiting(mem: int = 4, *, flush_s: float = 300.0) -> AsyncIterator[tuple[ApiServer, Callable[[], int]]]:
+    """A pod of so much waits for a node of 8, whose extender lets nothing pass; yield how often it was refused."""
+    async with ApiServer() as api, scripted() as extender:
+        api.add(builders.node("a", mem=8, count=1))
+        api.add(builders.pod("p", container(mem=mem)))
+        extender.answers["filter"] = passing("nowhere")
+        config = ExtenderConfig(extender.url)
+        async with Scheduler(api, config, backoff_s=(0.01, 0.02), flush_s=flush_s) as scheduler, running(scheduler):
+            yield api, lambda: scheduler.calls["filter"]
+
+
+async def test_a_pod_that_fitted_nowhere_is_tried_after_a_long_time_though_nothing_happened() -> None:
+    async with waiting(flush_s=0.1) as (_, asked):
+        await until(lambda: asked() >= 4)
+
+
+async def test_a_cordon_is_no_reason_to_try_a_pod_again_and_its_end_is() -> None:
+    async with waiting() as (api, asked):
+        await until(lambda: asked() == 2)
+        api.patch("nodes", "a", {"spec": {"unschedulable": True}})
+        api.add(builders.pod("other", container(mem=9)))
+        await until(lambda: bool(api.get("pods", "other")["status"].get("conditions")))
+        assert asked() == 2
+        api.patch("nodes", "a", {"spec": {"unschedulable": None}})
+        await until(lambda: asked() == 3)
+
+
+async def test_a_pod_that_is_too_large_for_every_node_waits_for_more_to_be_offered() -> None:
+    """No extender was asked about it: of all events, one concerns the plugin that refused it."""
+    async with waiting(mem=9) as (api, asked):
+        await until(lambda: bool(api.get("pods", "p")["status"].get("conditions")))
+        api.patch("nodes", "a", {"metadata": {"annotations": {"some": "note"}}})
+        api.patch("nodes", "a", {"status": {"allocatable": {GPU_MEM: "9"}}}, subresource="status")
+        await until(lambda: asked() >= 1)
+
+
+async def test_a_binding_that_fails_lets_the_others_go_on() -> None:
+    """What the scheduler assumed to be taken is not."""
+    async with ApiServer() as api, scripted() as extender:
+        api.add(builders.node("a", mem=8, count=1))
+        extender.held["bind"] = asyncio.Event()
+        extender.said("bind", {"Error": "not now"})
+        extender.answers["filter"] = passing()
+        async with Scheduler(api, ExtenderConfig(extender.url), backoff_s=(0.01, 60)) as scheduler, running(scheduler):
+            api.add(builders.pod("first", container(mem=8)))
+            await until(lambda: scheduler.calls["bind"] == 1)
+            api.add(builders.pod("second", container(mem=8)))
+            await until(lambda: bool(api.get("pods", "second")["status"].get("conditions")))
+            extender.held.pop("bind").set()
+            await until(lambda: {body["PodName"] for body in extender.bodies("bind")} == {"first", "second"})
