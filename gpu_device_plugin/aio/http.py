@@ -7,7 +7,10 @@ import contextlib
 import logging
 import socket
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.aio.connection_limit import Limits
 
 if TYPE_CHECKING:
     import ssl
@@ -26,8 +29,15 @@ _MIB = 1024 * 1024
 LARGEST_BODY = 64 * _MIB
 """Bytes. Above what kube-scheduler sends of 5,000 nodes where it sends them whole (42 MB)."""
 
-MOST_STRANGERS = 64
-"""Connections to a port that everybody reaches. The kubelet and a few Prometheus servers have one each."""
+STRANGERS = Limits(total=128, each=16, few=4)
+"""Connections to a port that everybody reaches. The kubelet has up to five at once, a Prometheus server one."""
+
+HANDSHAKES = Limits(total=256, each=256, few=16)
+"""Connections whose TLS handshake is not over: 300 KiB each, so 75 MiB at most. Behind a Service all of them may come
+from one address, the scheduler's among them; it opens dozens at once."""
+
+_BACKLOG = 1024
+"""Connections that the kernel keeps until we come to them. Where they are more, a peer tries again after a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +88,14 @@ class Route:
 async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> AsyncIterator[int]:
     """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does.
 
-    Whoever reaches the port can ask, so that it keeps `MOST_STRANGERS` connections.
+    Whoever reaches the port can ask, so that it keeps no more connections than `STRANGERS` says.
     """
 
     def asking_nothing(page: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
         return lambda _request: page()
 
     routes = [Route("GET", path, asking_nothing(page)) for path, page in pages.items()]
-    async with serving_routes(host, port, routes, most_peers=MOST_STRANGERS) as chosen:
+    async with serving_routes(host, port, routes, limits=STRANGERS) as chosen:
         yield chosen
 
 
@@ -99,7 +109,8 @@ async def serving_routes(
     largest_body: int = LARGEST_BODY,
     body_within_s: float = 30.0,
     finish_within_s: float = 0.5,
-    most_peers: int | None = None,
+    limits: Limits | None = None,
+    handshake_within_s: float = 10.0,
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
@@ -115,7 +126,9 @@ async def serving_routes(
         largest_body: bytes.
         body_within_s: how long a body may take to come in; after that its sender has stopped in the middle.
         finish_within_s: how long requests that are there at the end may take.
-        most_peers: connections that are kept; one more ends the one that was opened first. None: as many as come.
+        limits: of a port that everybody reaches; see `ConnectionLimit`. A request whose peer has gone is given up then,
+            and its head may be 64 KiB long. None: as many connections as come, but for `HANDSHAKES` with `tls`.
+        handshake_within_s: how long a TLS handshake may take.
 
     Yields:
         The port that is listened on.
@@ -124,23 +137,36 @@ async def serving_routes(
         OSError: the address cannot be listened on; the message names it.
     """
     # 9 MB that an agent without probes and API access does not pay, and 1 MB less than aiohttp.web as a whole.
-    from gpu_device_plugin.aio.fewpeers import FewPeers  # noqa: PLC0415
+    from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     try:
         listener = _listener(host, port)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen on {written(host, port)} for HTTP: {error.strerror}") from error
     desk = _Desk(routes, largest_body, body_within_s)
-    peers = FewPeers(desk.answer, most_peers, access_log=None, logger=_Terse(_log, {}))
-    server = await asyncio.get_running_loop().create_server(peers, sock=listener, ssl=tls)
+    peers = Accepting(
+        desk.answer,
+        listener,
+        limits=HANDSHAKES if tls is not None and limits is None else limits,
+        tls=tls,
+        handshake_within_s=handshake_within_s,
+        access_log=None,
+        logger=_Terse(_log, {}),
+        **(_OF_STRANGERS if limits is not None else {}),
+    )
     try:
         yield listener.getsockname()[1]
     finally:
-        server.close()
+        peers.stop()
         # aiohttp would stop reading at once, and a body that is still coming in would never be answered.
         await desk.close(finish_within_s)
-        peers.pre_shutdown()  # idle connections; shutdown alone would wait for them
-        await peers.shutdown(0.5)
+        await peers.close(0.5)
+
+
+_OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
+    {"handler_cancellation": True, "max_headers": 16, "max_field_size": 4096, "max_line_size": 4096}
+)
+"""What aiohttp is to spare for a peer. A token of Kubernetes in a header has 1 to 2 KiB."""
 
 
 class _Desk:
@@ -257,5 +283,6 @@ def written(host: str, port: int) -> str:
 
 def _listener(host: str, port: int) -> socket.socket:
     if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import MOST_STRANGERS, Json, Page, Request, Route, serving_routes, written
+from gpu_device_plugin.aio.http import STRANGERS, Json, Page, Request, Route, serving_routes, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
@@ -297,7 +297,7 @@ class Extender:
                 pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
                 pages.append(Route("GET", "/quiet", self._when_quiet))
                 self.ports["http"] = await servers.enter_async_context(
-                    serving_routes(settings.http.host, settings.http.port, pages, most_peers=MOST_STRANGERS)
+                    serving_routes(settings.http.host, settings.http.port, pages, limits=STRANGERS)
                 )
             servers.callback(self._quiet.set)  # once nothing comes from the scheduler, before the probes end
             self.ports["listen"] = await servers.enter_async_context(

@@ -10,16 +10,18 @@ import os
 import shutil
 import ssl
 import subprocess
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
 
-from gpu_device_plugin.aio.http import Json, Page, Request, Route, serving_routes
+from gpu_device_plugin.aio.connection_limit import Limits
+from gpu_device_plugin.aio.http import HANDSHAKES, Json, Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable
     from pathlib import Path
 
 
@@ -221,23 +223,150 @@ async def test_an_answer_may_be_the_last_on_its_connection(http: aiohttp.ClientS
                 assert response.headers.get("Connection") == connection
 
 
-async def test_strangers_who_hold_connections_do_not_keep_others_out() -> None:
-    """Three connections are kept. A fourth ends the one that was opened first, and no other."""
-    async with serving_routes("127.0.0.1", 0, ROUTES, most_peers=3) as port:
-        held = []
-        for _ in range(3):
-            held.append(await asyncio.open_connection("127.0.0.1", port))
-            held[-1][1].write(b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: x\r\n\r\n")
-            await held[-1][0].readuntil(b"\r\n\r\nn")
-        held[0][1].write(b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: ")
-        assert (await raw(port, QUICK)).endswith(b"\r\n\r\nn")
+# --- Many peers ------------------------------------------------------------------------------------------------------
+
+KUBELET, ATTACKER = "127.0.0.2", "127.0.1.3"
+FEW = Limits(total=6, each=3, few=2)
+HEAD = b"GET /scheduler/inspect/n HTTP/1.1\r\nHost: x\r\n\r\n"
+
+Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Come = Callable[..., Awaitable[Peer]]
+
+
+@pytest.fixture
+async def come() -> AsyncIterator[Come]:
+    """Connect to a port from an address of this machine, and say something; ends with the test."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def connect(port: int, address: str, said: bytes = b"", tls: ssl.SSLContext | None = None) -> Peer:
+        peer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, local_addr=(address, 0))
+        writers.append(peer[1])
+        peer[1].write(said)
+        return peer
+
+    yield connect
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.sleep(0)
+
+
+async def flood(come: Come, port: int, addresses: Iterable[str], said: bytes) -> None:
+    """Come from all of these; some may be turned away at once."""
+    for address in addresses:
         with contextlib.suppress(ConnectionError):
-            assert await held[0][0].read() == b""
-        for reader, writer in held[1:]:
-            writer.write(QUICK)
-            assert (await reader.read()).endswith(b"\r\n\r\nn")
-        for _, writer in held:
-            await close(writer)
+            await come(port, address, said)
+
+
+async def ended(peer: Peer) -> bool:
+    """Wait until the server ends a connection, without an answer."""
+    try:
+        return await peer[0].read() == b""
+    except ConnectionError:
+        return True
+
+
+async def served(peer: Peer) -> bool:
+    """Whether a connection that is there still gets an answer."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        peer[1].write(HEAD)
+        return (await peer[0].readuntil(b"\r\n\r\nn")).startswith(b"HTTP/1.1 200 OK")
+    return False
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /sched", HEAD], ids=["nothing", "half a request", "a request"])
+async def test_an_address_with_too_many_connections_loses_its_own(come: Come, said: bytes) -> None:
+    """Ten times its part, while the kubelet has one that it keeps and comes with another."""
+    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
+        kept = await come(port, KUBELET)
+        assert await served(kept)
+        await flood(come, port, [ATTACKER] * 30, said)
+        assert await served(await come(port, KUBELET))
+        assert await served(kept)
+        assert await served(await come(port, ATTACKER))
+
+
+async def test_of_an_addresss_own_the_one_that_said_nothing_for_longest_is_ended(come: Come) -> None:
+    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
+        used = await come(port, ATTACKER)
+        assert await served(used)
+        silent = [await come(port, ATTACKER) for _ in range(2)]
+        newest = await come(port, ATTACKER)
+        assert await ended(silent[0])
+        assert await served(used)
+        assert await served(silent[1])
+        assert await served(newest)
+
+
+async def test_a_request_in_progress_outlives_whatever_comes_from_anywhere(come: Come) -> None:
+    """The kubelet waits for an answer, as of /quiet, while more come than the port keeps, from many addresses."""
+    gate = Gate()
+    routes = [Route("GET", "/quiet", gate), *ROUTES]
+    async with serving_routes("127.0.0.1", 0, routes, limits=FEW) as port:
+        waiting = await come(port, KUBELET, b"GET /quiet HTTP/1.0\r\n\r\n")
+        await gate.entered.wait()
+        addresses = [f"127.0.{1 + number % 7}.{number + 1}" for number in range(40)]
+        await flood(come, port, addresses, HEAD)
+        assert await served(await come(port, KUBELET))
+        gate.opened.set()
+        assert (await waiting[0].read()).endswith(b"at last")
+
+
+async def test_requests_in_progress_of_one_address_do_not_keep_another_out(come: Come) -> None:
+    gate = Gate()
+    routes = [Route("GET", "/quiet", gate), *ROUTES]
+    async with serving_routes("127.0.0.1", 0, routes, limits=FEW) as port:
+        await flood(come, port, [ATTACKER] * 30, b"GET /quiet HTTP/1.0\r\n\r\n")
+        assert await served(await come(port, KUBELET))
+        gate.opened.set()
+
+
+async def test_a_request_whose_peer_has_gone_is_given_up_where_everybody_can_ask(come: Come) -> None:
+    """Whoever asks for long answers and goes away leaves nothing behind."""
+    entered, given_up = asyncio.Event(), asyncio.Event()
+
+    async def long(_request: Request) -> Page:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.set()
+        raise AssertionError
+
+    async with serving_routes("127.0.0.1", 0, [Route("GET", "/quiet", long)], limits=FEW) as port:
+        _, writer = await come(port, ATTACKER, b"GET /quiet HTTP/1.0\r\n\r\n")
+        await entered.wait()
+        await close(writer)
+        await given_up.wait()
+
+
+async def test_a_head_is_read_up_to_a_bound_where_everybody_can_ask() -> None:
+    """16 lines with 4 KiB each: room for a token, and 8 MiB for all connections together."""
+    line = b"A: " + b"x" * 4000 + b"\r\n"
+    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
+        for lines, status in ((line * 15, b" 200 "), (line * 17, b" 400 "), (b"A: " + b"x" * 5000 + b"\r\n", b" 400 ")):
+            assert status in await raw(port, QUICK[:-2] + lines + b"\r\n")
+
+
+async def test_connections_on_which_nothing_came_end_with_the_server(come: Come) -> None:
+    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
+        peer = await come(port, KUBELET)
+        assert await served(await come(port, KUBELET))  # the first one has been accepted
+    assert await ended(peer)
+
+
+async def test_a_peer_that_only_connects_leaves_nothing_behind(come: Come) -> None:
+    """As a load balancer does that looks whether the port is open."""
+    async with serving_routes("127.0.0.1", 0, ROUTES, limits=FEW) as port:
+        for _ in range(20):
+            await close((await come(port, KUBELET))[1])
+        assert await served(await come(port, KUBELET))
+
+
+async def test_without_limits_dozens_of_connections_of_one_scheduler_are_kept(come: Come) -> None:
+    async with serving_routes("127.0.0.1", 0, ROUTES) as port:
+        peers = [await come(port, KUBELET) for _ in range(300)]
+        for _ in range(2):
+            assert all([await served(peer) for peer in peers])
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------
@@ -397,6 +526,34 @@ async def test_with_a_client_authority_only_its_clients_are_served(tmp_path: Pat
         for shows in ("", "stranger"):
             with pytest.raises(aiohttp.ClientError):
                 await asked(port, client(tmp_path, "server", shows))
+
+
+@needs_openssl
+async def test_a_scheduler_is_served_beside_any_number_of_peers_that_shake_no_hands(tmp_path: Path, come: Come) -> None:
+    """Of its own address, too: behind a Service all come from one. What it has is kept, and it gets new ones."""
+    for who in ("server", "scheduler"):
+        certificate(tmp_path, who)
+    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "scheduler.crt")
+    known = client(tmp_path, "server", "scheduler")
+    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls) as port:
+        kept = [await come(port, KUBELET, tls=known) for _ in range(40)]
+        floods = []
+        for said in (b"", b"\x16\x03\x01\x02\x00\x01"):  # the second is the beginning of a ClientHello
+            floods += [await come(port, KUBELET, said) for _ in range(HANDSHAKES.total + 20)]
+            kept.append(await come(port, KUBELET, tls=known))
+            assert all([await served(peer) for peer in kept])
+        assert await ended(floods[0])
+        assert await ended(floods[HANDSHAKES.total + 20])
+
+
+@needs_openssl
+async def test_a_handshake_has_its_time(tmp_path: Path, come: Come) -> None:
+    for who in ("server", "scheduler"):
+        certificate(tmp_path, who)
+    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "scheduler.crt")
+    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, handshake_within_s=0.01) as port:
+        peer = await come(port, KUBELET, b"\x16\x03\x01\x02\x00\x01")
+        assert await ended(peer)
 
 
 @needs_openssl

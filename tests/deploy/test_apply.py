@@ -36,6 +36,7 @@ SINCE = {
     ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding"): 30,
     ("apps/v1", "DaemonSet"): 9,
     ("apps/v1", "Deployment"): 9,
+    ("networking.k8s.io/v1", "NetworkPolicy"): 7,
     ("policy/v1", "PodDisruptionBudget"): 21,
     ("rbac.authorization.k8s.io/v1", "ClusterRole"): 8,
     ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): 8,

@@ -54,6 +54,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({}, ("daemonset", "scheduler", "policies")),
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
+    ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -112,7 +113,11 @@ WORKLOADS = [(SECOND, "gpushare-scheduler"), (LOOPBACK, "gpushare-extender"), (S
 @pytest.mark.parametrize("values", [SECOND, LOOPBACK, SERVICE])
 def test_everything_moves_to_another_namespace(values: Json) -> None:
     """The roles that kube-system's own belong to stay there, and nobody else's account is trusted."""
-    everything = {"podMonitor": {"enabled": True}, "policies": {"setSchedulerName": values == SECOND}}
+    everything = {
+        "podMonitor": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+        "policies": {"setSchedulerName": values == SECOND},
+    }
     objects = CHART.render({**values, **everything, "namespace": "gpus"})
     assert {namespace for _, namespace, _ in objects} - {"", "kube-system"} == {"gpus"}
     text = json.dumps(list(objects.values()))
@@ -500,7 +505,8 @@ def test_helm_installs_changes_and_removes_it(real_server: RealServer, tmp_path:
 
     for made, release in (("gpushare", "default"), ("apart", "apart")):
         where = [f"--namespace={release}", "--create-namespace", "--set", f"namespace={made}"]
-        notes = done("install", "gpushare", str(CHART.root), *where, "--set", "policies.setSchedulerName=true")
+        more = ["--set", "policies.setSchedulerName=true,networkPolicy.enabled=true"]
+        notes = done("install", "gpushare", str(CHART.root), *where, *more)
         assert ("kubectl label namespace" in notes) == (made == release)
         notes = done("upgrade", "gpushare", str(CHART.root), *where[:1], *where[2:], "--set", "scheduler.mode=service")
         assert "gpushare-extender-tls" in notes

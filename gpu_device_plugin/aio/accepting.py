@@ -1,0 +1,204 @@
+"""Accept connections, and spend nothing on one that is to end or on which nothing has come yet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from aiohttp.web_server import Server
+
+from gpu_device_plugin.aio.connection_limit import ConnectionLimit, Stage
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from aiohttp.web_protocol import RequestHandler, _RequestHandler
+    from aiohttp.web_request import BaseRequest
+    from aiohttp.web_response import StreamResponse
+
+    from gpu_device_plugin.aio.connection_limit import Connection, Limits
+
+_log = logging.getLogger(__name__)
+
+_AT_ONCE = 32
+"""Connections that are accepted before others' requests are looked at again."""
+_WITHOUT_FILES_S = 1.0
+"""How long to accept none where the system has no more file descriptors."""
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: the peer hears at once, and no trace of the connection stays in the kernel."""
+
+
+class Accepting(Server):
+    """An HTTP server that accepts its connections itself."""
+
+    def __init__(
+        self,
+        handler: _RequestHandler,
+        listening: socket.socket,
+        *,
+        limits: Limits | None,
+        tls: ssl.SSLContext | None,
+        handshake_within_s: float,
+        **more: Any,
+    ) -> None:
+        """Accept from now on, until `stop`.
+
+        Args:
+            handler: answers requests.
+            listening: where connections come in; ours to close.
+            limits: how many are kept, None: as many as come. With `tls` only those count whose handshake is not over.
+            tls: None: plain HTTP.
+            handshake_within_s: how long a TLS handshake may take.
+            more: for aiohttp.
+        """
+        super().__init__(self._answering(handler), **more)
+        self._listening = listening
+        listening.setblocking(False)
+        self._limited = limits is not None
+        self._limit = ConnectionLimit(limits)
+        self._tls = tls
+        self._handshake_within_s = None if tls is None else handshake_within_s
+        self._ways_to_end: dict[Connection, Callable[[], object]] = {}
+        self._connection_of: dict[RequestHandler, Connection] = {}
+        self._beginning: dict[asyncio.Task[None], socket.socket] = {}
+        self._resuming: asyncio.TimerHandle | None = None
+        self._listen()
+
+    def __repr__(self) -> str:
+        return f"<Accepting: {len(self._connection_of)} connections served, {len(self._ways_to_end)} that may be ended>"
+
+    def stop(self) -> None:
+        """Accept no more. What has been accepted goes on."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+
+    async def close(self, within_s: float) -> None:
+        """End what has been accepted, after `stop`; what is being answered may take until then."""
+        for connection, end in list(self._ways_to_end.items()):
+            if connection.stage is Stage.SILENT:
+                end()
+        for peer in self._beginning.values():
+            _hang_up(peer)
+        await asyncio.gather(*self._beginning, return_exceptions=True)
+        self.pre_shutdown()  # idle connections; shutdown alone would wait for them
+        await self.shutdown(within_s)
+
+    # --- Coming ---------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                peer, address = self._listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionError:  # gone while it waited
+                continue
+            except OSError as error:
+                _log.error("accepts no connection for a while", extra={"why": str(error), "once_per_s": 60})
+                self._loop.remove_reader(self._listening)
+                self._resuming = self._loop.call_later(_WITHOUT_FILES_S, self._listen)
+                return
+            self._take(peer, address[0])
+
+    def _take(self, peer: socket.socket, address: str) -> None:
+        connection, surplus = self._limit.enter(address)
+        if surplus is connection:
+            _reset(peer)
+            return
+        if surplus is not None:
+            self._ways_to_end[surplus]()
+        peer.setblocking(False)
+        if not self._limited:
+            self._start(connection, peer)
+            return
+        self._ways_to_end[connection] = lambda: self._turn_away(connection, peer)
+        self._loop.add_reader(peer, self._begin, connection, peer)
+
+    def _turn_away(self, connection: Connection, peer: socket.socket) -> None:
+        self._loop.remove_reader(peer)
+        self._forget(connection)
+        _reset(peer)
+
+    def _begin(self, connection: Connection, peer: socket.socket) -> None:
+        """Serve a connection on which something has come."""
+        try:
+            gone = not peer.recv(1, socket.MSG_PEEK)
+        except OSError:
+            gone = True
+        if gone:
+            self._turn_away(connection, peer)
+            return
+        self._loop.remove_reader(peer)
+        self._start(connection, peer)
+
+    def _start(self, connection: Connection, peer: socket.socket) -> None:
+        connection.stage = Stage.BEGUN
+        task = self._loop.create_task(self._serve(connection, peer), name=f"begin with {connection.address}")
+        self._beginning[task] = peer
+        task.add_done_callback(self._beginning.pop)
+        # Not by cancelling the task: what asyncio has begun by then goes on with the handshake.
+        self._ways_to_end[connection] = lambda: _hang_up(peer)
+
+    async def _serve(self, connection: Connection, peer: socket.socket) -> None:
+        """Hand a connection to HTTP, once its TLS handshake is over."""
+        handler = self()
+        self._connection_of[handler] = connection
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: handler, peer, ssl=self._tls, ssl_handshake_timeout=self._handshake_within_s
+            )
+        except OSError:  # the peer's affair: it went away, or does not speak TLS, or shows no certificate that we trust
+            self.connection_lost(handler)
+        else:
+            if self._tls is not None:
+                self._forget(connection)
+            elif connection in self._ways_to_end:  # not lost meanwhile
+                self._ways_to_end[connection] = transport.abort
+
+    # --- Going ----------------------------------------------------------------------------------------------------
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        """Count a connection no more."""
+        connection = self._connection_of.pop(handler, None)
+        if connection is not None:
+            self._forget(connection)
+        super().connection_lost(handler, exc)
+
+    def _forget(self, connection: Connection) -> None:
+        self._limit.leave(connection)
+        self._ways_to_end.pop(connection, None)
+
+    def _answering(self, handler: _RequestHandler) -> _RequestHandler:
+        async def answer(request: BaseRequest) -> StreamResponse:
+            connection = self._connection_of.get(request.protocol)
+            if connection is None:
+                return await handler(request)
+            connection.stage = Stage.ANSWERING
+            try:
+                return await handler(request)
+            finally:
+                connection.stage = Stage.BEGUN
+
+        return answer
+
+
+def _hang_up(peer: socket.socket) -> None:
+    """Have a transport that is being made find its end."""
+    with contextlib.suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+
+
+def _reset(peer: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    peer.close()
