@@ -21,6 +21,7 @@ class Freshness:
         self._catch_up = catch_up
         self._clock = clock
         self._fresh_at: float | None = None
+        self._losses = 0
         self._one_at_a_time = asyncio.Lock()
         self.catches = 0
         """How often there was catching up to do."""
@@ -29,8 +30,9 @@ class Freshness:
         return f"<Freshness: caught up {self.catches} times>"
 
     def lost(self) -> None:
-        """Take note that others act from now on."""
+        """Take note that others acted until now: what was asked before says nothing of it."""
         self._fresh_at = None
+        self._losses += 1
 
     async def __call__(self) -> None:
         """Return when what others did is known; to be called before every action.
@@ -42,11 +44,15 @@ class Freshness:
             # The lock is held over an await on purpose: all that wait for it wait for the same answer.
             async with self._one_at_a_time:
                 if not self._is_fresh():
-                    began = self._clock()
-                    await self._catch_up()
-                    self.catches += 1
-                    self._fresh_at = began
-        self._fresh_at = max(self._fresh_at or 0.0, self._clock())
+                    await self._until_nothing_is_lost()
+        self._fresh_at = self._clock()
+
+    async def _until_nothing_is_lost(self) -> None:
+        losses = None
+        while losses != self._losses:
+            losses = self._losses
+            await self._catch_up()
+            self.catches += 1
 
     def _is_fresh(self) -> bool:
         return self._fresh_at is not None and self._clock() - self._fresh_at < PAUSE_S

@@ -16,6 +16,7 @@ class World:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     asked: int = 0
     fails: bool = False
+    fails_at: int = 0
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -24,7 +25,7 @@ class World:
     async def catch_up(self) -> None:
         self.asked += 1
         await self.gate.wait()
-        if self.fails:
+        if self.fails or self.asked == self.fails_at:
             raise TimeoutError("the API server is slow")
 
 
@@ -76,3 +77,29 @@ async def test_what_was_known_before_a_slow_answer_is_as_old_as_the_question() -
     world.fresh.lost()
     await world.fresh()
     assert world.asked == 2
+
+
+async def test_what_is_lost_while_catching_up_is_caught_up_with_too() -> None:
+    """The answer that is on its way tells nothing of what happened after its question; nobody acts by it."""
+    world = World()
+    world.gate.clear()
+    calls = [asyncio.create_task(world.fresh()) for _ in range(2)]
+    await asyncio.sleep(0)
+    world.fresh.lost()
+    world.gate.set()
+    await asyncio.gather(*calls)
+    assert world.asked == 2
+
+
+async def test_an_answer_from_before_a_loss_makes_nobody_fresh_if_the_next_one_fails() -> None:
+    world = World()
+    world.gate.clear()
+    call = asyncio.create_task(world.fresh())
+    await asyncio.sleep(0)
+    world.fresh.lost()
+    world.gate.set()
+    world.fails_at = 2
+    with pytest.raises(TimeoutError):
+        await call
+    await world.fresh()
+    assert world.asked == 3
