@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, cast
 
+from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.gpus import Gpu, Inventory
 from gpu_device_plugin.core.health import (
@@ -590,10 +591,12 @@ class _Child(asyncio.SubprocessProtocol):
     def kill(self) -> None:
         self._on_failure = lambda: None
         self._answer.cancel()  # nobody waits for it any more
-        if self._transport is not None:
-            self._transport.close()  # which kills it
-        else:
+        if self._transport is None:
             self._exit.set()
+            return
+        for pipe in (0, 1):
+            cast("asyncio.BaseTransport", self._transport.get_pipe_transport(pipe)).close()
+        signal_child(self._transport.get_pid(), self._transport.get_returncode(), signal.SIGKILL)
 
     async def exits(self, within_s: float) -> bool:
         """Wait for the end of the process; say whether it came in time."""
@@ -622,6 +625,8 @@ class _Child(asyncio.SubprocessProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - nothing to add to how the process ended
         # Only now everything that it wrote has been read.
+        if self._transport is not None:
+            self._transport.close()
         self._fail(HardwareError(driver.CRASHED, f"{_WHO} {self._how_it_ended()}"))
 
     def _heard(self, message: Message) -> None:

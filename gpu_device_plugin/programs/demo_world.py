@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections import deque
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.core.ledger import Ledger
 from gpu_device_plugin.core.node import Node
 from gpu_device_plugin.core.offers import offers
@@ -113,17 +115,17 @@ class Agent:
 
     async def kill(self) -> None:
         """End its process without warning."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+        self._signal(signal.SIGKILL)
         await self._ended()
 
     async def stop(self) -> None:
         """Ask its process to end, and wait until it has."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.terminate()
+        self._signal(signal.SIGTERM)
         await self._ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            signal_child(self._process.pid, self._process.returncode, number)
 
     async def _ended(self) -> None:
         process, reading = self._process, self._reading
@@ -134,7 +136,7 @@ class Agent:
             async with asyncio.timeout(_PATIENCE_S):
                 await process.wait()
         except TimeoutError:
-            process.kill()
+            signal_child(process.pid, process.returncode, signal.SIGKILL)
             await process.wait()
         await reading
 

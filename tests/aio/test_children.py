@@ -1,0 +1,86 @@
+"""A child process that ends in the moment in which it is to be ended keeps its exit code, and nobody is warned."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.hardware.monitor import _Child
+from gpu_device_plugin.programs.demo_world import Agent
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture(autouse=True)
+async def _looking_later() -> AsyncIterator[None]:
+    """Have asyncio look at children in its loop, as Python does from 3.12 on: while the loop does else, they wait."""
+    if sys.version_info >= (3, 12):
+        yield
+        return
+    policy = asyncio.get_event_loop_policy()
+    before = policy.get_child_watcher()
+    watcher = asyncio.PidfdChildWatcher()
+    watcher.attach_loop(asyncio.get_running_loop())
+    policy.set_child_watcher(watcher)
+    yield
+    policy.set_child_watcher(before)
+
+
+def until_it_has_ended(pid: int) -> None:
+    """Wait for a child's end without letting the loop see it."""
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.001)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_a_signal_leaves_the_exit_code_to_asyncio(caplog: pytest.LogCaptureFixture) -> None:
+    process = await asyncio.create_subprocess_exec("sh", "-c", "exit 7")
+    until_it_has_ended(process.pid)
+    signal_child(process.pid, process.returncode, signal.SIGTERM)
+    assert await process.wait() == 7
+    signal_child(process.pid, process.returncode, signal.SIGTERM)  # may be another process by now
+    assert warnings(caplog) == []
+
+
+async def test_a_signal_ends_a_child_that_runs() -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "1000")
+    signal_child(process.pid, process.returncode, signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+
+
+async def test_a_signal_to_a_process_that_is_gone_is_none() -> None:
+    process = await asyncio.create_subprocess_exec("true")
+    await process.wait()
+    signal_child(process.pid, None, signal.SIGTERM)
+
+
+async def test_the_drivers_process_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    """As one does that has said why the driver cannot be used."""
+    child = _Child(lambda: None)
+    transport, _ = await asyncio.get_running_loop().subprocess_exec(lambda: child, "sh", "-c", "exit 7")
+    until_it_has_ended(transport.get_pid())
+    child.kill()
+    assert await child.exits(20)
+    assert (transport.get_returncode(), warnings(caplog)) == (7, [])
+
+
+async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    agent = Agent({"no_such_setting": "x"})
+    for end in (agent.stop, agent.kill):
+        await agent.start()
+        process = agent._process
+        assert process is not None
+        until_it_has_ended(process.pid)
+        await end()
+        assert (process.returncode, warnings(caplog)) == (2, [])
