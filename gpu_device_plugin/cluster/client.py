@@ -114,8 +114,14 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         session, self._session = self._session, None
-        if session is not None:
+        if session is None:
+            return
+        try:
             await session.close()
+        except asyncio.CancelledError:
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise
+            # Being told to end while we end already does not hide why: `error` goes on.
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return one object as it is now. `timeout_s` here and below: if less patience is wanted than `Timing` has."""

@@ -46,6 +46,29 @@ def told(event: WatchEvent) -> tuple[str, str]:
     return event.type, read_metadata(event.object).name
 
 
+@pytest.mark.parametrize("cause", [OSError("the address is taken"), None])
+async def test_the_cause_of_an_end_is_told_though_one_is_told_to_end_meanwhile(
+    server: ApiServer, cause: OSError | None
+) -> None:
+    """As by a SIGTERM that comes while connections are being closed; without a cause it is the cause."""
+    server.add(node("n"))
+    closing = asyncio.Event()
+
+    async def work() -> None:
+        async with Client(ClusterConfig(server.url)) as client:
+            await client.get(NODES, "n")  # leaves a connection that takes its time to close
+            closing.set()
+            if cause is not None:
+                raise cause
+
+    working = asyncio.create_task(work())
+    await closing.wait()
+    assert not working.done()
+    working.cancel()
+    (outcome,) = await asyncio.gather(working, return_exceptions=True)
+    assert outcome is cause if cause is not None else isinstance(outcome, asyncio.CancelledError)
+
+
 async def test_a_list_comes_in_pages(server: ApiServer, client: Client) -> None:
     for name in "edcba":
         server.add(pod(name))
