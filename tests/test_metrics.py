@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin import __version__, metrics
-from gpu_device_plugin.aio.http import Page, serving
+from gpu_device_plugin.aio.http import ListenError, Page, serving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -250,6 +250,6 @@ async def test_nothing_is_served_after_the_block(http: aiohttp.ClientSession) ->
 
 async def test_an_address_in_use_is_named() -> None:
     async with serving("127.0.0.1", 0, {}) as port:
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port} for HTTP: "):
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port}: this program listens there already"):
             async with serving("127.0.0.1", port, {}):
                 pass

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
+import os
 import socket
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.connection_limit import Limits
+from gpu_device_plugin.aio.listeners import who_listens
 
 if TYPE_CHECKING:
     import ssl
@@ -38,6 +41,10 @@ from one address, the scheduler's among them; it opens dozens at once."""
 
 _BACKLOG = 1024
 """Connections that the kernel keeps until we come to them. Where they are more, a peer tries again after a second."""
+
+
+class ListenError(OSError):
+    """An address cannot be listened on; the message is a sentence that names it and says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +141,12 @@ async def serving_routes(
         The port that is listened on.
 
     Raises:
-        OSError: the address cannot be listened on; the message names it.
+        ListenError: the address cannot be listened on.
     """
     # 9 MB that an agent without probes and API access does not pay, and 1 MB less than aiohttp.web as a whole.
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
-    try:
-        listener = _listener(host, port)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {written(host, port)} for HTTP: {error.strerror}") from error
+    listener = _listener(host, port)
     desk = _Desk(routes, largest_body, body_within_s)
     peers = Accepting(
         desk.answer,
@@ -282,7 +286,25 @@ def written(host: str, port: int) -> str:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {written(host, port)}: {_why_not(error, port)}") from error
+
+
+def _why_not(error: OSError, port: int) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            holder = who_listens(port)
+            if holder.endswith(f"(process {os.getpid()})"):
+                return "this program listens there already, for something else; choose another port for one of the two"
+            return f"{holder or 'another program'} listens there already; end it, or choose another port"
+        case errno.EADDRNOTAVAIL:
+            return f"this machine has no such address; choose one of its own, or :{port} for all"
+        case errno.EACCES:
+            return f"port {port} is for root alone; choose one from 1024 on"
+        case number:  # the system's words, in whose place `socket` writes the address
+            return os.strerror(number) if number else str(error)

@@ -14,11 +14,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import STRANGERS, Json, Page, Request, Route, serving_routes, written
+from gpu_device_plugin.aio.http import STRANGERS, Json, ListenError, Page, Request, Route, serving_routes, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
@@ -53,13 +53,15 @@ from gpu_device_plugin.programs.verbs import Verbs
 from gpu_device_plugin.scheduler import wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    import ssl
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     import msgspec
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.extender_settings import ExtenderSettings
+    from gpu_device_plugin.forms import Address
     from gpu_device_plugin.knobs import Sources, Texts
 
 _log = logging.getLogger(__name__)
@@ -107,7 +109,7 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
         settings: what that made.
 
     Raises:
-        UsageError: the API server's address, or a certificate, cannot be used.
+        UsageError: an address, or a certificate, cannot be used.
     """
     try:
         config = _config(settings.api)
@@ -118,7 +120,8 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
     try:
         asyncio.run(until_told(rereading.beside(extender.run()), "extender", partial(rereading.look, anyway=True)))
     except OSError as error:
-        raise UsageError(str(error)) from error
+        _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=error)
+        return 1
     return 0
 
 
@@ -277,7 +280,7 @@ class Extender:
         """Do all of it until cancelled. Owns the listening sockets and the connections.
 
         Raises:
-            OSError: an address cannot be listened on, or a certificate not be read.
+            UsageError: an address cannot be listened on, or a certificate not be used.
         """
         settings = self.settings
         _log.info("the scheduler extender begins", extra={"version": __version__, "listen": written(*settings.listen)})
@@ -287,28 +290,15 @@ class Extender:
                 "or give tls_cert, tls_key and client_ca",
                 extra={"listen": written(*settings.listen)},
             )
-        tls = (
-            server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
-            if settings.tls_cert is not None and settings.tls_key is not None
-            else None
-        )
+        tls = _tls(settings)
         async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
                 pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
                 pages.append(Route("GET", "/quiet", self._when_quiet))
-                self.ports["http"] = await servers.enter_async_context(
-                    serving_routes(settings.http.host, settings.http.port, pages, limits=STRANGERS)
-                )
+                await self._serve(servers, "http", settings.http, pages, limits=STRANGERS)
             servers.callback(self._quiet.set)  # once nothing comes from the scheduler, before the probes end
-            self.ports["listen"] = await servers.enter_async_context(
-                serving_routes(
-                    settings.listen.host,
-                    settings.listen.port,
-                    self._routes(),
-                    tls=tls,
-                    finish_within_s=settings.bind_timeout_s,
-                )
-            )
+            routes, patience_s = self._routes(), settings.bind_timeout_s
+            await self._serve(servers, "listen", settings.listen, routes, tls=tls, finish_within_s=patience_s)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._nodes.run(), name="follow nodes")
                 tasks.create_task(self._pods.run(), name="follow pods")
@@ -327,6 +317,14 @@ class Extender:
                     self._ending = True
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
+
+    async def _serve(
+        self, servers: AsyncExitStack, setting: str, address: Address, routes: Iterable[Route], **more: Any
+    ) -> None:
+        try:
+            self.ports[setting] = await servers.enter_async_context(serving_routes(*address, routes, **more))
+        except ListenError as error:
+            raise UsageError(f"{setting}: {error}") from error
 
     # --- The cluster ----------------------------------------------------------------------------------------------
 
@@ -527,6 +525,15 @@ class Extender:
                 for kind, reflector in self._followed
             ),
         )
+
+
+def _tls(settings: ExtenderSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
+    except OSError as error:
+        raise UsageError(str(error)) from error
 
 
 async def _alive() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.core.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
@@ -34,7 +35,8 @@ def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -
         settings: what that makes without a profile.
 
     Raises:
-        UsageError: the directory, the share size or the description of fake GPUs cannot be used.
+        UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
+            used.
     """
     return asyncio.run(_until_signal(NodeProgram(sources, texts, settings)))
 
@@ -70,6 +72,8 @@ def _exit_code(outcome: BaseException | None) -> int:
             return 0
         case UsageError():
             raise error
+        case ListenError():
+            raise UsageError(f"http: {error}") from error
         case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
             # What a new container can mend, and nothing else can: the kubelet starts one.
             trace = error if isinstance(error, OSError) else None
@@ -127,7 +131,7 @@ class NodeProgram:
 
         Raises:
             UsageError, HardwareContextLost, DirectoryGoneError: as NodeAgent.run says.
-            OSError: the address of the probes cannot be listened on.
+            ListenError: the address of the probes cannot be listened on.
         """
         if self.choice is not None:
             chosen = await self.choice.made()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import logging
 import os
 import shutil
 import signal
@@ -18,9 +20,10 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.extender_settings import Sources
-from gpu_device_plugin.programs.extender import Extender
+from gpu_device_plugin.extender_settings import ExtenderSettings, Sources
+from gpu_device_plugin.forms import Address
+from gpu_device_plugin.knobs import UsageError
+from gpu_device_plugin.programs.extender import main
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
@@ -75,12 +78,34 @@ async def test_e16_nobody_from_elsewhere_reaches_the_verbs_unless_told_so() -> N
         assert any("whoever reaches this address can have pods bound" in line for line in w.logs)
 
 
-async def test_an_address_that_is_taken_is_an_error_that_names_it() -> None:
+@pytest.mark.parametrize(("setting", "other"), [("listen", {"http": "off"}), ("http", {"listen": "127.0.0.1:0"})])
+def test_an_address_that_is_taken_is_one_sentence_about_its_setting(setting: str, other: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        settings = Sources({"listen": address, "http": "off"}, {}).read()
-        with pytest.raises(OSError, match=f"cannot listen on {address}"):
-            await Extender(settings, ClusterConfig("http://127.0.0.1:1")).run()
+        flags = {setting: address, "api": "http://127.0.0.1:1", **other}
+        sources = Sources(flags, {})
+        with pytest.raises(UsageError) as caught:
+            main(sources, sources.texts(), sources.read())
+    assert str(caught.value).startswith(f"{setting}: cannot listen on {address}: this program listens there already")
+    assert str(caught.value).count(address) == 1
+
+
+class Failing(ExtenderSettings):
+    """Settings at which the system fails."""
+
+    @property
+    def exposed(self) -> bool:
+        raise OSError(errno.EIO, "Input/output error", "/dev/sda")
+
+
+def test_an_error_of_the_system_is_no_misuse_and_its_cause_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    settings = Failing(listen=Address("127.0.0.1", 0), http=None, api="http://127.0.0.1:1")
+    sources = Sources({}, {})
+    assert main(sources, sources.texts(), settings) == 1
+    (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
+    assert record.getMessage() == "ends, to be started anew"
+    assert record.why == "[Errno 5] Input/output error: '/dev/sda'"  # type: ignore[attr-defined]
+    assert record.exc_info is not None
 
 
 # --- Certificates ----------------------------------------------------------------------------------------------------

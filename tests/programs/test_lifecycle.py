@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
@@ -534,16 +535,22 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(changed: dict[str, s
         assert node.sockets == set()
 
 
-async def test_an_address_in_use_ends_the_agent_with_a_line_that_names_it() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+async def test_an_address_in_use_is_misuse_and_a_line_that_says_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         async with world() as node:
-            node.settings["http"] = f"127.0.0.1:{taken.getsockname()[1]}"
-            node.launch()
-            error = await node.ended()
-            assert isinstance(error, OSError)
-            assert _exit_code(error) == 1
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in node.settings.items()]
+            flags.append(f"--http=127.0.0.1:{port}")
+            done = await asyncio.create_subprocess_exec(*RUN, *flags, stderr=asyncio.subprocess.PIPE)
+            _, error = await done.communicate()
+        holder = who_listens(port)
+    assert done.returncode == 2
+    assert error.decode().splitlines()[-1] == (
+        f"gpu-device-plugin: http: cannot listen on 127.0.0.1:{port}: {holder} listens there already; end it, or "
+        "choose another port"
+    )
+    assert f"(process {os.getpid()})" in holder
+    assert "Traceback" not in error.decode()
 
 
 def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
