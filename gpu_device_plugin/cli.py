@@ -180,7 +180,9 @@ class _Parser(argparse.ArgumentParser):
     """Reports misuse as one line, like every other wrong input."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        # Of a flag without its value, argparse says "argument --gpus: expected one argument".
+        said = message.removeprefix("argument ").replace(": expected one argument", " needs a value")
+        raise UsageError(f"{said}; see {self.prog} --help")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -189,8 +191,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: there is no such command or flag.
     """
-    if list(argv[:1]) == ["inspect"]:
+    command = next(iter(argv), "")
+    if command == "inspect":
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
+    if command not in {*PROGRAMS, "-h", "--help", "--version"}:
+        *most, last = PROGRAMS
+        choice = f"say first what to run, {', '.join(most)} or {last}; see {PROGRAM} --help"
+        if not command or command.startswith("-"):
+            raise UsageError(choice)
+        raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
     arguments, unknown = _parser().parse_known_args(argv)
     if unknown:
         flag = unknown[0].partition("=")[0]

@@ -46,8 +46,8 @@ def _read(files: tuple[Path, ...]) -> tuple[_Stamps, ssl.SSLContext]:
         stamps = _stamps(files)  # before the files themselves, so that no change is missed
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca[0] if client_ca else None)
         context.load_cert_chain(cert, key)
-    except OSError as error:  # ssl.SSLError is one
-        raise OSError(f"cannot serve TLS with {', '.join(map(str, files))}: {error}") from error
+    except OSError as error:
+        raise OSError(f"cannot serve TLS with {', '.join(map(str, files))}: {_why(error)}") from error
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
         # Python 3.13 turned on a strictness that certificates of many clusters fail (no Authority Key Identifier).
@@ -58,3 +58,10 @@ def _read(files: tuple[Path, ...]) -> tuple[_Stamps, ssl.SSLContext]:
 def _stamps(files: tuple[Path, ...]) -> _Stamps:
     """Return what changes when a file is written or another one takes its place."""
     return tuple((stat.st_ino, stat.st_mtime_ns) for stat in map(Path.stat, files))
+
+
+def _why(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        found = f"{error.reason.replace('_', ' ').lower()}; " if error.reason else ""
+        return f"{found}give PEM files, and with a certificate the key that belongs to it"
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

@@ -123,7 +123,11 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
     try:
         parsed: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ClusterConfigError(f"kubeconfig {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        advice = "is it the path that kubectl uses?"
+        if path.parts[:1] == ("~",):
+            advice = "a shell replaces ~ only at the beginning of a word, and not after a ="
+        raise ClusterConfigError(f"kubeconfig {path} cannot be read: {why}; {advice}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
@@ -166,6 +170,11 @@ class _Kubeconfig:
             if isinstance(entry, dict) and name and entry.get("name") == name and isinstance(entry.get(kind), dict):
                 found: Mapping[str, Any] = entry[kind]
                 return found
+        if not name:
+            raise ClusterConfigError(
+                f"kubeconfig {self.path} names no {kind} to use; choose one with kubectl config use-context, or give "
+                "the path of another file"
+            )
         raise ClusterConfigError(f"kubeconfig {self.path} has no {kind} named {name!r}")
 
     def path_of(self, entry: Mapping[str, Any], key: str) -> Path | None:

@@ -324,7 +324,8 @@ def _load(path: str) -> object:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise DescriptionError(f"{path}: cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DescriptionError(f"{path}: cannot be read: {why}") from error
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text)

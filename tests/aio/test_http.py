@@ -592,7 +592,14 @@ async def test_certificates_that_are_renewed_are_used_without_a_restart(
 def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     certificate(tmp_path, "server")
     certificate(tmp_path, "other")
+    (tmp_path / "no.key").write_text("no key")
     cert = tmp_path / "server.crt"
-    for key in ("other.key", "none.key"):
-        with pytest.raises(OSError, match=f"cannot serve TLS with {cert}, {tmp_path / key}: "):
+    for key, why in (
+        ("other.key", "key values mismatch; give PEM files, and with a certificate the key that belongs to it"),
+        ("no.key", "give PEM files, and with a certificate the key that belongs to it"),
+        ("none.key", f"{tmp_path}/none.key: No such file or directory"),
+        (".", "Is a directory"),
+    ):
+        with pytest.raises(OSError, match="TLS") as caught:
             server_tls(cert, tmp_path / key)
+        assert str(caught.value) == f"cannot serve TLS with {cert}, {tmp_path / key}: {why}"

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gpu_device_plugin.cluster.config import ClusterConfig, ClusterConfigError, from_kubeconfig, in_cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ENVIRON = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -100,8 +98,8 @@ def test_another_context_can_be_chosen(tmp_path: Path) -> None:
     ("content", "complaint"),
     [
         (b"token: [hunter2", r"is not YAML, line 1"),
-        (b"just text", "has no context named ''"),
-        (b"", "has no context named ''"),
+        (b"just text", "names no context to use; choose one with kubectl config use-context"),
+        (b"", "names no context to use; choose one with kubectl config use-context"),
         (b"\xff", "cannot be read"),
     ],
 )
@@ -115,8 +113,16 @@ def test_a_broken_kubeconfig_is_named_and_not_quoted(tmp_path: Path, content: by
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ClusterConfigError, match=r"nowhere cannot be read"):
+    with pytest.raises(ClusterConfigError, match=r"/nowhere cannot be read: No such file or directory; is it the path"):
         from_kubeconfig(tmp_path / "nowhere")
+
+
+def test_a_path_whose_tilde_the_shell_left_alone_is_said_to_be_one() -> None:
+    """As in --api=~/.kube/config."""
+    with pytest.raises(
+        ClusterConfigError, match="a shell replaces ~ only at the beginning of a word, and not after a ="
+    ):
+        from_kubeconfig(Path("~/.kube/config"))
 
 
 def test_a_kubeconfig_without_a_server_is_refused(tmp_path: Path) -> None:
