@@ -153,14 +153,17 @@ class Accepting(Server):
         """Hand a connection to HTTP, once its TLS handshake is over."""
         handler = self()
         self._connection_of[handler] = connection
+        transport = None
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: handler, peer, ssl=self._tls, ssl_handshake_timeout=self._handshake_within_s
-            )
-        except OSError:  # the peer's affair: it went away, or does not speak TLS, or shows no certificate that we trust
-            self.connection_lost(handler)
-        else:
-            if self._tls is not None:
+            # An OSError is the peer's affair: it went away, speaks no TLS, or shows no certificate that we trust.
+            with contextlib.suppress(OSError):
+                transport, _ = await self._loop.connect_accepted_socket(
+                    lambda: handler, peer, ssl=self._tls, ssl_handshake_timeout=self._handshake_within_s
+                )
+        finally:
+            if transport is None:
+                self.connection_lost(handler)
+            elif self._tls is not None:
                 self._forget(connection)
             elif connection in self._ways_to_end:  # not lost meanwhile
                 self._ways_to_end[connection] = transport.abort

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -44,8 +45,14 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "asyncio"]
 
 
+WHEN_TOLD = ("sh", "-c", "read line; exit 7")
+"""Ends when it is written to, so that nobody sees its end before that."""
+
+
 async def test_a_signal_leaves_the_exit_code_to_asyncio(caplog: pytest.LogCaptureFixture) -> None:
-    process = await asyncio.create_subprocess_exec("sh", "-c", "exit 7")
+    process = await asyncio.create_subprocess_exec(*WHEN_TOLD, stdin=asyncio.subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
     until_it_has_ended(process.pid)
     signal_child(process.pid, process.returncode, signal.SIGTERM)
     assert await process.wait() == 7
@@ -68,19 +75,23 @@ async def test_a_signal_to_a_process_that_is_gone_is_none() -> None:
 async def test_the_drivers_process_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """As one does that has said why the driver cannot be used."""
     child = _Child(lambda: None)
-    transport, _ = await asyncio.get_running_loop().subprocess_exec(lambda: child, "sh", "-c", "exit 7")
+    transport, _ = await asyncio.get_running_loop().subprocess_exec(lambda: child, *WHEN_TOLD)
+    cast("asyncio.WriteTransport", transport.get_pipe_transport(0)).write(b"\n")
     until_it_has_ended(transport.get_pid())
     child.kill()
     assert await child.exits(20)
     assert (transport.get_returncode(), warnings(caplog)) == (7, [])
 
 
-async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
-    agent = Agent({"no_such_setting": "x"})
+async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = Agent({"gpus": "fake:1xT4", "device_plugin_dir": str(tmp_path), "api": "off"})
     for end in (agent.stop, agent.kill):
         await agent.start()
         process = agent._process
         assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
         until_it_has_ended(process.pid)
         await end()
-        assert (process.returncode, warnings(caplog)) == (2, [])
+        assert (process.returncode, warnings(caplog)) == (-signal.SIGKILL, [])
