@@ -6,6 +6,7 @@ environment may hold secrets, and the API server quotes rejected objects in its 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -17,6 +18,11 @@ _LONGEST_DENIAL = 600
 LONGEST_RETRY_AFTER_S = 60.0
 """A server that asks for more patience is asked again after this long."""
 
+
+_REFUSER = re.compile(
+    r"""(?:[a-z.]+ "[^"]*" is forbidden: )?(ValidatingAdmissionPolicy|admission webhook) ['"]([a-z0-9.-]{1,253})['"]"""
+)
+"""How the API server begins when admission is against a request; what comes after may quote the object."""
 
 _READING = frozenset({"get", "list", "watch"})
 _WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events"})
@@ -182,16 +188,25 @@ def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
     if kind is InvalidError:
         causes = (told.details or _NO_DETAILS).causes or ()
         fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes if cause.field)
-        if fields or not call.harmless:
-            return f"{answer}: {fields}"[:_LONGEST_QUOTE] if fields else answer
-    if kind is ForbiddenError and not call.harmless:
-        return f"{answer}; the right is there, but an admission policy, a webhook or a quota is against it"
+        if fields:
+            return f"{answer}: {fields}"[:_LONGEST_QUOTE]
+    if kind in _DENIALS and not call.harmless:
+        return f"{answer}{_unquoted(kind, message)}"
     if kind in _DENIALS:
         return f"{answer}: {message[:_LONGEST_DENIAL]}" if message else answer
     return f"{answer}: {message[:_LONGEST_QUOTE]}" if message else answer
 
 
 _DENIALS = (ForbiddenError, InvalidError)
+
+
+def _unquoted(kind: type[ApiError], message: str) -> str:
+    """Return what can be said of a refusal that may quote what was sent."""
+    if refuser := _REFUSER.match(message):
+        return f"; {refuser[1]} {refuser[2]} is against it"
+    if kind is ForbiddenError:
+        return "; the right is there, but an admission policy, a webhook or a quota is against it"
+    return ""
 
 
 def _phrase(status: int) -> str:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import (
+    TRANSIENT,
     ApiError,
     Call,
     ConflictError,
     InvalidError,
     NotFoundError,
+    UnauthorizedError,
     UnavailableError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.cluster.api import PodRecord
     from gpu_device_plugin.cluster.client import Client
@@ -29,27 +33,44 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    namespace: str
-    name: str
-    uid: str
+    pod: PodRecord
     annotations: Mapping[str, str | None]
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A pod that the API server has something against; the others go on without it."""
+
+    backoff: Backoff
+    not_before: float
+    """By the clock of `time.monotonic`, in seconds."""
 
 
 class PodWriter:
     """Annotations to be written, at most one patch for each pod and at most `limit` pods.
 
     A patch names the pod's uid: a namesake is never written on. It names no version, because the kubelet changes that
-    all the time and nobody else writes these keys.
+    all the time and nobody else writes these keys. A pod on which nothing can be written (an admission policy is
+    against it, a right is missing) is tried again after growing times, up to `most_retry_s`, and holds up no other.
     """
 
-    def __init__(self, client: Client, *, limit: int = 1024, attempts: int = 5, first_retry_s: float = 0.2) -> None:
-        """Give up on a pod after `attempts` conflicts in a row with what is there."""
+    def __init__(
+        self,
+        client: Client,
+        *,
+        refused: Callable[[PodRecord, ApiError], None] = lambda _pod, _error: None,
+        limit: int = 1024,
+        first_retry_s: float = 0.2,
+        most_retry_s: float = 300.0,
+    ) -> None:
+        """Tell `refused` of every attempt that failed by what stands on the pod, by a policy or for want of a right."""
         self._client = client
+        self._tell = refused
         self._limit = limit
-        self._attempts = attempts
         self._first_retry_s = first_retry_s
+        self._most_retry_s = most_retry_s
         self._waiting: dict[str, _Wanted] = {}
-        self._conflicts: dict[str, int] = {}
+        self._refused: dict[str, _Refused] = {}
         self._queued = asyncio.Event()
         self.dropped = 0
         """Patches given up although their pods may still be there."""
@@ -68,7 +89,7 @@ class PodWriter:
         merged = {**(waiting.annotations if waiting else {}), **annotations}
         if not merged:
             return
-        self._waiting[pod.uid] = _Wanted(pod.namespace, pod.name, pod.uid, merged)
+        self._waiting[pod.uid] = _Wanted(pod, merged)
         if len(self._waiting) > self._limit:
             self._done(next(iter(self._waiting.values())))
             self.dropped += 1
@@ -78,57 +99,76 @@ class PodWriter:
         """Write what is asked for. Ends only by cancellation; what waits then is lost, and known to the kubelet."""
         backoff = Backoff(self._first_retry_s)
         while True:
-            await self._queued.wait()
-            wanted = next(iter(self._waiting.values()))
+            wanted = await self._next()
             try:
                 if not await self._write(wanted):
-                    _log.info("pod %s/%s is gone before it was annotated", wanted.namespace, wanted.name)
-            except ApiError as error:
+                    _log.info("pod %s/%s is gone before it was annotated", wanted.pod.namespace, wanted.pod.name)
+            except (*TRANSIENT, UnauthorizedError) as error:
                 self._failed(wanted, error)
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
+            except ApiError as error:
+                self._failed(wanted, error)
+                self._put_off(wanted.pod, error)
             else:
                 self.problem = None
                 backoff.reset()
                 self._done(wanted)
 
+    async def _next(self) -> _Wanted:
+        """Return the first that may be tried, as soon as there is one."""
+        while True:
+            self._queued.clear()
+            times = {uid: self._refused[uid].not_before for uid in self._waiting if uid in self._refused}
+            now = time.monotonic()
+            for uid, wanted in self._waiting.items():
+                if times.get(uid, now) <= now:
+                    return wanted
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(times.values()) - now if times else None):
+                    await self._queued.wait()
+
     async def _write(self, wanted: _Wanted) -> bool:
         """Patch the pod; return False if there is no such pod any more."""
-        body = {"metadata": {"uid": wanted.uid, "annotations": wanted.annotations}}
+        pod = wanted.pod
+        body = {"metadata": {"uid": pod.uid, "annotations": wanted.annotations}}
         try:
-            read_metadata(await self._client.patch(PODS, wanted.name, body, namespace=wanted.namespace))
+            read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
         except NotFoundError:
             return False
         except UnreadableObjectError as error:  # a proxy on the way answers so
-            call = Call("patch", PODS.plural, namespace=wanted.namespace, name=wanted.name)
+            call = Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)
             raise UnavailableError(call, str(error)) from error
         except (ConflictError, InvalidError) as refusal:
             # Both are said of a namesake, and of other things. Only a fresh look tells.
             try:
-                there = read_metadata(await self._client.get(PODS, wanted.name, namespace=wanted.namespace))
+                there = read_metadata(await self._client.get(PODS, pod.name, namespace=pod.namespace))
             except NotFoundError:
                 return False
             except UnreadableObjectError as error:
                 raise UnavailableError(refusal.call, f"looking at the pod again: {error}") from error
-            if there.uid == wanted.uid:
+            if there.uid == pod.uid:
                 raise
             return False
         return True
 
     def _failed(self, wanted: _Wanted, error: ApiError) -> None:
         if type(error) is not type(self.problem):
-            _log.warning("annotations of pod %s/%s are not written: %s", wanted.namespace, wanted.name, error)
+            _log.warning("annotations of pod %s/%s are not written: %s", wanted.pod.namespace, wanted.pod.name, error)
         self.problem = error
-        conflicts = self._conflicts[wanted.uid] = self._conflicts.get(wanted.uid, 0) + isinstance(error, ConflictError)
-        if isinstance(error, InvalidError) or conflicts >= self._attempts:
-            self._done(wanted)
-            self.dropped += 1
-        elif self._waiting.get(wanted.uid) is not None:  # the next one first, in case only this pod is in trouble
-            self._waiting[wanted.uid] = self._waiting.pop(wanted.uid)
+        if wanted.pod.uid in self._waiting:  # the next one first, in case only this pod is in trouble
+            self._waiting[wanted.pod.uid] = self._waiting.pop(wanted.pod.uid)
+
+    def _put_off(self, pod: PodRecord, error: ApiError) -> None:
+        if pod.uid not in self._waiting:
+            return
+        known = self._refused.get(pod.uid)
+        backoff = known.backoff if known else Backoff(self._first_retry_s, self._most_retry_s)
+        self._refused[pod.uid] = _Refused(backoff, time.monotonic() + backoff.next_s(error.retry_after_s))
+        if not isinstance(error, ConflictError):  # which says that somebody else was faster
+            self._tell(pod, error)
 
     def _done(self, wanted: _Wanted) -> None:
         """Forget `wanted`, unless more was asked for meanwhile."""
-        if self._waiting.get(wanted.uid) == wanted:
-            del self._waiting[wanted.uid]
-            self._conflicts.pop(wanted.uid, None)
-        if not self._waiting:
-            self._queued.clear()
+        self._refused.pop(wanted.pod.uid, None)
+        if self._waiting.get(wanted.pod.uid) == wanted:
+            del self._waiting[wanted.pod.uid]

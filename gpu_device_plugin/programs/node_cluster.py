@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.book import Book
-    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.api import NodeRecord, PodRecord
     from gpu_device_plugin.core.gpus import Gpu
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.kubelet.checkpoint import Record
@@ -174,7 +174,7 @@ class NodeCluster:
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
         self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
-        self._writer = PodWriter(self._client)
+        self._writer = PodWriter(self._client, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
         self.look_s = 60.0
@@ -242,6 +242,14 @@ class NodeCluster:
         self._events.post(
             about_node(self._settings.node_name), reason=reason, note=note, action=action, warning=warning
         )
+
+    def _refused(self, pod: PodRecord, error: ApiError) -> None:
+        """Tell people of a pod on which its GPUs cannot be written."""
+        note = (
+            f"the annotations that say where pod {pod.namespace}/{pod.name} has its GPUs are not on it, and are tried "
+            f"again: {error}. Until they are, schedulers may count the pod on every GPU of this node"
+        )
+        self.event("PodNotAnnotated", note, "Annotating", warning=True)
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""

@@ -15,6 +15,7 @@ import socket
 import struct
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from gpu_device_plugin.testing.cluster_store import (
     EVENTS,
     KINDS,
     LEASES,
+    PODS,
     RefusedError,
     Served,
     Store,
@@ -185,6 +187,7 @@ class ApiServer:
         self._patience_s = patience_s
         self._tls = tls
         self._faults: list[Fault] = []
+        self._policies: dict[str, tuple[Callable[[Json, Json], str], int]] = {}
         self._pages: dict[str, tuple[int, list[Json]]] = {}
         self._held: State | None = None
         self._hole: asyncio.Event | None = None
@@ -294,6 +297,20 @@ class ApiServer:
         self._hole = self._hole or asyncio.Event()
         for watch in self._watches:
             watch.half_open = True
+
+    def deny(self, policy: str, against: Callable[[Json, Json], str], *, code: int = 422) -> None:
+        """Have an admission policy refuse changes of pods that come over HTTP.
+
+        Args:
+            policy: its name.
+            against: says what is wrong with a change, given how the pod was and how it would be; nothing: it passes.
+            code: 422 as by default, 403 where the policy has `reason: Forbidden`.
+        """
+        self._policies[policy] = (against, code)
+
+    def admit_again(self, policy: str) -> None:
+        """Delete an admission policy."""
+        del self._policies[policy]
 
     def heal(self) -> None:
         """End every trouble. Watches that a black hole swallowed stay silent: their connections are lost."""
@@ -418,6 +435,17 @@ class ApiServer:
                 f' in API group "{request.group}" {scope}',
             )
 
+    def _ask_policies(self, served: Served, before: Json, after: Json) -> None:
+        if served is not PODS:
+            return
+        for policy, (against, code) in self._policies.items():
+            if wrong := against(before, after):
+                said = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {wrong}"
+                name = before["metadata"]["name"]
+                reason = {403: "Forbidden", 422: "Invalid"}[code]
+                details = {"name": name, "kind": served.plural, "causes": [{"message": said}]}
+                raise RefusedError(code, reason, f'{served.full} "{name}" is forbidden: {said}', details)
+
     async def _beside_objects(self, http: web.Request) -> web.Response | None:
         """Answer what is asked of the server itself, and not of an object."""
         if http.path in {"/healthz", "/livez", "/readyz"}:
@@ -458,7 +486,13 @@ class ApiServer:
         key = _key(served, request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
         return web.json_response(
-            self.store.change(served, key, lambda found: _merged(found, patch, apply), subresource=subresource)
+            self.store.change(
+                served,
+                key,
+                lambda found: _merged(found, patch, apply),
+                subresource=subresource,
+                admit=partial(self._ask_policies, served),
+            )
         )
 
     async def _do_update(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
@@ -469,7 +503,8 @@ class ApiServer:
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
         key = _key(served, request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
-        return web.json_response(self.store.change(served, key, lambda _: body, subresource=subresource))
+        admit = partial(self._ask_policies, served)
+        return web.json_response(self.store.change(served, key, lambda _: body, subresource=subresource, admit=admit))
 
     async def _do_delete(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         options = await http.json() if http.can_read_body else {}

@@ -227,8 +227,19 @@ class Store:
         _CREATE_RULES.get(served, _no_rule)(new, as_given)
         return self._commit(served, key, None, new)
 
-    def change(self, served: Served, key: Key, apply: Callable[[Json], Json], *, subresource: str = "") -> Json:
-        """Replace an object by what `apply` makes of it, within what `subresource` (or none) may change."""
+    def change(
+        self,
+        served: Served,
+        key: Key,
+        apply: Callable[[Json], Json],
+        *,
+        subresource: str = "",
+        admit: Callable[[Json, Json], None] = lambda _before, _after: None,
+    ) -> Json:
+        """Replace an object by what `apply` makes of it, within what `subresource` (or none) may change.
+
+        Once it is known to be valid `admit` may refuse it, whose arguments are how it was and how it would be.
+        """
         before = self.get(served, key)
         after = apply(copy.deepcopy(before))
         old, new = before["metadata"], after.get("metadata") or {}
@@ -254,6 +265,7 @@ class Store:
             after.pop(part, None)
             after.update({part: before[part]} if part in before else {})
         _CHANGE_RULES.get(served, _no_change_rule)(before, after)
+        admit(before, after)
         if old.get("finalizers") and not new.get("finalizers") and old.get("deletionGracePeriodSeconds") == 0:
             return self._commit(served, key, before, None)
         return before if after == before else self._commit(served, key, before, after)

@@ -98,6 +98,25 @@ def test_what_admission_has_against_a_binding_is_shown(status: int, reason: str)
     assert str(error_from(BINDING, body, status=status)) == f"{BINDING}: {status} {reason}: {DENIED}"
 
 
+@pytest.mark.parametrize(("status", "reason"), [(403, "Forbidden"), (422, "Invalid")])
+@pytest.mark.parametrize(
+    ("message", "refuser"),
+    [
+        (
+            "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'own-node' with binding 'b' denied request: hunter2",
+            "ValidatingAdmissionPolicy own-node",
+        ),
+        ('admission webhook "no.fridays" denied the request: hunter2', "admission webhook no.fridays"),
+    ],
+)
+def test_who_has_something_against_a_change_of_a_pod_is_named(
+    status: int, reason: str, message: str, refuser: str
+) -> None:
+    """What they say of it is not repeated: it may quote the pod."""
+    error = error_from(CALL, json.dumps({"reason": reason, "message": message}).encode(), status=status)
+    assert str(error) == f"patch pods default/a: {status} {reason}; {refuser} is against it"
+
+
 def test_an_invalid_object_is_not_quoted() -> None:
     """The API server quotes pods, environment included, when it refuses a change of one."""
     body = {

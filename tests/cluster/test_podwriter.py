@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from gpu_device_plugin.cluster.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.pods import Pod
 from gpu_device_plugin.testing.builders import pod
@@ -12,6 +15,8 @@ from gpu_device_plugin.testing.cluster import Answer, Garbage
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.errors import ApiError
+    from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster import ApiServer
 
 
@@ -76,15 +81,64 @@ async def test_a_pod_in_trouble_does_not_hold_up_the_others(server: ApiServer, c
     assert [request.name for request in server.requests] == ["a", "b", "a"]
 
 
-async def test_an_annotation_that_is_invalid_is_given_up(server: ApiServer, client: Client, eventually: Any) -> None:
+def too_large(_before: Json, after: Json) -> str:
+    return "this costs too much" if after["metadata"]["name"] == "a" else ""
+
+
+@pytest.mark.parametrize(("code", "kind"), [(422, InvalidError), (403, ForbiddenError)])
+async def test_what_a_policy_refuses_is_asked_for_again_until_it_is_let_through(
+    server: ApiServer, client: Client, eventually: Any, code: int, kind: type[ApiError]
+) -> None:
+    """Each time somebody is told which policy it is, and nothing of the pod."""
     server.add(pod("a", uid="u"))
-    server.fail(Answer(422), verbs={"patch"}, times=1)
+    server.deny("size", too_large, code=code)
+    told: list[tuple[str, ApiError]] = []
+    writer = PodWriter(client, refused=lambda pod, error: told.append((pod.name, error)), first_retry_s=0.01)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"x": "1"})
+        await eventually(lambda: len(told) >= 5)
+        server.admit_again("size")
+        await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations") == {"x": "1"})
+        await eventually(lambda: "0 waiting" in repr(writer))
+        running.cancel()
+    assert {(name, type(error), error.status) for name, error in told} == {("a", kind, code)}
+    assert str(told[0][1]).endswith("; ValidatingAdmissionPolicy size is against it")
+    assert writer.dropped == 0
+
+
+async def test_a_pod_that_is_refused_again_and_again_holds_up_no_other(
+    server: ApiServer, client: Client, eventually: Any
+) -> None:
+    """However long it has to wait itself."""
+    server.add(pod("a", uid="u"))
+    server.add(pod("b", uid="v"))
+    server.deny("size", too_large)
+    writer = PodWriter(client, first_retry_s=3600, most_retry_s=3600)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(writer.run())
+        writer.annotate(Pod("u", "default", "a"), {"x": "1"})
+        await eventually(lambda: writer.problem is not None)
+        writer.annotate(Pod("u", "default", "a"), {"y": "1"})
+        writer.annotate(Pod("v", "default", "b"), {"x": "1"})
+        await eventually(lambda: server.get("pods", "b")["metadata"].get("annotations") == {"x": "1"})
+        await eventually(lambda: "1 waiting" in repr(writer))
+        running.cancel()
+    assert [request.name for request in server.requests if request.verb == "patch"] == ["a", "b"]
+
+
+async def test_a_refused_pod_that_is_gone_is_forgotten(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    server.deny("size", too_large)
     writer = PodWriter(client, first_retry_s=0.01)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writer.run())
         writer.annotate(Pod("u", "default", "a"), {"x": "1"})
-        await eventually(lambda: writer.dropped == 1)
+        await eventually(lambda: writer.problem is not None)
+        server.delete("pods", "a")
+        await eventually(lambda: "0 waiting" in repr(writer))
         running.cancel()
+    assert writer.dropped == 0
 
 
 async def test_the_queue_is_bounded(client: Client) -> None:

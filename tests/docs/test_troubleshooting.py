@@ -142,7 +142,7 @@ def test_every_event_is_explained() -> None:
     written = {
         name
         for path in PACKAGE.rglob("*.py")
-        for name in re.findall(r'_event\("(\w+)"|reason = "(\w+)" if .* else "(\w+)"', text_of(path))
+        for name in re.findall(r'event\("(\w+)"|reason = "(\w+)" if .* else "(\w+)"', text_of(path))
     }
     (line,) = re.findall(r"^\* Events on its node: ((?:.|\n  )*)", text_of(DOCS / "operations.md"), re.MULTILINE)
     assert {name for names in written for name in names if name} == set(re.findall(r"`(\w+)`", line))

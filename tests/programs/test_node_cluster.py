@@ -128,6 +128,29 @@ async def test_a_label_that_names_no_policy_is_ignored_with_a_line(caplog: pytes
         assert "the node label ack.node.gpu.placement names no policy, and is ignored" in caplog.text
 
 
+async def test_a_pod_that_a_policy_keeps_the_agent_from_is_told_of_and_annotated_once_it_may_be() -> None:
+    """A pod without its annotations counts on every GPU of its node."""
+    async with cluster([T4, T4]) as there:
+        await there.start_agent()
+        there.api.deny("size", lambda _before, after: "it is large" if after["metadata"]["name"] == "large" else "")
+        for name in ("large", "other"):
+            await there.run(pod(name, mem=3))
+        await there.node.until(lambda: assigned(there, "other"))
+        await there.node.until(lambda: bool(there.events("PodNotAnnotated")))
+        told = there.events("PodNotAnnotated")[0]
+        assert (told["type"], told["regarding"]["kind"]) == ("Warning", "Node")
+        assert told["note"].startswith("the annotations that say where pod default/large has its GPUs are not on it, ")
+        assert "ValidatingAdmissionPolicy size is against it" in told["note"]
+        assert not assigned(there, "large")
+        there.api.admit_again("size")
+        await there.node.until(lambda: assigned(there, "large"))
+
+
+def assigned(there: Cluster, name: str) -> bool:
+    annotations = there.api.get("pods", name)["metadata"].get("annotations", {})
+    return bool(annotations.get("ALIYUN_COM_GPU_MEM_ASSIGNED") == "true")
+
+
 # --- Positions ------------------------------------------------------------------------------------------------------
 
 
