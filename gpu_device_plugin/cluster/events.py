@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+CONTROLLER = "gpu-device-plugin"
+"""Who tells, unless it is said otherwise; the admission policy on agents' Events names it."""
+
 # Bytes; what the API accepts.
 _LONGEST_NOTE = 1024
 _LONGEST_WORD = 128
@@ -85,7 +88,7 @@ class EventWriter:
         client: Client,
         *,
         instance: str,
-        controller: str = "gpu-device-plugin",
+        controller: str = CONTROLLER,
         limit: int = 64,
         varieties: int = 10,
         series_s: float = 300.0,

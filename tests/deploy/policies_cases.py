@@ -18,6 +18,7 @@ from tests.deploy.policies_world import (
     PERSON,
     PLACED,
     SCHEDULER,
+    SHORT_NAMES,
     STRATEGIC,
     Json,
     Request,
@@ -27,20 +28,27 @@ from tests.deploy.policies_world import (
     bind,
     create,
     debug,
+    event,
+    notes,
     patch,
     setting,
+    tell,
+    tell_again,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLES = "gpushare-variables"
+SIZE = "gpushare-size"
+DEVICES = "gpushare-devices"
 ONE_RESOURCE = "gpushare-one-resource"
 NO_ZERO = "gpushare-no-zero"
 UNITS = "gpushare-units"
 NODE_NAME = "gpushare-node-name"
 PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
+OWN_EVENTS = "gpushare-own-events"
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 SHARING = container(mem=4)
@@ -62,7 +70,7 @@ class Case:
         return not self.refusals
 
 
-MANY = tuple(f"VARIABLE_{number}" for number in range(200))
+MANY = tuple(f"VARIABLE_{number}" for number in range(100))
 
 
 def env_from_a_field(name: str) -> dict[str, Any]:
@@ -87,6 +95,13 @@ def limits(body: dict[str, Any], **quantities: object) -> dict[str, Any]:
     return {**body, "resources": {"limits": {f"aliyun.com/gpu-{name}": value for name, value in quantities.items()}}}
 
 
+def mounting(path: str, *asking: dict[str, Any], init: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    """Return a pod whose first container (one that shares a GPU, if none is given) has /dev/null at `path`."""
+    first, *others = asking or (SHARING,)
+    body = pod("a", {**first, "volumeMounts": [{"name": "null", "mountPath": path}]}, *others, init=init)
+    return {**body, "spec": {**body["spec"], "volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]}}
+
+
 VARIABLE_CASES = (
     Case("a pod that shares a GPU", PERSON, create(pod("a", SHARING))),
     Case("a pod with whole GPUs", PERSON, create(pod("a", WHOLE))),
@@ -94,7 +109,7 @@ VARIABLE_CASES = (
          create(pod("a", setting(CUDA, NVIDIA_VISIBLE_DEVICES="all")))),
     Case("other variables, near misses", PERSON,
          create(pod("a", setting(SHARING, NVIDIA_DRIVER_CAPABILITIES="all", nvidia_visible_devices="all")))),
-    Case("twenty containers with two hundred variables each", PERSON,
+    Case("twenty containers with a hundred variables each", PERSON,
          create(pod("a", *(setting(container(f"c{i}", mem=1), **dict.fromkeys(MANY, "x")) for i in range(20))))),
     Case("all GPUs beside a share", PERSON, create(pod("a", setting(SHARING, NVIDIA_VISIBLE_DEVICES="all"))),
          {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES: its own value would win over the node's"}),
@@ -132,6 +147,127 @@ VARIABLE_CASES = (
     Case("a template that sets a variable", CONTROLLER,
          create(owned(pod("a", setting(SHARING, NVIDIA_VISIBLE_DEVICES="all")))),
          {VARIABLES: "container 'main' sets NVIDIA_VISIBLE_DEVICES:"}),
+)  # fmt: skip
+
+
+def containers(number: int, mem: int | None = None) -> tuple[dict[str, Any], ...]:
+    return tuple(container(f"c{each}", mem=mem) for each in range(number))
+
+
+SIZE_CASES = (
+    Case("as many containers as are looked through", PERSON, create(pod("a", *containers(250, mem=1)))),
+    Case("one container more", PERSON, create(pod("a", *containers(251, mem=1))),
+         {SIZE: "the pod has 251 containers, and the policies on GPUs look through 250; remove some"}),
+    Case("one init container more", PERSON, create(pod("a", SHARING, init=containers(250))),
+         {SIZE: "the pod has 251 containers"}),
+    # Whether one of them asks for GPUs would have to be looked for.
+    Case("one container more, none of which asks for GPUs", PERSON, create(pod("a", *containers(251))),
+         {SIZE: "the pod has 251 containers"}),
+    Case("debugging in one container more", PERSON, debug("crowded", []), {SIZE: "the pod has 251 containers"}),
+    Case("a label on as many containers", PERSON, patch("crowded", {"metadata": {"labels": {"app": "y"}}})),
+    Case("one variable more than are looked through", PERSON,
+         create(pod("a", *(setting(container(f"c{i}", mem=1), **dict.fromkeys(MANY, "x")) for i in range(20)),
+                    setting(CUDA, ONE="more"))),
+         {SIZE: "the pod has 2001 variables and mounts, and the policies on GPUs look through 2000; remove some"}),
+    Case("one variable more, without GPUs", PERSON,
+         create(pod("a", *(setting(container(f"c{i}"), **dict.fromkeys(MANY, "x")) for i in range(20)),
+                    setting(CUDA, ONE="more")))),
+    Case("a mount too many", PERSON,
+         create(mounting("/data", setting(SHARING, **{f"V{number}": "x" for number in range(2000)}))),
+         {SIZE: "the pod has 2001 variables and mounts"}),
+    Case("as many annotations as are looked through", PERSON, create(pod("a", SHARING, annotations=notes(1000)))),
+    Case("one annotation more", PERSON, create(pod("a", SHARING, annotations=notes(1001))),
+         {SIZE: "the pod has 1001 annotations, and the policies on GPUs look through 1000; remove some"}),
+    Case("thousands of annotations without GPUs", PERSON, create(pod("a", annotations=notes(5000)))),
+    Case("one annotation more, later", PERSON, annotate("noted", {"note": "x"}),
+         {SIZE: "the pod has 1001 annotations"}),
+    Case("one annotation for another", PERSON, annotate("noted", {"note-0": None, "note": "x"})),
+    Case("a label beside thousands of annotations", PERSON,
+         patch("overloaded", {"metadata": {"labels": {"app": "y"}}})),
+    Case("one annotation less among thousands", PERSON, annotate("overloaded", {"note-0": None})),
+    Case("one annotation more among thousands", PERSON, annotate("overloaded", {"note": "x"}),
+         {SIZE: "the pod has 5001 annotations"}),
+    Case("the agent's annotations beside all others", AGENT_A, annotate("noted", PLACED)),
+    Case("the agent's annotations beside thousands", AGENT_A, annotate("overloaded", PLACED)),
+    Case("an agent among a thousand annotations", AGENT_A, annotate("noted", {"note-7": "x"}),
+         {OWN_NODE: "note-7: a node agent writes"}),
+    Case("an agent that takes one of a thousand annotations away", AGENT_A, annotate("noted", {"note-7": None}),
+         {OWN_NODE: "note-7: a node agent writes"}),
+    Case("an agent with one annotation less among thousands", AGENT_A, annotate("overloaded", {"note-7": None}),
+         {OWN_NODE: "metadata.annotations: a node agent writes"}),
+    # Its node's kubelet could, through the status.
+    Case("an agent with one annotation for another among thousands", AGENT_A, annotate("overloaded", {"note-7": "x"})),
+)  # fmt: skip
+
+BY_OTHERS = "on which GPUs a pod is are written by the scheduler and by the agent of the pod's node alone, not by "
+
+
+def endless(**metadata: object) -> dict[str, Any]:
+    body = pod("a", SHARING)
+    return {**body, "metadata": {**body["metadata"], **metadata}}
+
+
+EXTREME_CASES = (
+    Case("the agent on a pod with as many annotations as fit", AGENT_A, annotate("endless", PLACED)),
+    Case("the agent beyond its annotations there", AGENT_A, annotate("endless", {"note": "x"}),
+         {OWN_NODE: "metadata.annotations: a node agent writes"}),
+    Case("a kubelet reports such a pod", KUBELET,
+         patch("endless", {"status": {"phase": "Running"}}, "status", STRATEGIC)),
+    Case("a person takes such a pod's annotations away", PERSON, annotate("endless", dict.fromkeys(SHORT_NAMES))),
+    Case("a person writes where such a pod is", PERSON, annotate("endless", PLACED), {PLACEMENT: BY_OTHERS}),
+    Case("as many annotations as fit", PERSON, create(endless(annotations=dict.fromkeys(SHORT_NAMES, ""))),
+         {SIZE: "the pod has 30000 annotations"}),
+    Case("as many labels", PERSON, create(endless(labels=dict.fromkeys(SHORT_NAMES, "")))),
+    Case("the agent on a pod with as many labels", AGENT_A, annotate("labelled", PLACED)),
+    Case("as many variables", PERSON, create(pod("a", setting(SHARING, **{f"V{name}": "" for name in SHORT_NAMES}))),
+         {SIZE: "the pod has 30000 variables and mounts"}),
+    Case("thousands of containers", PERSON, create(pod("a", *containers(5000, mem=1))),
+         {SIZE: "the pod has 5000 containers"}),
+    Case("thousands of containers that set variables", PERSON,
+         create(pod("a", *(setting(each, NVIDIA_VISIBLE_DEVICES="all") for each in containers(5000)))),
+         {SIZE: "the pod has 5000 containers"}),
+    Case("thousands of debugging containers", PERSON,
+         patch("placed", {"spec": {"ephemeralContainers": [
+             {"name": f"d{name}", "image": "example.com/tools:1"} for name in SHORT_NAMES[:5000]]}},
+             "ephemeralcontainers", STRATEGIC),
+         {SIZE: "the pod has 5001 containers"}),
+    Case("the agent on a node with as many labels", AGENT_B, annotate_node("node-b")),
+    Case("the agent among as many labels of a node", AGENT_B,
+         Request("PATCH", "/api/v1/nodes/node-b", {"metadata": {"labels": {f"{wire.NODE_LABELS}count": "2"}}}, MERGE),
+         {OWN_NODE: "metadata.labels: a node agent writes"}),
+)  # fmt: skip
+
+TOOLKIT = "/var/run/nvidia-container-devices"
+CDI = {"cdi.k8s.io/x": "nvidia.com/gpu=all"}
+BY_MOUNT = "a mount at /var/run/nvidia-container-devices asks the container toolkit for GPUs past the node's agent"
+BY_ANNOTATION = "cdi.k8s.io/x: an annotation that begins with cdi.k8s.io/ asks the container runtime for devices"
+
+DEVICE_CASES = (
+    Case("all GPUs by a mount", PERSON, create(mounting(f"{TOOLKIT}/all")), {DEVICES: f"container 'main': {BY_MOUNT}"}),
+    Case("all GPUs by a mount on a longer way", PERSON,
+         create(mounting("/var//run/./lib/../nvidia-container-devices/all")), {DEVICES: BY_MOUNT}),
+    Case("all GPUs by a mount of a neighbour", PERSON, create(mounting(f"{TOOLKIT}/0", CUDA, SHARING)),
+         {DEVICES: f"container 'cuda': {BY_MOUNT}"}),
+    Case("all GPUs by a mount of an init container", PERSON, create(mounting(f"{TOOLKIT}/0", CUDA, init=(SHARING,))),
+         {DEVICES: f"container 'cuda': {BY_MOUNT}"}),
+    Case("all GPUs by a mount of a debugging container", PERSON,
+         debug("older", [], volumeMounts=[{"name": "null", "mountPath": f"{TOOLKIT}/all"}]),
+         {DEVICES: f"container 'debugger': {BY_MOUNT}"}),
+    Case("a mount elsewhere", PERSON, create(mounting("/var/run/devices"))),
+    Case("all GPUs by a mount, without asking for any", PERSON, create(mounting(f"{TOOLKIT}/all", CUDA))),
+    Case("all GPUs by an annotation", PERSON, create(pod("a", SHARING, annotations=CDI)), {DEVICES: BY_ANNOTATION}),
+    Case("all GPUs by an annotation in a template", CONTROLLER, create(owned(pod("a", WHOLE, annotations=CDI))),
+         {DEVICES: BY_ANNOTATION}),
+    Case("all GPUs by an annotation, later", PERSON, annotate("waiting", CDI), {DEVICES: BY_ANNOTATION}),
+    Case("all GPUs by an annotation through the status", PERSON, annotate("waiting", CDI, "status"),
+         {DEVICES: BY_ANNOTATION}),
+    Case("other devices by an annotation from before", PERSON,
+         annotate("older", {"cdi.k8s.io/old": "nvidia.com/gpu=0"}), {DEVICES: "cdi.k8s.io/old: an annotation"}),
+    Case("a note beside an annotation from before", PERSON, annotate("older", {"note": "x"})),
+    Case("an annotation from before that goes", PERSON, annotate("older", {"cdi.k8s.io/old": None})),
+    Case("an annotation that begins alike", PERSON,
+         create(pod("a", SHARING, annotations={"cdi.k8s.io.example.com/x": "1", "cdi.k8s.io": "1"}))),
+    Case("all GPUs by an annotation, without asking for any", PERSON, create(pod("a", annotations=CDI))),
 )  # fmt: skip
 
 AMOUNT_CASES = (
@@ -190,7 +326,6 @@ NODE_CASES = (
          {NODE_NAME: "spec.nodeName"}),
 )  # fmt: skip
 
-BY_OTHERS = "on which GPUs a pod is are written by the scheduler and by the agent of the pod's node alone, not by "
 NEW = "the annotations of a new pod say on which GPUs it is"
 AGENT = "system:serviceaccount:gpushare:gpushare-node"
 NO_SCHEDULER = " is no scheduler that may"
@@ -266,12 +401,16 @@ PLACEMENT_CASES = (
 BEYOND_ON_NODES: dict[str, Json] = {
     "spec": {"spec": {"unschedulable": True}},
     "gpushare": {"metadata": {"labels": {"gpushare": "true"}}},
+    "gpu-device-plugin/config": {"metadata": {"labels": {"gpu-device-plugin/config": "large"}}},
+    "gpu-device-plugin/other": {"metadata": {"annotations": {"gpu-device-plugin/other": "x"}}},
+    "kubernetes.io/hostname": {"metadata": {"labels": {"kubernetes.io/hostname": None}}},
     "node-role.kubernetes.io/control-plane": {"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}},
     "metadata.finalizers": {"metadata": {"finalizers": ["example.com/held"]}},
 }
 BEYOND_ON_PODS: dict[str, Json] = {
     "spec": {"spec": {"activeDeadlineSeconds": 1}},
-    "app": {"metadata": {"labels": {"app": None}}},
+    "metadata.labels": {"metadata": {"labels": {"app": None}}},
+    "gpu-device-plugin/gpu-policy": {"metadata": {"annotations": {"gpu-device-plugin/gpu-policy": "spread"}}},
     "note": {"metadata": {"annotations": {"note": "x"}}},
     "metadata.ownerReferences": {
         "metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "1"}]}
@@ -298,10 +437,41 @@ AGENT_CASES = (
     ),
     Case("an agent with labels and an annotation of its own", AGENT_A,
          Request("PATCH", "/api/v1/nodes/node-a",
-                 {"metadata": {"annotations": {wire.NODE_GPUS: "{}"}, "labels": {f"{wire.NODE_LABELS}count": "2"}}},
+                 {"metadata": {"annotations": {wire.NODE_GPUS: "{}"},
+                               "labels": {f"{wire.NODE_LABELS}{name}": "2" for name in ("count", "product.Tesla-T4")}}},
                  MERGE)),
     Case("a person on any node", PERSON, annotate_node("node-b")),
     Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
 )  # fmt: skip
 
-CASES = (*VARIABLE_CASES, *AMOUNT_CASES, *NODE_CASES, *PLACEMENT_CASES, *AGENT_CASES)
+FORGED = "a node agent tells of its own node, as 'gpu-device-plugin' of that node; this token is of node 'node-a'"
+A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "plain", "namespace": "default", "uid": "1"}
+
+EVENT_CASES = (
+    Case("an agent tells of its node", AGENT_A, tell(event("node-a"))),
+    Case("an agent tells of its node again", AGENT_A, tell_again("ours")),
+    Case("an agent tells of another node", AGENT_A, tell(event("node-b")),
+         {OWN_EVENTS: f"Node 'node-b' as 'gpu-device-plugin' of 'node-b': {FORGED}"}),
+    Case("an agent rewrites what another told", AGENT_A, tell_again("theirs"), {OWN_EVENTS: "Node 'node-b'"}),
+    Case("an agent tells of another node in its own name", AGENT_A, tell(event("node-b", reportingInstance="node-a")),
+         {OWN_EVENTS: "Node 'node-b' as 'gpu-device-plugin' of 'node-a': a node agent"}),
+    Case("an agent tells of a pod", AGENT_A, tell(event("node-a", regarding=A_POD)),
+         {OWN_EVENTS: f"Pod 'plain' as 'gpu-device-plugin' of 'node-a': {FORGED}"}),
+    Case("an agent speaks as the kubelet", AGENT_A, tell(event("node-a", reportingController="kubelet")),
+         {OWN_EVENTS: "Node 'node-a' as 'kubelet' of 'node-a': a node agent"}),
+    Case("an agent in no pod tells of a node", AGENT_UNBOUND, tell(event("node-a")),
+         {OWN_EVENTS: "this token is of node ''"}),
+    Case("a kubelet tells of a pod", KUBELET, tell(event("node-a", regarding=A_POD, reportingController="kubelet"))),
+)  # fmt: skip
+
+CASES = (
+    *VARIABLE_CASES,
+    *SIZE_CASES,
+    *EXTREME_CASES,
+    *DEVICE_CASES,
+    *AMOUNT_CASES,
+    *NODE_CASES,
+    *PLACEMENT_CASES,
+    *AGENT_CASES,
+    *EVENT_CASES,
+)

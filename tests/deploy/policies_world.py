@@ -26,6 +26,7 @@ VALIDATING = DEPLOY / "policies.yaml"
 MUTATING = DEPLOY / "optional" / "mutating-policy.yaml"
 
 PODS = "/api/v1/namespaces/default/pods"
+EVENTS = "/apis/events.k8s.io/v1/namespaces/default/events"
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 API = "/apis/admissionregistration.k8s.io/v1"
@@ -92,9 +93,9 @@ def bind(name: str, annotations: Mapping[str, str] | None = None, *, old_path: b
     return Request("POST", path, {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target})
 
 
-def debug(name: str, env: list[Json]) -> Request:
+def debug(name: str, env: list[Json], **more: object) -> Request:
     """Add a debugging container, as `kubectl debug` does."""
-    added = {"name": "debugger", "image": "example.com/tools:1", "env": env}
+    added = {"name": "debugger", "image": "example.com/tools:1", "env": env, **more}
     return patch(name, {"spec": {"ephemeralContainers": [added]}}, "ephemeralcontainers", STRATEGIC)
 
 
@@ -102,6 +103,43 @@ def annotate_node(name: str) -> Request:
     return Request(
         "PATCH", f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"gpu-device-plugin/gpus": "{}"}}}, MERGE
     )
+
+
+def event(node: str, **other: object) -> Json:
+    """Return an Event as an agent writes it about its node."""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{node}-", "namespace": "default"},
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "gpu-device-plugin",
+        "reportingInstance": node,
+        "action": "Watching",
+        "reason": "GPUUnhealthy",
+        "note": "XID 48",
+        "type": "Warning",
+        "regarding": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+        **other,
+    }
+
+
+def tell(body: Json) -> Request:
+    return Request("POST", EVENTS, body)
+
+
+def tell_again(name: str) -> Request:
+    """Count a repetition, as the agents do."""
+    series = {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}
+    return Request("PATCH", f"{EVENTS}/{name}", {"series": series}, MERGE)
+
+
+SHORT_NAMES = tuple(f"{number:x}" for number in range(30_000))
+"""So short that one object can have very many of them."""
+
+
+def notes(number: int) -> dict[str, str]:
+    """Return annotations as somebody writes them who wants many."""
+    return {f"note-{each}": "" for each in range(number)}
 
 
 def setting(body: Json, **env: str) -> Json:
@@ -165,8 +203,8 @@ def denial(answer: Json) -> tuple[str, str]:
 
 async def furnish(world: World) -> None:
     """Make what was there before the policies: nodes, pods, and the agents with their account, rights and tokens."""
-    for name in ("node-a", "node-b"):
-        await world.make("/api/v1/nodes", node(name, mem=32))
+    for name, labels in (("node-a", ()), ("node-b", SHORT_NAMES)):
+        await world.make("/api/v1/nodes", node(name, mem=32, labels=dict.fromkeys(labels, "")))
     apart = {"name": "apart", "labels": {"gpu-device-plugin/set-scheduler": "false"}}
     await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": apart})
     sharing = container(mem=4)
@@ -177,9 +215,20 @@ async def furnish(world: World) -> None:
         pod("promised", sharing, annotations=PLACED),
         pod("plain", node="node-a"),
         pod("free"),
-        pod("older", old, node="node-a"),
+        {
+            **(older := pod("older", old, node="node-a", annotations={"cdi.k8s.io/old": "nvidia.com/gpu=all"})),
+            "spec": {**older["spec"], "volumes": [{"name": "null", "hostPath": {"path": "/dev/null"}}]},
+        },
+        pod("noted", sharing, node="node-a", annotations=notes(1000)),
+        pod("overloaded", sharing, node="node-a", annotations=notes(5000)),
+        pod("endless", sharing, node="node-a", annotations=dict.fromkeys(SHORT_NAMES, "")),
+        pod("labelled", sharing, node="node-a", labels=dict.fromkeys(SHORT_NAMES, "")),
+        pod("crowded", *(container(f"c{number}", mem=1) for number in range(250)), node="node-a"),
     ):
         await world.make(PODS, body)
+    for name, regarding in (("ours", "node-a"), ("theirs", "node-b")):
+        told = event(regarding)
+        await world.make(EVENTS, {**told, "metadata": {"name": name, "namespace": "default"}})
     await _agents(world)
     status, found = await world.ask(None, Request("GET", API, {}), dry_run=False)
     assert status == 200, found

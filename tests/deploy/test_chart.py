@@ -124,7 +124,7 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
     assert "system:serviceaccount:gpushare:" not in text
     assert '"namespace": "gpushare"' not in text
     assert "resourceNamespace: gpushare" not in text
-    assert text.count("system:serviceaccount:gpus:gpushare-node") == 2
+    assert text.count("system:serviceaccount:gpus:gpushare-node") == 3
     assert text.count("system:serviceaccount:gpus:gpu-device-plugin-scheduler") == 1
 
 

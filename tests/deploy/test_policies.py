@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from gpu_device_plugin.cluster.events import CONTROLLER
 from gpu_device_plugin.core import annotations as wire
+from gpu_device_plugin.core.annotations import node_labels
 from gpu_device_plugin.core.gpus import Gpu, Inventory
 from gpu_device_plugin.core.grants import WAYS, Delivery, grant
-from gpu_device_plugin.core.leaving import SWITCH_LABEL
+from gpu_device_plugin.core.leaving import SWITCH_LABEL, our_annotations, our_labels
 from gpu_device_plugin.core.placing import Demand, Placement
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.core.shares import Shares
@@ -127,9 +129,12 @@ def test_no_pod_without_our_resources_and_no_stranger_is_judged(name: str) -> No
 
 
 def test_resources_are_those_that_the_agent_offers() -> None:
+    """The one policy that refuses pods which the others do not look through has the opposite condition before it."""
     offered = {resource.name for resource in NodeSettings().offered}
-    asking = {condition(name, "asks-for-gpus") for name in POLICIES if name != "gpushare-own-node"}
-    assert len({text.removeprefix("request.kind.kind == 'Binding' || ") for text in asking}) == 1
+    asking = {condition(name, "asks-for-gpus") for name in POLICIES if not name.startswith("gpushare-own-")}
+    same = {text.removeprefix("request.kind.kind == 'Binding' || ").replace("> 250 ||", "<= 250 &&") for text in asking}
+    assert len(same) == 1
+    assert sum("> 250 ||" in text for text in asking) == 1
     for text in asking:
         assert quoted(text) - {"Binding"} == offered
     for policy in POLICIES.values():
@@ -155,9 +160,16 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
     assert quoted(changes) == wire.POD_ANNOTATIONS
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
-    beyond = variable("gpushare-own-node", "beyond")
-    own = {key for key in wire.POD_ANNOTATIONS if not key.startswith(wire.NODE_LABELS)}
-    assert quoted(beyond) - {"spec", "metadata.finalizers", "metadata.ownerReferences"} == own | {wire.NODE_LABELS}
+    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS
+    annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
+    assert annotations - wire.POD_ANNOTATIONS == set(our_annotations([*annotations, wire.CONFIG_LABEL]))
+    assert annotations >= wire.POD_ANNOTATIONS
+    models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),), driver_version="570.1")
+    written = node_labels(Shares(1024).with_inventory(card), card, "binpack")
+    assert labels == {label for label in written if not label.startswith(tuple(models))}
+    assert {label for label in written if label.startswith(tuple(models))}
+    assert set(our_labels(labels | {f"{model}T4" for model in models})) == labels | {f"{model}T4" for model in models}
     assert wire.NODE_GPUS.startswith(wire.NODE_LABELS)
     known = wire.POD_ANNOTATIONS | {wire.STATIC_POD}
     variables = quoted(variable("gpushare-variables", "ours"))
@@ -173,6 +185,8 @@ def test_accounts_are_those_of_the_manifests() -> None:
     account = f"system:serviceaccount:{agent['namespace']}:{agent['name']}"
     assert quoted(variable("gpushare-placement", "agents")) == {account}
     assert quoted(condition("gpushare-own-node", "is-an-agent")) == {account}
+    assert quoted(condition("gpushare-own-events", "is-an-agent")) == {account}
+    assert CONTROLLER in quoted(variable("gpushare-own-events", "foreign"))
     assert quoted(variable("gpushare-placement", "schedulers")) == {EXTENDER.name}
 
 
@@ -193,6 +207,84 @@ def test_every_policy_is_tried_both_ways() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
+ALWAYS_THERE = {
+    "object": {"metadata", "spec"},
+    "oldObject": {"metadata", "spec"},
+    "pod": {"metadata", "spec"},
+    "each": {"metadata"},
+    "metadata": {"name"},
+    "spec": {"containers"},
+    "c": {"name"},
+    "e": {"name"},
+    "m": {"mountPath"},
+    "request": {"kind", "operation", "userInfo"},
+    "kind": {"kind"},
+    "userInfo": {"username"},
+}
+"""What every object of its kind has once the API server has validated it, which comes before a policy is asked."""
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_what_may_be_absent_is_asked_for_as_absent(name: str) -> None:
+    """Else an expression fails on an object without it, and with failurePolicy Fail that refuses the object."""
+    spec = POLICIES[name]["spec"]
+    variables = {each["name"] for each in spec.get("variables", ())}
+    for each in (*spec["matchConditions"], *spec.get("variables", ()), *spec.get("validations", ())):
+        text = re.sub(r"'[^']*'", "''", each["expression"])
+        for owner, wanted in re.findall(r"(\w+|[\])])\.(\w+)\b(?!\()", text):
+            assert wanted in (variables if owner == "variables" else ALWAYS_THERE.get(owner, set())), (owner, wanted)
+        # By a position that every such list has, or by a key that may be absent.
+        for index in re.findall(r"[\w)]\[(?!\?)([^\]]*)\]", text):
+            assert re.fullmatch(r"0|1|variables\.before\.size\(\)|variables\.listed\.size\(\) - 1", index), index
+        if "CREATE" in {op for rule in spec["matchConstraints"]["resourceRules"] for op in rule["operations"]}:
+            assert "oldObject" not in text or "oldObject == null ?" in text or "oldObject != null" in text, text
+
+
+SHORT = (
+    r"\['.*'\]",  # written in the policy
+    r"\[oldObject, object\]",
+    r"\(oldObject == null \? \[object\] : \[oldObject, object\]\)",
+    r"\(variables\.before \+ \[object\]\)",
+    r"variables\.(own|others|annotated|labelled|containers|foreign|asking|setting|mounting)",
+)
+"""Of one or two entries, or what is left of a list that was short enough."""
+MEASURED = {
+    r"\(+(dyn\()?(object|oldObject|pod)\.spec\.containers.*": r"<= 250 &&|> 250 \|\||number > 250\) \? \[0\] :",
+    r"variables\.added": r"<= 250 &&",
+    r"c\.\?env\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
+    r"c\.\?volumeMounts\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
+    r"variables\.annotations": r"variables\.annotations\.size\(\) > 1007 \? \[\] :|'Node' \? \['gpu-device-plugin/gp",
+    r"variables\.annotated\[[01]\]": r"variables\.others\.exists\(number, number > 1000\) \?",
+    r"variables\.labelled\[[01]\]": r"variables\.labelled\.exists\(each, each\.size\(\) > 1000\) \?",
+}
+"""What the owner of an object can make long, and how its length is known before."""
+
+
+def walked(expression: str) -> Iterator[tuple[str, str]]:
+    """Yield every list or map that an expression goes through, with what stands before it."""
+    text = re.sub(r"\s+(?=\.)", "", " ".join(expression.split()))
+    for found in re.finditer(r"\.(?:all|exists|exists_one|map|filter)\(", text):
+        begin, depth = found.start(), 0
+        while begin and (depth or re.match(r"[\w.?)\]]", text[begin - 1])):
+            begin -= 1
+            depth += (text[begin] in ")]") - (text[begin] in "([")
+        yield text[begin : found.start()], text[:begin]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_expression_goes_through_what_was_not_measured(name: str) -> None:
+    """The API server takes a time that grows with the square of the length, and refuses what costs too much."""
+    spec = POLICIES[name]["spec"]
+    conditions = " ".join(each["expression"] for each in spec["matchConditions"])
+    lists = " ".join(each["expression"] for each in spec.get("variables", ()) if each["name"] == "annotations")
+    for each in (*spec["matchConditions"], *spec.get("variables", ()), *spec.get("validations", ())):
+        for receiver, before in walked(each["expression"]):
+            if any(re.fullmatch(form, receiver) for form in SHORT) or re.search(r"\.(map|filter)\(", receiver):
+                continue
+            (guard,) = (guard for form, guard in MEASURED.items() if re.fullmatch(form, receiver))
+            assert re.search(guard, f"{conditions} {lists} {before}"), f"{each.get('name')}: {receiver}"
+
+
 def test_the_page_tells_of_every_policy() -> None:
     page = PAGE.read_text(encoding="utf-8")
     for name in POLICIES:
@@ -204,7 +296,7 @@ def test_lines_to_change_are_marked() -> None:
         path: len(re.findall(r"^ *# CHANGE: ", Path(path).read_text(encoding="utf-8"), re.MULTILINE))
         for path in (VALIDATING, MUTATING)
     }
-    assert found == {VALIDATING: 3, MUTATING: 1}
+    assert found == {VALIDATING: 4, MUTATING: 1}
 
 
 # What a real API server makes of them
