@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,11 +94,16 @@ def test_without_any_part_nothing_but_the_namespace_is_left() -> None:
 # --- Values ----------------------------------------------------------------------------------------------------------
 
 
-def pod_of(objects: Objects, name: str) -> Json:
+def template_of(objects: Objects, name: str) -> Json:
     found: Json = next(
         each for key, each in objects.items() if key[0] in {"DaemonSet", "Deployment"} and key[2] == name
     )
-    spec: Json = found["spec"]["template"]["spec"]
+    template: Json = found["spec"]["template"]
+    return template
+
+
+def pod_of(objects: Objects, name: str) -> Json:
+    spec: Json = template_of(objects, name)["spec"]
     return spec
 
 
@@ -155,6 +161,49 @@ def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str)
     found = cli.extender_sources_of(cli.parse(made["args"]), {}).read(texts=texts)
     assert (found.gpu_policy, found.node_policy, found.drain_s) == ("spread", "binpack", 5)
     assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+
+
+CUSTOM: Json = {
+    "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}},
+    "priorityClassName": "mine",
+    "podAnnotations": {"example.com/team": "gpus", "example.com/number": "1"},
+    "podLabels": {"example.com/cost": "7"},
+    "extraEnv": [
+        {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+    ],
+}
+"""What a cluster's own rules may ask of every pod."""
+
+
+@pytest.mark.parametrize(
+    ("values", "workload", "name"),
+    [(NONE, "gpushare-node", "agent"), *((values, workload, "extender") for values, workload in WORKLOADS)],
+)
+def test_pods_carry_what_a_cluster_asks_of_them(values: Json, workload: str, name: str) -> None:
+    """Beside what they carry anyway; schedulers on the control-plane nodes stay there."""
+    part = "agent" if name == "agent" else "scheduler"
+    before, after = CHART.render(values), CHART.render({**values, part: {**values.get(part, {}), **CUSTOM}})
+    assert before.keys() == after.keys()
+    old, new = (template_of(objects, workload) for objects in (before, after))
+    assert new["metadata"]["annotations"] == CUSTOM["podAnnotations"]
+    assert new["metadata"]["labels"] == {**old["metadata"]["labels"], **CUSTOM["podLabels"]}
+    assert new["spec"]["priorityClassName"] == "mine"
+    placed = old if values == LOOPBACK else {"spec": CUSTOM}
+    assert new["spec"]["affinity"] == placed["spec"]["affinity"]
+    assert (
+        container(after, workload, name)["env"] == container(before, workload, name).get("env", []) + CUSTOM["extraEnv"]
+    )
+    for objects, others in ((before, after), (after, before)):
+        changed = {key for key in objects if objects[key] != others[key]}
+        assert {key[2] for key in changed} == {workload}
+
+
+@pytest.mark.parametrize(("values", "workload"), [(NONE, "gpushare-node"), *WORKLOADS])
+def test_a_priority_class_can_be_left_to_the_cluster(values: Json, workload: str) -> None:
+    part = "agent" if workload == "gpushare-node" else "scheduler"
+    objects = CHART.render({**values, part: {**values.get(part, {}), "priorityClassName": ""}})
+    assert "priorityClassName" not in pod_of(objects, workload)
 
 
 @pytest.mark.parametrize(("values", "workload"), WORKLOADS)
@@ -311,6 +360,27 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"settings": {"share_size": {"mib": 1024}}}},
         {"agent": {"settings": {"share_size": "1Gib"}}},
         {"agent": {"settings": {"share_size": 2}}},
+        {"agent": {"settings": {"share_size": "0GiB"}}},
+        {"agent": {"settings": {"http": "9445"}}},
+        {"agent": {"settings": {"http": 9445}}},
+        {"agent": {"settings": {"probe_interval": "0s"}}},
+        {"agent": {"settings": {"probe_interval": "0.0s"}}},
+        {"scheduler": {"settings": {"listen": "32766"}}},
+        {"scheduler": {"settings": {"listen": ""}}},
+        {"agent": {"args": ["--nope=1"]}},
+        {"agent": {"args": ["--share-sizes=1GiB"]}},
+        {"agent": {"args": ["--gpu-policy=spread"]}},
+        {"scheduler": {"args": ["--share-size=1GiB"]}},
+        {"agent": {"affinity": []}},
+        {"agent": {"podAnnotations": {"a": 1}}},
+        {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
+        {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
+        {"agent": {"priorityClassName": "System Node"}},
+        {"agent": {"extraEnv": {"A": "1"}}},
+        {"agent": {"extraEnv": [{"value": "1"}]}},
+        {"agent": {"extraEnv": [{"name": "A", "value": 1}]}},
+        {"agent": {"extraEnv": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "none"}]}},
+        {"scheduler": {"extraEnv": [{"name": "POD_NAME", "value": "x"}]}},
         {"agent": {"settings": {"share_sise": "1GiB"}}},
         {"agent": {"settings": {"policy": "binpak"}}},
         {"agent": {"settings": {"bind_timeout": "4s"}}},
@@ -344,6 +414,15 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
     [
         {"agent": {"settings": {"share_size": "256 MiB", "devices": ["cdi"], "pre_start": True, "refusal_limit": 0}}},
         {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
+        {"agent": {"settings": {"reserve": "0MiB", "process_wait": "0s", "http": "off", "probe_interval": "0.5s"}}},
+        {
+            "agent": {
+                "settings": {"share_size": "010GiB", "http": "[::1]:9445"},
+                "args": ["--http=:9445", "--pre-start"],
+            }
+        },
+        {"scheduler": {"settings": {"listen": "127.0.0.1:32766", "drain": "0s"}, "args": ["--drain=5s"]}},
+        {"agent": CUSTOM, "scheduler": CUSTOM},
         {"agent": {"maxUnavailable": "100%"}},
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
     ],
@@ -364,11 +443,44 @@ def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knob
 
 def schema_of(form: Form[Any]) -> Json:
     """Return what the schema says of such a setting: as much as can be said of its form in few words."""
-    named = {"SIZE": "size", "DURATION": "duration", "true|false": "switch"}
+    named = {"SIZE": "size", "DURATION": "duration", "ADDRESS": "address", "true|false": "switch"}
+    nothing = {"SIZE": "0GiB", "DURATION": "0s", "ADDRESS": "off"}
     words = form.shape.split("|")
     if form.shape not in named and len(words) > 1 and form.shape.islower() and not form.many:
         return {"enum": words}
-    return {"$ref": f"#/definitions/{named.get(form.shape, 'setting')}"}
+    name = named.get(form.shape, "setting")
+    if form.shape in nothing:
+        with suppress(ValueError):
+            form.read(nothing[form.shape])
+            name += "OrNone"
+    return {"$ref": f"#/definitions/{name}"}
+
+
+@pytest.mark.parametrize(
+    ("part", "program", "knobs"), [("agent", "agent", KNOBS), ("scheduler", "extender", extender_settings.KNOBS)]
+)
+def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
+    assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}
+    names = "|".join(sorted(knob.flag.removeprefix("--") for knob in knobs))
+    assert SCHEMA["definitions"][f"{program}Flags"]["items"]["pattern"] == f"^--({names})(=.*)?$"
+
+
+def test_patterns_are_those_of_helms_own_language() -> None:
+    """Helm reads them with RE2, which has neither a look ahead nor a look behind."""
+    patterns = re.findall(
+        r'"pattern": "((?:[^"\\]|\\.)*)"', (CHART.root / "values.schema.json").read_text(encoding="utf-8")
+    )
+    assert len(patterns) > 10
+    assert [pattern for pattern in patterns if "(?" in pattern] == []
+
+
+@pytest.mark.parametrize(("part", "workload"), [("agent", "gpushare-node"), ("scheduler", "gpushare-extender")])
+def test_variables_of_the_chart_cannot_be_set_twice(part: str, workload: str) -> None:
+    """The API server takes them as a map by name, and one of the two would be lost."""
+    name = "agent" if part == "agent" else "extender"
+    own = {each["name"] for each in container(CHART.render(SERVICE), workload, name)["env"]}
+    excluded = SCHEMA["properties"][part]["properties"]["extraEnv"]["items"]["properties"]["name"]["not"]["enum"]
+    assert set(excluded) == own
 
 
 def test_no_profile_has_a_setting_that_an_agent_needs_before() -> None:
@@ -469,7 +581,14 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "values",
-    [*(values for values, _ in SAME), *SHOWN, {"agent": {"args": ["--policy=spread"]}}, PROFILES, BARE],
+    [
+        *(values for values, _ in SAME),
+        *SHOWN,
+        {"agent": {"args": ["--policy=spread"]}},
+        PROFILES,
+        BARE,
+        *({"agent": CUSTOM, "scheduler": {**values["scheduler"], **CUSTOM}} for values in (SECOND, LOOPBACK, SERVICE)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("namespace", ["default", "gpushare"])
