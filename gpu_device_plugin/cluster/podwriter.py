@@ -58,13 +58,18 @@ class PodWriter:
         self,
         client: Client,
         *,
+        node: str = "",
         refused: Callable[[PodRecord, ApiError], None] = lambda _pod, _error: None,
         limit: int = 1024,
         first_retry_s: float = 0.2,
         most_retry_s: float = 300.0,
     ) -> None:
-        """Tell `refused` of every attempt that failed by what stands on the pod, by a policy or for want of a right."""
+        """Prepare to write on the pods of a node, whichever it is where none is named.
+
+        `refused` is told of every attempt that failed by what stands on the pod, by a policy or for want of a right.
+        """
         self._client = client
+        self._of_node = f",spec.nodeName={node}" if node else ""
         self._tell = refused
         self._limit = limit
         self._first_retry_s = first_retry_s
@@ -140,16 +145,21 @@ class PodWriter:
             raise UnavailableError(call, str(error)) from error
         except (ConflictError, InvalidError) as refusal:
             # Both are said of a namesake, and of other things. Only a fresh look tells.
-            try:
-                there = read_metadata(await self._client.get(PODS, pod.name, namespace=pod.namespace))
-            except NotFoundError:
-                return False
-            except UnreadableObjectError as error:
-                raise UnavailableError(refusal.call, f"looking at the pod again: {error}") from error
-            if there.uid == pod.uid:
+            if await self._is_there(pod, refusal.call):
                 raise
             return False
         return True
+
+    async def _is_there(self, pod: PodRecord, call: Call) -> bool:
+        """Look for the pod in a list of its node's pods: an account may have no right to read others."""
+        fields = f"metadata.name={pod.name}{self._of_node}"
+        try:
+            async for page in self._client.pages(PODS, namespace=pod.namespace, fields=fields):
+                if any(read_metadata(found).uid == pod.uid for found in page.items or ()):
+                    return True
+        except UnreadableObjectError as error:
+            raise UnavailableError(call, f"looking at the pod again: {error}") from error
+        return False
 
     def _failed(self, wanted: _Wanted, error: ApiError) -> None:
         if type(error) is not type(self.problem):

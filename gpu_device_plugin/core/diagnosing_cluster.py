@@ -32,12 +32,15 @@ _CONFIGURATION = "kubescheduler.config.k8s.io/v1"
 POLICIES = frozenset(
     {
         "gpushare-variables",
+        "gpushare-size",
+        "gpushare-devices",
         "gpushare-one-resource",
         "gpushare-no-zero",
         "gpushare-units",
         "gpushare-node-name",
         "gpushare-placement",
         "gpushare-own-node",
+        "gpushare-own-events",
     }
 )
 """What deploy/policies.yaml installs."""
@@ -537,7 +540,8 @@ def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.policies, Unknown):
         yield unknown(cluster.policies)
     elif missing := POLICIES - cluster.policies:
-        which = "the admission policies are" if missing == POLICIES else f"the admission policy {_names(missing)} is"
+        few = f"the admission {'policy' if len(missing) == 1 else 'policies'} {_names(missing)}"
+        which = f"{'the admission policies' if missing == POLICIES else few} {'is' if len(missing) == 1 else 'are'}"
         yield note(
             f"{which} not installed: pods may ask for what breaks the sharing",
             "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)",

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 RIGHTS = (
     Right("get", "nodes"),
     Right("patch", "nodes"),
-    Right("get", "pods"),
     Right("list", "pods"),
     Right("watch", "pods"),
     Right("patch", "pods"),

@@ -174,7 +174,7 @@ class NodeCluster:
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
         self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
-        self._writer = PodWriter(self._client, refused=self._refused)
+        self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
         self.look_s = 60.0

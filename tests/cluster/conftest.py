@@ -96,20 +96,25 @@ class RealServer:
 
 @pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
+        yield server
+
+
+def programs() -> dict[str, str]:
+    """Return where the programs are of which a real API server is made; skip the test without them."""
     path = os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ.get("PATH", "")])
     binaries = {name: shutil.which(name, path=path) for name in ("kube-apiserver", "etcd", "openssl")}
     missing = [name for name, found in binaries.items() if not found]
     if missing:
         pytest.skip(f"a real API server needs {', '.join(missing)} in KUBE_BIN or on the PATH")
-    home = tmp_path_factory.mktemp("apiserver")
-    with processes(home, {name: str(found) for name, found in binaries.items()}) as server:
-        yield server
+    return {name: str(found) for name, found in binaries.items()}
 
 
 class processes:  # noqa: N801 - a context manager
-    def __init__(self, home: Path, binaries: dict[str, str]) -> None:
+    def __init__(self, home: Path, binaries: dict[str, str], authorization: str = "--authorization-mode=RBAC") -> None:
         self._home = home
         self._binaries = binaries
+        self._authorization = authorization
         self._running: list[subprocess.Popen[bytes]] = []
         self._api_server: list[str] = []
 
@@ -130,7 +135,7 @@ class processes:  # noqa: N801 - a context manager
         self._api_server = [
             "kube-apiserver", f"--etcd-servers={etcd}", "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
             f"--secure-port={port}", f"--cert-dir={home}/certificates", f"--token-auth-file={tokens}",
-            "--authorization-mode=RBAC", f"--service-account-key-file={key}",
+            self._authorization, f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",

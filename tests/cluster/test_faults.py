@@ -342,13 +342,13 @@ async def test_c8_conflicts_are_tried_again(server: ApiServer, client: Client, e
         await eventually(lambda: server.get("pods", "a")["metadata"].get("annotations"))
         running.cancel()
     assert server.count("patch", "pods") == 9
-    assert server.count("get", "pods") == 8  # a fresh look after each conflict
+    assert server.count("list", "pods") == 8  # a fresh look after each conflict
     assert (writer.dropped, told) == (0, [])
 
 
 async def test_c8_a_missing_right_is_named_and_waited_for(server: ApiServer, client: Client, eventually: Any) -> None:
     server.add(pod("a", uid="u"))
-    server.allowed = frozenset({("get", "pods")})
+    server.allowed = frozenset({("list", "pods")})
     async with asyncio.TaskGroup() as tasks:
         writer = PodWriter(client, first_retry_s=0.01)
         running = tasks.create_task(writer.run())
@@ -385,7 +385,7 @@ async def test_c8_a_pod_replaced_between_conflict_and_fresh_look(
         writer = PodWriter(client, first_retry_s=0.01)
         running = tasks.create_task(writer.run())
         writer.annotate(Pod("u", "default", "a"), {"assigned": "true"})
-        await eventually(lambda: server.count("get", "pods") == 1 and repr(writer).startswith("<PodWriter: 0 waiting"))
+        await eventually(lambda: server.count("list", "pods") == 1 and repr(writer).startswith("<PodWriter: 0 waiting"))
         running.cancel()
     assert (writer.dropped, server.count("patch", "pods")) == (0, 1)
 

@@ -128,9 +128,9 @@ async def test_a_pod_that_is_refused_again_and_again_holds_up_no_other(
 
 
 async def test_a_refused_pod_that_is_gone_is_forgotten(server: ApiServer, client: Client, eventually: Any) -> None:
-    server.add(pod("a", uid="u"))
+    server.add(pod("a", uid="u", node="n"))
     server.deny("size", too_large)
-    writer = PodWriter(client, first_retry_s=0.01)
+    writer = PodWriter(client, node="n", first_retry_s=0.01)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(writer.run())
         writer.annotate(Pod("u", "default", "a"), {"x": "1"})
@@ -139,6 +139,8 @@ async def test_a_refused_pod_that_is_gone_is_forgotten(server: ApiServer, client
         await eventually(lambda: "0 waiting" in repr(writer))
         running.cancel()
     assert writer.dropped == 0
+    looks = [request for request in server.requests if request.verb == "list"]
+    assert {request.params["fieldSelector"] for request in looks} == {"metadata.name=a,spec.nodeName=n"}
 
 
 async def test_the_queue_is_bounded(client: Client) -> None:

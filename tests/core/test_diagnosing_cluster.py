@@ -487,6 +487,8 @@ def test_policies_that_are_missing() -> None:
     assert of("policies", policies=frozenset())[0].startswith("note: the admission policies are not installed")
     (told,) = of("policies", policies=POLICIES - {"gpushare-placement"})
     assert told.startswith("note: the admission policy gpushare-placement is not installed")
+    (told,) = of("policies", policies=POLICIES - {"gpushare-placement", "gpushare-size"})
+    assert told.startswith("note: the admission policies gpushare-placement, gpushare-size are not installed")
 
 
 def test_the_policies_are_those_of_the_manifest() -> None:

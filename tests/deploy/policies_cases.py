@@ -426,6 +426,11 @@ AGENT_CASES = (
     Case("an agent on a pod of its node", AGENT_A, annotate("plain", dict.fromkeys(sorted(wire.POD_ANNOTATIONS), "1"))),
     Case("an agent on a pod of another node", AGENT_B, annotate("plain", {"note": "x"}),
          {OWN_NODE: "a node agent writes on its own node and the pods there"}),
+    # The answer to a patch is the whole pod.
+    Case("an agent that changes nothing on a pod of another node", AGENT_B, patch("plain", {}),
+         {OWN_NODE: "this is of node 'node-a', the token of node 'node-b'"}),
+    Case("an agent that changes nothing on another node", AGENT_B, Request("PATCH", "/api/v1/nodes/node-a", {}, MERGE),
+         {OWN_NODE: "this is of node 'node-a', the token of node 'node-b'"}),
     *(
         Case(f"an agent with {what} of its node", AGENT_A, Request("PATCH", "/api/v1/nodes/node-a", body, MERGE),
              {OWN_NODE: f"{what}: a node agent writes what it has to say of GPUs"})

@@ -353,6 +353,8 @@ async def test_a_refusal_names_no_value_of_a_variable(world: World) -> None:
 async def test_other_subresources_carry_no_annotations(world: World, subresource: str) -> None:
     """Which is why no policy looks at annotations there."""
     status, answer = await world.ask(PERSON, annotate("placed", {wire.IDX: "1"}, subresource))
+    if status == 404 and subresource == "resize":
+        pytest.skip("this API server does not resize pods (Kubernetes 1.33)")
     assert status == 200, answer
     assert answer["metadata"]["annotations"] == PLACED
 
@@ -416,6 +418,7 @@ async def test_a_static_pod_keeps_what_its_node_says(world: World) -> None:
         create(pod("new")),
         bind("waiting"),
         Request("GET", "/api/v1/nodes", {}),
+        Request("GET", f"{PODS}/placed", {}),
         Request("GET", "/api/v1/namespaces/gpushare/secrets", {}),
         Request("GET", "/api/v1/namespaces/gpushare/configmaps", {}),
         Request("POST", "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token", {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +12,18 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.deploy.policies_world import Request, World
+from tests.cluster.conftest import processes, programs, real_server  # noqa: F401 - one is a fixture, asked for by name
+from tests.deploy.policies_world import (
+    AGENT_A,
+    AGENT_B,
+    AGENT_UNBOUND,
+    Request,
+    User,
+    World,
+    annotate,
+    furnish,
+)
+from tests.deploy.policies_world import PODS as POD_LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -208,3 +219,58 @@ def test_no_role_reads_secrets_or_configuration_or_anything_without_naming_it() 
 def test_roles_that_are_bound_are_our_own_or_those_of_a_scheduler() -> None:
     bound = {each["roleRef"]["name"] for each in OBJECTS if each["kind"] in {"RoleBinding", "ClusterRoleBinding"}}
     assert bound == {each["metadata"]["name"] for each in ROLES} | KUBERNETES_OWN
+
+
+# --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def files(page: str) -> dict[str, str]:
+    """Return the files that the page writes out, by their paths."""
+    shown = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    return {found[1]: text for text in shown if (found := re.match(r"# (/\S+?),?\s", text))}
+
+
+NODE_A = "fieldSelector=spec.nodeName%3Dnode-a"
+
+
+def version_of(program: str) -> tuple[int, int]:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    major, minor = re.findall(r"[0-9]+", said)[:2]
+    return int(major), int(minor)
+
+
+async def test_an_api_server_with_the_file_of_the_page_shows_agents_the_pods_of_their_nodes_alone(
+    tmp_path: Path,
+) -> None:
+    """In a list, a watch and the look for one pod; nobody else notices anything."""
+    binaries = programs()
+    if version_of(binaries["kube-apiserver"]) < (1, 32):
+        pytest.skip("the API server looks at selectors from Kubernetes 1.32 on")
+    written = files(PAGE)
+    for path, text in written.items():
+        (tmp_path / Path(path).name).write_text(text.replace("/etc/kubernetes", str(tmp_path)), encoding="utf-8")
+    (config,) = (path for path, text in written.items() if "AuthorizationConfiguration" in text)
+    with processes(tmp_path, binaries, f"--authorization-config={tmp_path / Path(config).name}") as server:
+        async with aiohttp.ClientSession() as http:
+            world = World(server.config, http)
+            await furnish(world)
+
+            async def status(user: User | None, path: str) -> int:
+                token = world.tokens[user.token] if user else server.config.token
+                headers = {"Authorization": f"Bearer {token}"}
+                async with http.get(server.config.url + path, headers=headers, ssl=server.config.tls()) as answer:
+                    return answer.status
+
+            for path in (f"/api/v1/pods?{NODE_A}", f"/api/v1/pods?{NODE_A}&watch=1&timeoutSeconds=1"):
+                assert [await status(user, path) for user in (AGENT_A, AGENT_B, AGENT_UNBOUND, None)] == [
+                    200,
+                    500,
+                    500,
+                    200,
+                ]
+            one = f"{POD_LIST}?{NODE_A},metadata.name%3Dplaced"
+            assert [await status(user, one) for user in (AGENT_A, AGENT_B)] == [200, 500]
+            for path in ("/api/v1/pods", f"{POD_LIST}/placed", "/api/v1/pods?fieldSelector=spec.nodeName!%3Dnode-b"):
+                assert [await status(user, path) for user in (AGENT_A, None)] == [500, 200]
+            assert await status(AGENT_A, "/api/v1/nodes/node-a") == 200
+            assert (await world.ask(AGENT_A, annotate("plain", {"ALIYUN_COM_GPU_MEM_IDX": "0"})))[0] == 200

@@ -24,7 +24,6 @@ NODE = "node"
 RIGHTS = {
     ("get", "nodes"),
     ("patch", "nodes"),
-    ("get", "pods"),
     ("list", "pods"),
     ("watch", "pods"),
     ("patch", "pods"),
