@@ -191,13 +191,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     Raises:
         UsageError: there is no such command or flag.
     """
-    command = next(iter(argv), "")
-    if command == "inspect":
+    if list(argv[:1]) == ["inspect"]:
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
-    if command not in {*PROGRAMS, "-h", "--help", "--version"}:
+    command = next((word for word in argv if not word.startswith("-")), "")
+    if command not in _FLAGS and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"say first what to run, {', '.join(most)} or {last}; see {PROGRAM} --help"
-        if not command or command.startswith("-"):
+        if not command or command in PROGRAMS:
             raise UsageError(choice)
         raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
     arguments, unknown = _parser().parse_known_args(argv)
