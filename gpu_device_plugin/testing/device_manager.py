@@ -1,7 +1,7 @@
 """Which device goes to which container: the rules of the kubelet's device manager.
 
-Facts from pkg/kubelet/cm/devicemanager of Kubernetes 1.36, oddities included: a double that is kinder than the real one
-would hide the faults it is there to show.
+Facts from pkg/kubelet/cm/devicemanager of Kubernetes 1.25 to 1.36, oddities included: a double that is kinder than the
+real one would hide the faults it is there to show.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ class DeviceManager:
     checkpoint_error: str | None = None
     """Why the checkpoint could not be read at start, or not be written after the latest list; the kubelet goes on."""
     _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    _admitted_last: str | None = None
+    """UID of the pod for which devices were last asked, with or without any; the real one's pendingAdmissionPod."""
 
     def __repr__(self) -> str:
         amounts = ", ".join(
@@ -179,6 +181,7 @@ class DeviceManager:
 
         Containers of a pod come in their order in the spec. KubeletPanic: a plugin withdrew an ID during its Allocate.
         """
+        self._admitted_last = pod_uid
         for other in [uid for uid in self._reusable if uid != pod_uid]:
             del self._reusable[other]
         reusable = self._reusable.setdefault(pod_uid, {})
@@ -232,7 +235,8 @@ class DeviceManager:
         """Free the devices of pods that are no longer active; nothing else ever frees one."""
         if not self.sources_ready:
             return
-        ended = self.grants.keys() - set(self.active_pods())
+        kept = {self._admitted_last} if self.version.keeps_pod_admitted_last else set[str | None]()
+        ended = self.grants.keys() - set(self.active_pods()) - kept
         for pod_uid in ended:
             del self.grants[pod_uid]
         if ended:
@@ -398,12 +402,13 @@ class DeviceManager:
     def _by_numa_node(self, resource: str, ids: frozenset[str]) -> dict[int, tuple[str, ...]]:
         devices: dict[int, list[str]] = {}
         for device in self._in_map_order(ids):
-            if device not in self.listed[resource]:
+            gone = device not in self.listed[resource]
+            if gone and self.version.panics_of_a_device_withdrawn:
                 raise KubeletPanic(
                     f"invalid memory address or nil pointer dereference: {resource} listed {device} no more when the "
                     f"Allocate for it was answered"
                 )
-            for node in self.numa_nodes(resource, device):
+            for node in (NO_NUMA_NODE,) if gone else self.numa_nodes(resource, device):
                 devices.setdefault(node, []).append(device)
         return {node: tuple(ids) for node, ids in devices.items()}
 

@@ -104,7 +104,7 @@ class PodResources(PodResourcesListerServicer):
         await _pass(self._gate, context)
         if self._version < Version(1, 27):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister")
-        if self._version < Version(1, 34):
+        if not self._version.describes_one_pod:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self._pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):

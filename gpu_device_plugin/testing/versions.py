@@ -21,7 +21,7 @@ class Version:
     @property
     def wipes_every_file(self) -> bool:
         """At start every file but the checkpoint leaves the plugin directory; later kubelets remove sockets only."""
-        return self < Version(1, 21)
+        return self < Version(1, 33)
 
     @property
     def asks_options(self) -> bool:
@@ -35,6 +35,19 @@ class Version:
     def old_stream_ends_new_plugin(self) -> bool:
         """The end of any stream disconnects whichever plugin is registered under the name by then."""
         return Version(1, 25) <= self < Version(1, 37)
+
+    @property
+    def keeps_pod_admitted_last(self) -> bool:
+        """The pod admitted last counts as active until another is admitted, or the process ends."""
+        return Version(1, 23) <= self < Version(1, 32)
+
+    @property
+    def panics_of_a_device_withdrawn(self) -> bool:
+        """A device that is listed no more when the Allocate for it is answered kills the process.
+
+        Before, it is given out, as one without a NUMA node.
+        """
+        return self >= Version(1, 34)
 
     @property
     def checks_devices_held(self) -> bool:
@@ -63,8 +76,13 @@ class Version:
 
     @property
     def lists_terminal_pods(self) -> bool:
-        """PodResources v1 List names pods that have ended, without devices."""
+        """PodResources v1 List names pods that have ended, with what the device manager still keeps for them."""
         return self < Version(1, 34)
+
+    @property
+    def describes_one_pod(self) -> bool:
+        """PodResources v1 has Get by default."""
+        return self >= Version(1, 34)
 
     @property
     def reports_device_health(self) -> bool:

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.kubelet import Kubelet
     from gpu_device_plugin.testing.pods import Pod, PodSpec
+    from gpu_device_plugin.testing.versions import Version
 
 T = TypeVar("T")
 
 
 class KubeletUnderTest(Protocol):
-    """A running kubelet of version 1.36."""
+    """A running kubelet."""
+
+    @property
+    def version(self) -> Version:
+        """By which of the rules it goes that changed between 1.25 and 1.36."""
 
     @property
     def device_plugin_dir(self) -> Path: ...
@@ -67,6 +72,7 @@ class TheDouble:
 
     def __init__(self, kubelet: Kubelet) -> None:
         self.kubelet = kubelet
+        self.version = kubelet.version
         self.device_plugin_dir = kubelet.device_plugin_dir
         self.registration_socket = kubelet.registration_socket
         self.pod_resources_socket = kubelet.pod_resources_socket

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
+from gpu_device_plugin.testing.versions import Version
 from tests.kubelet.kubelet_under_test import eventually, eventually_await
 
 if TYPE_CHECKING:
@@ -83,6 +86,13 @@ class RealKubelet:
         if os.geteuid() != 0:
             return "a real kubelet has to be started by root"
         return ""
+
+    @functools.cached_property
+    def version(self) -> Version:
+        said = subprocess.run([_kubelet(), "--version"], capture_output=True, text=True, check=True).stdout
+        found = re.fullmatch(r"Kubernetes v(\d+)\.(\d+)\..*\s*", said)
+        assert found is not None, f"{_kubelet()} --version says {said!r}"
+        return Version(int(found[1]), int(found[2]))
 
     @property
     def device_plugin_dir(self) -> Path:
@@ -207,7 +217,7 @@ class RealKubelet:
     async def start(self) -> None:
         self._kubelet = self._spawn(
             "kubelet",
-            f"{os.environ['KUBE_BIN']}/kubelet",
+            _kubelet(),
             f"--config={self._root}/kubelet.json",
             f"--hostname-override={_NODE}",
         )
@@ -336,6 +346,10 @@ class RealKubelet:
             "registerNode": False,
             "resolvConf": "",
         } | ({"cgroupRoot": f"/{self._cgroup}"} if cgroups_v1 else {})
+
+
+def _kubelet() -> str:
+    return f"{os.environ['KUBE_BIN']}/kubelet"
 
 
 def _free_port() -> int:

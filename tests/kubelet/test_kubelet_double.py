@@ -200,8 +200,8 @@ async def test_an_old_stream_takes_the_new_plugin_along_in_kubelets_1_25_to_1_36
         assert world.kubelet.amounts[MEM] == Amount(8, 8 if survives else 0)
 
 
-async def test_kubelet_1_20_wipes_plain_files_but_no_directories() -> None:
-    async with a_world(version=(1, 20)) as world:
+async def test_up_to_1_32_plain_files_are_wiped_but_no_directories() -> None:
+    async with a_world(version=(1, 32)) as world:
         await world.start(world.plugin())
         (world.kubelet.device_plugin_dir / "file").touch()
         (world.kubelet.device_plugin_dir / "directory").mkdir()
@@ -265,6 +265,70 @@ async def test_pod_resources_get_is_off_before_1_34(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await world.call("Get", v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"))
         assert (refused.value.code(), refused.value.details()) == (code, details)
+
+
+@pytest.mark.parametrize(("version", "kept"), [((1, 22), 0), ((1, 23), 1), ((1, 31), 1), ((1, 32), 0)], ids=str)
+async def test_from_1_23_to_1_31_the_pod_admitted_last_keeps_its_devices_until_another_is_admitted(
+    version: tuple[int, int], kept: int
+) -> None:
+    async with a_world(version=version) as world:
+        plugin = world.plugin()
+        await world.start(plugin)
+        first, last = await world.kubelet.admit(pod("a", {MEM: 1})), await world.kubelet.admit(pod("b", {MEM: 1}))
+
+        for made in (first, last):
+            await world.kubelet.delete(made)
+        assert not await world.listed()
+        assert await _recorded(world, plugin) == ({last.uid} if kept else set())
+        await world.kubelet.delete(await world.kubelet.admit(pod("plain", {})))
+        assert not await world.listed()
+        assert await _recorded(world, plugin) == set()
+
+
+async def _recorded(world: World, plugin: ScriptedPlugin) -> set[str]:
+    """Have the checkpoint written anew, and return the UIDs in it."""
+    before = world.kubelet.checkpoint.stat().st_ino
+    plugin.list(plugin.healthy)
+    async with asyncio.timeout(10):
+        while world.kubelet.checkpoint.stat().st_ino == before:  # noqa: ASYNC110 (the writing of a file sets no event)
+            await asyncio.sleep(0.01)
+    return {entry.pod_uid for entry in device_checkpoint.read(world.kubelet.checkpoint).entries}
+
+
+async def test_a_pod_that_ended_in_1_31_is_listed_with_its_devices_if_it_was_admitted_last() -> None:
+    async with a_world(version=(1, 31)) as world:
+        await world.start(world.plugin())
+        world.kubelet.finish(await world.kubelet.admit(pod("a", {MEM: 1})))
+        assert len((await world.listed())["a"]["c0"]) == 1
+        await world.kubelet.admit(pod("b", {}))
+        assert not (await world.listed())["a"]["c0"]
+
+
+async def test_a_restart_of_kubelet_1_31_forgets_which_pod_was_admitted_last() -> None:
+    async with a_world(version=(1, 31)) as world:
+        await world.start(world.plugin())
+        made = await world.kubelet.admit(pod("a", {MEM: 1}))
+        await world.kubelet.stop()
+        await world.kubelet.delete(made)
+        await world.kubelet.start()
+        again = world.plugin()
+        await world.start(again)
+        assert not await world.listed()
+        assert not await _recorded(world, again)
+
+
+@pytest.mark.parametrize("version", [(1, 20), (1, 33)])
+async def test_before_1_34_a_device_withdrawn_during_its_allocate_is_given_out(version: tuple[int, int]) -> None:
+    async with a_world(version=version) as world:
+        plugin = world.plugin({"a": True})
+        await world.start(plugin)
+        plugin.allocate_gate.hold()
+        admitting = asyncio.create_task(world.kubelet.admit(pod("a", {MEM: 1})))
+        await plugin.allocate_gate.reached()
+        plugin.list({"b": True})
+        await world.lists(plugin)
+        plugin.allocate_gate.release()
+        assert (await admitting).devices(MEM) == {"a"}
 
 
 @pytest.mark.parametrize(("version", "names"), [((1, 33), {"a"}), ((1, 34), set[str]())])

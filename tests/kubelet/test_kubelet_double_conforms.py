@@ -1,4 +1,7 @@
-"""The kubelet's contract with a device plugin: the same tests for the double and, with KUBE_BIN, for a real kubelet."""
+"""The kubelet's contract with a device plugin: the same tests for the double and, with KUBE_BIN, for a real kubelet.
+
+Where the contract depends on the version, a test states the rule of each, and every kubelet says which version it is.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +117,16 @@ class World:
             pod(f"p{next(_numbers)}", *apps_limits, init=init_limits, sidecars=sidecar_limits)
         )
 
+    async def admit_plain(self) -> Pod:
+        """Admit a pod that wants no devices."""
+        return await self.kubelet.admit(pod(f"p{next(_numbers)}", {}))
+
+    async def write_checkpoint(self, plugin: ScriptedPlugin) -> None:
+        """Have the kubelet write its checkpoint, by the list that it has already."""
+        before = self.kubelet.checkpoint.stat().st_ino
+        plugin.list(plugin.healthy)
+        await eventually(lambda: self.kubelet.checkpoint.stat().st_ino != before)
+
     async def held(self, a_pod: Pod) -> dict[str, dict[str, set[str]]]:
         """Ask PodResources what a pod holds: by container and resource the IDs."""
         containers = (await listed(self.kubelet)).get(a_pod.name, {})
@@ -139,13 +152,16 @@ async def test_a_real_kubelet_starts(real: RealKubelet) -> None:
     await real.clear()
 
 
-@pytest.fixture(params=["double"] if RealKubelet.missing() else ["double", "real"])
+DOUBLES = {"double": (1, 36), "double of 1.31": (1, 31)}
+
+
+@pytest.fixture(params=[*DOUBLES] if RealKubelet.missing() else [*DOUBLES, "real"])
 async def world(request: pytest.FixtureRequest, real: RealKubelet) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
-        if request.param == "double":
+        if (version := DOUBLES.get(request.param)) is not None:
             root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kubelet"))
-            double = await stack.enter_async_context(Kubelet(Path(root), dialling=Dialling(dial_timeout_s=0.2)))
-            world = World(TheDouble(double))
+            double = Kubelet(Path(root), version=version, dialling=Dialling(dial_timeout_s=0.2))
+            world = World(TheDouble(await stack.enter_async_context(double)))
         else:
             await real.be_up()
             stack.push_async_callback(real.clear)
@@ -505,16 +521,21 @@ async def _runs(kubelet: KubeletUnderTest, uid: str) -> bool:
     return (await kubelet.look(uid)).phase == "Running"
 
 
-async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet(world: World) -> None:
+async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet_since_1_34(world: World) -> None:
+    """Before, the device is given out all the same."""
     plugin = world.plugin({"a": True, "b": True})
     await world.start(plugin)
     plugin.allocate_gate.hold()
-    await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 2}))
+    waiting = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 2}))
     await plugin.allocate_gate.reached()
     plugin.list({"a": True})
     await world.believed(plugin)
     plugin.allocate_gate.release()
-    assert await world.kubelet.died()
+    if world.kubelet.version.panics_of_a_device_withdrawn:
+        assert await world.kubelet.died()
+    else:
+        await eventually_await(lambda: _runs(world.kubelet, waiting))
+        assert await world.held(await world.kubelet.look(waiting)) == {"c0": {world.resource: {"a", "b"}}}
 
 
 # Init containers and sidecars
@@ -606,6 +627,8 @@ async def test_the_devices_of_a_finished_pod_are_given_again(world: World) -> No
     await world.start(world.plugin())
     first = await world.admit(8)
     await world.kubelet.finish(first.uid)
+    if world.kubelet.version.keeps_pod_admitted_last:
+        await world.admit_plain()
     await eventually_await(lambda: _holds_nothing(world, first))
     assert (await world.admit(8)).phase == "Running"
 
@@ -618,11 +641,48 @@ async def test_freed_devices_stay_in_the_checkpoint_until_the_next_list(world: W
     plugin = world.plugin()
     await world.start(plugin)
     ended = await world.admit(2)
+    await world.admit_plain()
     await world.kubelet.delete(ended.uid)
     assert await world.held(ended) == {}
     assert len(list(entries(world.kubelet, ended.uid))) == 1
     plugin.list(plugin.healthy)
     await eventually(lambda: not list(entries(world.kubelet, ended.uid)))
+
+
+async def test_from_1_23_to_1_31_the_pod_admitted_last_stays_in_every_checkpoint_until_another_is_admitted(
+    world: World,
+) -> None:
+    """Of any kind; the next List frees the devices then. Other kubelets forget it with the first list that comes."""
+    plugin = world.plugin()
+    await world.start(plugin)
+    last = await world.admit(2)
+    await world.kubelet.delete(last.uid)
+    assert await world.held(last) == {}
+    await world.write_checkpoint(plugin)
+    kept = world.kubelet.version.keeps_pod_admitted_last
+    assert len(list(entries(world.kubelet, last.uid))) == kept
+    await world.admit_plain()
+    assert await world.held(last) == {}
+    await world.write_checkpoint(plugin)
+    assert not list(entries(world.kubelet, last.uid))
+
+
+async def test_a_kubelet_that_starts_does_not_know_which_pod_was_admitted_last(world: World) -> None:
+    first = world.plugin()
+    await world.start(first)
+    last = await world.admit(2)
+    await world.kubelet.delete(last.uid)
+    await world.kubelet.stop()
+    await world.kubelet.start()
+    again = world.plugin()
+    await world.start(again)
+    await eventually_await(lambda: _is_forgotten(world, again, last))
+
+
+async def _is_forgotten(world: World, plugin: ScriptedPlugin, a_pod: Pod) -> bool:
+    await world.held(a_pod)
+    await world.write_checkpoint(plugin)
+    return not list(entries(world.kubelet, a_pod.uid))
 
 
 async def test_a_stream_that_ends_makes_every_device_unhealthy_for_good(world: World) -> None:
@@ -665,19 +725,26 @@ async def test_a_stopping_kubelet_ends_the_streams_and_leaves_every_socket_behin
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_starting_kubelet_wipes_sockets_and_spares_other_files(world: World) -> None:
+async def test_a_starting_kubelet_wipes_sockets_and_up_to_1_32_other_files_too(world: World) -> None:
+    """Directories are spared by all."""
     plugin = world.plugin()
     await world.start(plugin)
     mine = world.kubelet.device_plugin_dir / "mine"
     mine.write_text("mine")
+    folder = world.kubelet.device_plugin_dir / "folder"
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
     before = world.kubelet.registration_socket.stat().st_ino, world.kubelet.registration_socket.stat().st_ctime_ns
     await world.kubelet.stop()
     await world.kubelet.start()
     after = world.kubelet.registration_socket.stat().st_ino, world.kubelet.registration_socket.stat().st_ctime_ns
     assert not plugin.socket.exists()
     assert before != after
-    assert mine.read_text() == "mine"
-    mine.unlink()
+    assert mine.exists() is not world.kubelet.version.wipes_every_file
+    assert (folder / "mine").read_text() == "mine"
+    mine.unlink(missing_ok=True)
+    (folder / "mine").unlink()
+    folder.rmdir()
 
 
 async def test_pods_survive_a_kubelet_restart_without_their_plugin(world: World) -> None:
@@ -775,17 +842,21 @@ async def test_pod_resources_has_one_entry_for_every_device(world: World) -> Non
     assert all(len(ids) == 1 for _, ids in devices)
 
 
-async def test_pod_resources_describes_one_pod_or_says_that_there_is_none(world: World) -> None:
+async def test_pod_resources_describes_one_pod_since_1_34_or_says_that_there_is_none(world: World) -> None:
     await world.start(world.plugin())
     running = await world.admit(2)
     async with pod_resources(world.kubelet) as channel:
         stub: PodResourcesListerStub[Any, Any, Any] = PodResourcesListerStub(channel)
-        found = await stub.Get(v1.GetPodResourcesRequest(pod_name=running.name, pod_namespace="default"))
-        assert len(found.pod_resources.containers[0].devices) == 2
+        there = world.kubelet.version.describes_one_pod
+        if there:
+            found = await stub.Get(v1.GetPodResourcesRequest(pod_name=running.name, pod_namespace="default"))
+            assert len(found.pod_resources.containers[0].devices) == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Get(v1.GetPodResourcesRequest(pod_name="nobody", pod_namespace="default"))
     assert refused.value.code() is grpc.StatusCode.UNKNOWN
-    assert refused.value.details() == "pod nobody in namespace default not found"
+    assert refused.value.details() == (
+        "pod nobody in namespace default not found" if there else "PodResources API Get method disabled"
+    )
 
 
 async def test_the_old_pod_resources_service_is_there_too(world: World) -> None:
