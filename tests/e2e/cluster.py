@@ -130,12 +130,12 @@ class Cluster:
     # --- Manifests ----------------------------------------------------------------------------------------------------
 
     def apply(self, *paths: Path) -> None:
-        """Apply manifests as they are; on a cluster that was there before, with what it needs changed."""
+        """Apply manifests, as they are where this cluster needs nothing changed."""
         for path in paths:
-            if self.own is not None:
+            if (adapted := self.adapted(path)) == documents(path):
                 self.kubectl("apply", "--filename", str(path))
             else:
-                self.apply_all(self.adapted(path))
+                self.apply_all(adapted)
 
     def apply_all(self, objects: Iterable[Json]) -> None:
         self.kubectl("apply", "--filename=-", given=yaml.safe_dump_all(objects))
@@ -150,7 +150,7 @@ class Cluster:
         for container in containers([body]):
             if container["name"] in {"agent", "extender"}:
                 container["image"] = image or container["image"]
-            elif self.own is None and container["name"] == "kube-scheduler":
+            elif container["name"] == "kube-scheduler":
                 container["image"] = f"registry.k8s.io/kube-scheduler:{self._server_version()}"
             elif self.own is None:
                 container |= {"image": self.pod_image, "command": _STAY}

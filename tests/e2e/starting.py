@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,7 +66,10 @@ def load_images(own: real_cluster.RealCluster) -> None:
     archive = own.home / "image.tar"
     archives.write_workload(archive, [real_cluster.PAUSE, *sorted(shown)])
     own.load(archive)
-    archives.write_program(archive, [shipped["kube-scheduler"]], own.kube / "kube-scheduler")
+    scheduler = own.kube / "kube-scheduler"
+    version = subprocess.run([scheduler, "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
+    repository = shipped["kube-scheduler"].rpartition(":")[0]
+    archives.write_program(archive, [f"{repository}:{version}"], scheduler)
     own.load(archive)
     archives.write_ours(archive, sorted({shipped[name] for name in OURS}))
     own.load(archive)
