@@ -241,6 +241,8 @@ class NodeRecord:
     """Cordoned."""
     address: str = ""
     """The first internal IP address."""
+    kubelet_version: str = ""
+    """As the kubelet reports it: ``v1.31.14+k3s1``; empty: it has not yet."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
@@ -257,11 +259,16 @@ class _Address(msgspec.Struct, gc=False):
     address: str = ""
 
 
-class _NodeStatus(msgspec.Struct, gc=False):
+class _NodeInfo(msgspec.Struct, gc=False, rename="camel"):
+    kubelet_version: str = ""
+
+
+class _NodeStatus(msgspec.Struct, gc=False, rename="camel"):
     capacity: dict[str, Any] | None = None
     allocatable: dict[str, Any] | None = None
     conditions: list[_Condition] | None = None
     addresses: list[_Address] | None = None
+    node_info: _NodeInfo | None = None
 
 
 class _Node(msgspec.Struct, gc=False):
@@ -359,7 +366,7 @@ def version_number(version: str) -> int:
 
 
 def read_node(raw: bytes | msgspec.Raw) -> NodeRecord:
-    """Read a node's metadata and what it offers, all of it; use a `NodeReader` for the rest.
+    """Read a node's metadata, what it offers, all of it, and its kubelet's version; use a `NodeReader` for the rest.
 
     Raises:
         UnreadableObjectError: this is no node.
@@ -377,6 +384,7 @@ def read_node(raw: bytes | msgspec.Raw) -> NodeRecord:
         meta.annotations or {},
         capacity=_whole_amounts(node.status.capacity),
         allocatable=_whole_amounts(node.status.allocatable),
+        kubelet_version=node.status.node_info.kubelet_version if node.status.node_info is not None else "",
     )
 
 

@@ -49,6 +49,13 @@ class Evidence:
     """When that call was made, in monotonic seconds."""
     recorded: frozenset[str]
     """Device IDs in a checkpoint that was written after that answer came."""
+    stale: frozenset[str] = frozenset()
+    """Those among them that are shown for pods only that have ended, see `core.endings`."""
+
+    @property
+    def held(self) -> frozenset[str]:
+        """Device IDs that either book shows for a pod that may not have ended."""
+        return (self.listed | self.recorded) - self.stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +110,9 @@ class Ledger:
     ) -> Ledger:
         """Return the ledger without the IDs that are proven free.
 
-        An ID is free when both books omit it. When that would leave a GPU empty, its IDs stay until the driver, asked
-        after that was known, shows no process on it, for up to `process_wait_s`: the kubelet frees the IDs of a
-        force-deleted pod at once, its processes end later. A claim never ends by time alone.
+        An ID is free when no book shows it for a pod that may not have ended. When that would leave a GPU empty, its
+        IDs stay until the driver, asked after that was known, shows no process on it, for up to `process_wait_s`: the
+        kubelet frees the IDs of a force-deleted pod at once, its processes end later. A claim never ends by time alone.
 
         Args:
             evidence: the two books, read in the right order, both before `now`.
@@ -115,16 +122,16 @@ class Ledger:
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's books call free.
         """
         # Books that were read before we granted an ID can only show whoever had it before.
+        held = evidence.held
         ledger = self.seen(
             name
             for name, hold in self.holds.items()
-            if (name in evidence.listed or name in evidence.recorded)
-            and (hold.granted_at is None or evidence.list_began >= hold.granted_at)
+            if name in held and (hold.granted_at is None or evidence.list_began >= hold.granted_at)
         )
         proven = {
             name: replace(hold, freed_at=now)
             for name, hold in ledger.holds.items()
-            if hold.freed_at is None and _proven_free(name, hold, evidence)
+            if hold.freed_at is None and name not in held and _settled(hold, evidence)
         }
         return (ledger._with(proven) if proven else ledger).let_go(readings, now, process_wait_s)
 
@@ -168,7 +175,5 @@ def _quiet(reading: Reading | None, since: float) -> bool:
     return reading.began >= since and not reading.processes
 
 
-def _proven_free(name: str, hold: Hold, evidence: Evidence) -> bool:
-    if name in evidence.listed or name in evidence.recorded:
-        return False
+def _settled(hold: Hold, evidence: Evidence) -> bool:
     return hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S

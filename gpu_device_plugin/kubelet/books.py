@@ -6,14 +6,16 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.endings import Endings
 from gpu_device_plugin.core.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
+from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
+    from gpu_device_plugin.core.endings import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 _LOOK_S = 0.02
@@ -23,11 +25,32 @@ _LOOK_S = 0.02
 class Books:
     """The kubelet's books about some resources."""
 
-    def __init__(self, directory: Path, pod_resources: Path, resources: frozenset[str]) -> None:
-        """Read the checkpoint in the device-plugin `directory` and ask at the socket `pod_resources`."""
+    def __init__(
+        self,
+        directory: Path,
+        pod_resources: Path,
+        resources: frozenset[str],
+        *,
+        listener: Callable[[], int | None] = lambda: None,
+        in_api: Callable[[], PodsInApi | None] = lambda: None,
+    ) -> None:
+        """Read the checkpoint in the device-plugin `directory` and ask at the socket `pod_resources`.
+
+        Args:
+            directory: the kubelet's.
+            pod_resources: its PodResources socket.
+            resources: ours, by name.
+            listener: a number for the kubelet process that listens to us, None while there is none.
+            in_api: what the API shows of the pods here; None where this kubelet's books need no third witness.
+        """
         self._checkpoint = directory / checkpoint.NAME
         self._pod_resources = pod_resources
         self.resources = resources
+        self._listener = listener
+        self._in_api = in_api
+        self._endings = Endings()
+        self._told_by: int | None = None
+        """The kubelet process that showed these endings."""
 
     def __repr__(self) -> str:
         return f"<Books {self._checkpoint} and {self._pod_resources}>"
@@ -40,12 +63,47 @@ class Books:
         """Return the identity of the checkpoint as it is. Raises CheckpointUnreadableError."""
         return checkpoint.stamp_of(self._checkpoint)
 
+    def held(self, found: Checkpoint) -> frozenset[str]:
+        """Return the IDs that a checkpoint shows for pods of which it is not known that they have ended."""
+        over = self._endings.over if self._listener() == self._told_by is not None else frozenset[str]()
+        by_pod = found.by_pod(self.resources)
+        return frozenset().union(*(ids for uid, ids in by_pod.items() if uid not in over))
+
     async def listed(self) -> frozenset[str] | None:
         """Return the IDs that PodResources lists, None if it does not answer."""
+        found = await self._list()
+        return None if found is None else _all(found)
+
+    async def look(self, recorded: Checkpoint) -> None:
+        """List once, for it to be known of a pod in this checkpoint whether the kubelet lists it no more later."""
+        listener = self._listener()
+        if listener is not None and self._in_api() is not None:
+            found = await self._list()
+            if found is not None:
+                self._look(listener, recorded, found)
+
+    async def _list(self) -> Mapping[str, frozenset[str]] | None:
         try:
-            return await held_ids(self._pod_resources, self.resources)
+            return await listed_pods(self._pod_resources, self.resources)
         except PodResourcesUnavailableError:
             return None
+
+    def _look(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
+        """Take note of a List that began after this checkpoint was read, while `listener` listened to us."""
+        in_api = self._in_api()
+        same = listener is not None and listener == self._listener()
+        before = self._endings if listener == self._told_by else Endings()
+        self._told_by = listener if same else None
+        if not same or in_api is None:
+            self._endings = Endings()
+        else:
+            self._endings = before.after(recorded.by_pod(self.resources), listed, in_api)
+
+    def _stale(self, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
+        in_api = self._in_api()
+        if in_api is None or self._told_by is None or self._told_by != self._listener():
+            return frozenset()
+        return self._endings.stale(recorded.by_pod(self.resources), listed, in_api)
 
     async def evidence(
         self, held: Callable[[], Collection[str]], resend: Callable[[], None], patience_s: float = 3.0
@@ -67,13 +125,15 @@ class Books:
         Raises:
             CheckpointUnreadableError: the checkpoint is there and cannot be read.
         """
+        listener, known = self._listener(), self.recorded()
         began = time.monotonic()
-        listed = await self.listed()
-        if listed is None:
+        pods = await self._list()
+        if pods is None:
             return None
-        omitted = frozenset(held()) - listed
-        if not omitted:
-            return Evidence(listed, began, listed), None
+        self._look(listener, known, pods)
+        listed, stale = _all(pods), self._stale(known, pods)
+        if not frozenset(held()) - (listed - stale):
+            return Evidence(listed, began, listed, stale), None
         before = self.stamp()
         resend()
         written = await self._written_after(before, patience_s)
@@ -81,7 +141,7 @@ class Books:
         # that we are registered with.
         if written is None or (not listed and not self.resources & written.registered):
             return None
-        return Evidence(listed, began, written.device_ids(self.resources)), written
+        return Evidence(listed, began, written.device_ids(self.resources), self._stale(written, pods)), written
 
     async def _written_after(self, before: checkpoint.Stamp | None, patience_s: float) -> Checkpoint | None:
         until = time.monotonic() + patience_s
@@ -90,3 +150,7 @@ class Books:
             if self.stamp() != before:
                 return self.recorded()
         return None
+
+
+def _all(pods: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*pods.values())

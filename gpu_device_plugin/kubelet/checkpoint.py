@@ -52,6 +52,14 @@ class Checkpoint:
         """Return all device IDs that containers were given of these resources."""
         return frozenset().union(*(record.device_ids for record in self.records if record.resource in resources))
 
+    def by_pod(self, resources: frozenset[str]) -> Mapping[str, frozenset[str]]:
+        """Return the device IDs that the containers of each pod were given of these resources, by pod UID."""
+        found: dict[str, frozenset[str]] = {}
+        for record in self.records:
+            if record.resource in resources:
+                found[record.pod_uid] = found.get(record.pod_uid, frozenset()) | record.device_ids
+        return found
+
     def foreign(self, resources: frozenset[str]) -> Mapping[str, str]:
         """Return the device IDs that containers were given of any other resource, and its name."""
         others = (record for record in self.records if record.resource not in resources)

@@ -133,6 +133,7 @@ class Lives:
         self.timings = Timings() if timings is None else timings
         """May be replaced at any time."""
         self._served: list[_Served] = []
+        self._lives = 0
         self.registrations: dict[str, int] = {plugin.resource.name: 0 for plugin in plugins}
         """How often each resource was registered."""
         self._outages = {plugin.resource.name: _Outage(since=time.monotonic()) for plugin in plugins}
@@ -143,6 +144,15 @@ class Lives:
     def outages(self) -> dict[str, tuple[bool, float]]:
         """Return for each resource whether the kubelet listens, and for how many seconds in all it has not."""
         return {name: (outage.since is None, outage.seconds()) for name, outage in self._outages.items()}
+
+    @property
+    def listener(self) -> int | None:
+        """A number for the kubelet process that listens to every resource; None while there is none.
+
+        It stays the same only as long as the process does: one that ends takes its streams with it, and no other
+        opens them again in the same life.
+        """
+        return None if self.unmet() else self._lives
 
     def unmet(self) -> tuple[str, ...]:
         """Return what is missing for this node to serve pods, as sentences; empty when nothing is."""
@@ -179,6 +189,7 @@ class Lives:
 
     async def _live(self) -> str:
         """Live once; return why it ended."""
+        self._lives += 1
         await self._directory_there()
         changed, again = asyncio.Event(), asyncio.Event()
         over = asyncio.get_running_loop().create_future()

@@ -16,7 +16,7 @@ from gpu_device_plugin.kubelet._proto import (
 from gpu_device_plugin.kubelet.failures import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 _OPTIONS = (
@@ -31,8 +31,8 @@ class PodResourcesUnavailableError(Exception):
     """The kubelet did not answer; the message says what was tried and what came of it."""
 
 
-async def held_ids(socket: Path, resources: Iterable[str], timeout_s: float = 2.0) -> frozenset[str]:
-    """Return the device IDs of `resources` that the kubelet lists as held.
+async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
+    """Return every pod that the kubelet lists, by namespace/name, and which devices of `resources` it has.
 
     Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
     adds to what is known and takes nothing away. Speaks version v1, and v1alpha1 to kubelets older than 1.20.
@@ -48,14 +48,18 @@ async def held_ids(socket: Path, resources: Iterable[str], timeout_s: float = 2.
         raise PodResourcesUnavailableError(
             f"asking the kubelet at {socket} for the devices in use: {in_short(error)}"
         ) from error
-    return frozenset(
-        name
-        for pod in pods.pod_resources
-        for container in pod.containers
-        for devices in container.devices
-        if devices.resource_name in wanted
-        for name in devices.device_ids
-    )
+    found: dict[str, frozenset[str]] = {}
+    for pod in pods.pod_resources:
+        name = f"{pod.namespace}/{pod.name}"
+        # Two of one name: one has ended, and its successor is there already.
+        found[name] = found.get(name, frozenset()).union(
+            device
+            for container in pod.containers
+            for devices in container.devices
+            if devices.resource_name in wanted
+            for device in devices.device_ids
+        )
+    return found
 
 
 async def _list(

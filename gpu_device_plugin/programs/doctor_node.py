@@ -33,7 +33,7 @@ from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
+from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.programs import doctor_runtime
@@ -347,7 +347,7 @@ def _problem_of_checkpoint(directory: Path) -> str:
 async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
     names = [resource.name for resource in settings.offered]
     try:
-        await held_ids(settings.pod_resources_socket, names, deadlines.answer_s)
+        await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
     except PodResourcesUnavailableError as problem:
         return f"{problem}; is the kubelet running, and its directory the one that --pod-resources-socket names?"
     return ""

@@ -19,6 +19,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.book import Book
 from gpu_device_plugin.core.admitting import Why
 from gpu_device_plugin.core.annotations import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.endings import PodsInApi
 from gpu_device_plugin.core.grants import Delivery
 from gpu_device_plugin.core.health import Rules
 from gpu_device_plugin.core.ledger import Reading
@@ -151,7 +152,13 @@ class NodeAgent:
         resources = frozenset(resource.name for resource in settings.offered)
         self.reconciler = Reconciler(
             self.book,
-            Books(settings.device_plugin_dir, settings.pod_resources_socket, resources),
+            Books(
+                settings.device_plugin_dir,
+                settings.pod_resources_socket,
+                resources,
+                listener=lambda: self.lives.listener,
+                in_api=self._pods_in_api,
+            ),
             self._metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
@@ -437,6 +444,9 @@ class NodeAgent:
     def _learned(self, records: Iterable[Record]) -> None:
         if self._cluster is not None:
             self._cluster.learn(records)
+
+    def _pods_in_api(self) -> PodsInApi | None:
+        return PodsInApi() if self._cluster is None else self._cluster.pods_in_api()
 
     def _rounded(self) -> None:
         if self._cluster is not None and all(self.lives.registrations.values()):

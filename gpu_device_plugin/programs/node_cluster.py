@@ -35,6 +35,7 @@ from gpu_device_plugin.core.annotations import (
     node_gpus,
     node_labels,
 )
+from gpu_device_plugin.core.endings import pods_in_api
 from gpu_device_plugin.core.gpus import Inventory
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.positions import last_said
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.book import Book
     from gpu_device_plugin.cluster.api import NodeRecord, PodRecord
+    from gpu_device_plugin.core.endings import PodsInApi
     from gpu_device_plugin.core.gpus import Gpu
     from gpu_device_plugin.core.pods import Pod
     from gpu_device_plugin.kubelet.checkpoint import Record
@@ -187,6 +189,7 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
         self._looked = asyncio.Event()
+        self._kubelet_version = ""
         self._switched_on = False
         """Our node had the label by which people have it share its GPUs."""
         self._asked: dict[str, Mapping[str, str]] = {}
@@ -287,6 +290,10 @@ class NodeCluster:
         self.waiting.learn(records)
         self._settle()
 
+    def pods_in_api(self) -> PodsInApi | None:
+        """Return what the API shows of our node's pods, see `core.endings.pods_in_api`."""
+        return pods_in_api(self._mirror.pods.values(), self._kubelet_version)
+
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
         pods = self._mirror.pods
@@ -366,6 +373,7 @@ class NodeCluster:
                 continue
             backoff.reset()
             self._switched_on = self._switched_on or switched_on(node.labels)
+            self._kubelet_version = node.kubelet_version
             self._tell_of_node(node)
             self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
             if not self._looked.is_set():

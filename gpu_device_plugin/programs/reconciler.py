@@ -138,7 +138,9 @@ class Reconciler:
                 await asyncio.sleep(_WRITTEN_S)
             except TimeoutError:
                 patience_s *= 3
-            self._read()
+            found = self._read()
+            if found is not None:
+                await self._books.look(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._book.node.ledger
             confirmed = ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
@@ -174,7 +176,7 @@ class Reconciler:
         if found is None:
             return frozenset()
         evidence, written = found
-        unknown = (evidence.listed | evidence.recorded) - self._book.node.ledger.holds.keys()
+        unknown = evidence.held - self._book.node.ledger.holds.keys()
         if unknown:
             self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
             _log.warning("the kubelet gave out devices that we knew nothing of", extra={"devices": len(unknown)})
@@ -190,7 +192,7 @@ class Reconciler:
             name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
         )
 
-    def _read(self) -> None:
+    def _read(self) -> Checkpoint | None:
         try:
             found = self._books.recorded()
         except CheckpointUnreadableError as error:
@@ -198,13 +200,14 @@ class Reconciler:
             # Once complete, our books stay so: whatever is given out from then on is given out by us.
             if not self._ever_read:
                 self._book.see((), certain=False)
-            return
+            return None
         self._take_over(found)
+        return found
 
     def _take_over(self, found: Checkpoint) -> None:
         self._complaint = ""
         self._ever_read = True
-        ids = found.device_ids(self._books.resources)
+        ids = self._books.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
             # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
             ids -= self._book.node.ledger.holds.keys()

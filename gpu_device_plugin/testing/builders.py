@@ -82,6 +82,7 @@ def node(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
     ready: bool = True,
+    kubelet: str = "v1.36.2",
 ) -> Json:
     """Return a node that offers `mem` shares and `count` GPUs, or nothing of the kind."""
     offered = {
@@ -104,5 +105,6 @@ def node(
             "capacity": offered,
             "allocatable": dict(offered),
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+            "nodeInfo": {"kubeletVersion": kubelet},
         },
     }

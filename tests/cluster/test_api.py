@@ -170,7 +170,12 @@ def test_a_node_is_read() -> None:
     raw = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3","labels":{"a":"b"}},"status":{"images":[]}}'
     found = read_node(raw)
     assert (found.name, found.uid, found.resource_version) == ("n", "u", "3")
-    assert (found.labels, found.annotations) == ({"a": "b"}, {})
+    assert (found.labels, found.annotations, found.kubelet_version) == ({"a": "b"}, {}, "")
+
+
+def test_the_version_of_a_nodes_kubelet_is_read() -> None:
+    made = json.dumps(node("n", kubelet="v1.31.14+k3s1") | {"metadata": {"name": "n", "uid": "u"}})
+    assert read_node(made.encode()).kubelet_version == "v1.31.14+k3s1"
 
 
 NODE_READER = NodeReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

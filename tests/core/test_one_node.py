@@ -2,24 +2,27 @@
 
 The kubelet is a model of the device manager's rules: it chooses at random inside what is preferred, fills up at random
 outside of it, hands the devices of init containers on, frees only what has ended, and tells of it in two books, neither
-of which is complete.
+of which is complete. Up to 1.31 it keeps the pod that it admitted last. The agent has access to the Kubernetes API, or
+has none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpu_device_plugin.core.admitting import Refused, admit
-from gpu_device_plugin.core.annotations import Promise
+from gpu_device_plugin.core.annotations import STATIC_POD, Promise
+from gpu_device_plugin.core.endings import Endings, PodsInApi, pods_in_api
 from gpu_device_plugin.core.ledger import SETTLING_S, Evidence, Ledger, Reading
 from gpu_device_plugin.core.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.offers import offers
-from gpu_device_plugin.core.pods import ContainerKind
+from gpu_device_plugin.core.pods import ContainerKind, Pod
 from gpu_device_plugin.core.policy import POLICIES
 from gpu_device_plugin.core.preferring import UNMATCHED, Question, spread_over
 from gpu_device_plugin.core.resources import Kind
@@ -27,7 +30,7 @@ from gpu_device_plugin.core.shares import parse_id
 from gpu_device_plugin.testing.nodes import node, uuid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from random import Random
 
     from gpu_device_plugin.core.node import Node
@@ -52,11 +55,22 @@ class Asked:
 class Running:
     """A pod in the kubelet's books."""
 
+    uid: str
+    """A static pod's has no dashes."""
+    name: str
+    """Others that come later may have the same one."""
     devices: dict[tuple[int, Kind], set[str]] = field(default_factory=dict)
     """By the number of the container."""
     inits: set[int] = field(default_factory=set)
     promises: dict[int, Promise] = field(default_factory=dict)
     ended: bool = False
+    """It is not active any more; what the books show of it waits to be collected."""
+    gone: bool = False
+    """It is not in the API any more, and the kubelet knows."""
+
+    @property
+    def static(self) -> bool:
+        return "-" not in self.uid
 
     def ids(self, *, with_inits: bool = True) -> set[str]:
         return {name for (n, _), some in self.devices.items() if with_inits or n not in self.inits for name in some}
@@ -84,14 +98,20 @@ class Agent:
 class Kubelet:
     """The device manager's rules."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, *, keeps: bool, lists_terminal: bool) -> None:
         self.agent = agent
+        self.keeps = keeps
+        """The pod admitted last counts as active."""
+        self.lists_terminal = lists_terminal
         self.pods: dict[int, Running] = {}
         self.healthy: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
-        self.checkpoint: frozenset[str] = frozenset()
+        self.checkpoint: Mapping[str, frozenset[str]] = {}
         self.written = 0
+        self.process = 0
+        self.last: int | None = None
         self.forgetful = False
-        """Just restarted: PodResources lists nothing."""
+        """Just restarted: it knows some of its pods at the most."""
+        self.found: set[int] = set()
         self.take()
 
     def allocated(self) -> set[str]:
@@ -99,18 +119,30 @@ class Kubelet:
 
     def collect(self) -> None:
         """Forget the devices of pods that have ended."""
-        self.pods = {uid: pod for uid, pod in self.pods.items() if not pod.ended}
+        if not self.forgetful:
+            kept = self.last if self.keeps else None
+            self.pods = {uid: pod for uid, pod in self.pods.items() if not pod.ended or uid == kept}
 
     def write(self) -> None:
-        self.checkpoint = frozenset(self.allocated())
+        self.checkpoint = {pod.uid: frozenset(pod.ids()) for pod in self.pods.values() if pod.devices}
         self.written += 1
 
-    def listed(self) -> frozenset[str]:
-        """PodResources.List: without ordinary init containers, and without anything for a while after a restart."""
+    def restart(self) -> None:
+        self.process += 1
+        self.last, self.forgetful, self.found = None, True, set()
+
+    def listed(self) -> dict[str, frozenset[str]]:
+        """PodResources.List: without ordinary init containers, and without most pods for a while after a restart."""
         self.collect()
-        if self.forgetful:
-            return frozenset()
-        return frozenset().union(*(pod.ids(with_inits=False) for pod in self.pods.values()))
+        return {
+            pod.name: frozenset(pod.ids(with_inits=False))
+            for uid, pod in self.pods.items()
+            if self.names(pod) and (not self.forgetful or uid in self.found)
+        }
+
+    def names(self, pod: Running) -> bool:
+        """Whether PodResources names this pod."""
+        return not pod.gone and (self.lists_terminal or not pod.ended)
 
     def take(self) -> None:
         """Receive both lists of devices."""
@@ -124,7 +156,12 @@ class Kubelet:
 
         `answered` is called when the agent has answered and nothing is written yet; it tells the time.
         """
-        pod = self.pods[uid] = Running()
+        taken = {other.name for other in self.pods.values() if not other.gone}
+        name = next(f"default/p{n}" for n in range(len(taken) + 1) if f"default/p{n}" not in taken)
+        made = str(UUID(int=uid))
+        pod = self.pods[uid] = Running(made.replace("-", "") if random.random() < 0.2 else made, name)
+        self.last = uid
+        self.found.add(uid)
         reusable: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         for number, container in enumerate(asked):
             if container.kind is INIT:
@@ -202,16 +239,27 @@ class OneNode(RuleBasedStateMachine):
     @initialize(
         gib=st.lists(st.integers(2, 5), min_size=1, max_size=3),
         policy=st.sampled_from(sorted(POLICIES)),
+        keeps=st.booleans(),
+        lists_terminal=st.booleans(),
+        api=st.booleans(),
+        version_known=st.booleans(),
     )
-    def begin(self, gib: list[int], policy: str) -> None:
+    def begin(
+        self, gib: list[int], policy: str, *, keeps: bool, lists_terminal: bool, api: bool, version_known: bool
+    ) -> None:
         self.agent = Agent(node(*gib), policy)
-        self.kubelet = Kubelet(self.agent)
+        self.kubelet = Kubelet(self.agent, keeps=keeps, lists_terminal=lists_terminal)
+        self.api = api
+        self.version = ("v1.31.14" if keeps else "v1.36.2") if version_known else ""
+        self.mirror: tuple[Pod, ...] = ()
+        """The pods as the API's watch has shown them last."""
+        self.endings, self.told_by = Endings(), 0
         self.clock = 1000.0
         self.uid = 0
         self.lingering: dict[int, Running] = {}
         """Force-deleted pods whose processes still run."""
-        self.looking: tuple[frozenset[str], float, int] | None = None
-        """What List said, when it was asked, and the checkpoint that was there then."""
+        self.looking: tuple[dict[str, frozenset[str]], float, int, int] | None = None
+        """What List said, when it was asked, the checkpoint that was there then, and the process that answered."""
         self.read_the_gpus()
 
     def now(self) -> float:
@@ -232,7 +280,8 @@ class OneNode(RuleBasedStateMachine):
 
         def look() -> float:
             at = self.now()
-            between.append(Evidence(kubelet.listed(), self.now(), frozenset(kubelet.allocated())))
+            recorded = {pod.uid: frozenset(pod.ids()) for pod in kubelet.pods.values()}
+            between.append(self.evidence(self.listed(), self.now(), recorded))
             return at
 
         self.uid += 1
@@ -241,18 +290,47 @@ class OneNode(RuleBasedStateMachine):
             self.reconcile(evidence)
 
     @precondition(lambda self: self.kubelet.pods)
-    @rule(random=RANDOMS)
-    def end(self, random: Random) -> None:
-        self.kubelet.pods[random.choice(sorted(self.kubelet.pods))].ended = True
+    @rule(random=RANDOMS, deleted=st.booleans())
+    def end(self, random: Random, *, deleted: bool) -> None:
+        pod = self.kubelet.pods[random.choice(sorted(self.kubelet.pods))]
+        pod.ended = True
+        pod.gone = pod.gone or deleted
 
     @precondition(lambda self: self.kubelet.pods)
     @rule(random=RANDOMS)
     def delete_by_force(self, random: Random) -> None:
         """The kubelet forgets the pod at once, its processes go on."""
         uid = random.choice(sorted(self.kubelet.pods))
-        pod = self.kubelet.pods.pop(uid)
+        pod = self.kubelet.pods[uid]
         if not pod.ended:
-            self.lingering[uid] = pod
+            self.lingering[uid] = replace(pod)
+        pod.ended = pod.gone = True
+        self.kubelet.collect()
+
+    @precondition(lambda self: any(pod.static and pod.gone for pod in self.kubelet.pods.values()))
+    @rule(random=RANDOMS)
+    def a_static_pod_is_put_back(self, random: Random) -> None:
+        """It has the same UID, and what the books show for it is its own again: nobody is asked."""
+        kubelet = self.kubelet
+        uid = random.choice([uid for uid, pod in kubelet.pods.items() if pod.static and pod.gone])
+        if uid not in self.lingering:
+            kubelet.pods[uid].ended = kubelet.pods[uid].gone = False
+            kubelet.last = uid
+            kubelet.found.add(uid)
+
+    @rule()
+    def the_watch_tells_of_the_pods(self) -> None:
+        self.mirror = tuple(
+            Pod(
+                uid=f"mirror-of-{pod.uid}" if pod.static else pod.uid,
+                namespace="default",
+                name=pod.name.partition("/")[2],
+                phase="Succeeded" if pod.ended else "Running",
+                annotations={STATIC_POD: pod.uid} if pod.static else {},
+            )
+            for pod in self.kubelet.pods.values()
+            if not pod.gone
+        )
 
     @precondition(lambda self: self.lingering)
     @rule()
@@ -267,22 +345,51 @@ class OneNode(RuleBasedStateMachine):
 
     @rule()
     def ask_what_is_listed(self) -> None:
-        self.looking = (self.kubelet.listed(), self.now(), self.kubelet.written)
+        self.looking = (self.listed(), self.now(), self.kubelet.written, self.kubelet.process)
+
+    @rule()
+    def read_the_checkpoint(self) -> None:
+        over = self.endings.over if self.told_by == self.kubelet.process else frozenset()
+        ids = frozenset().union(*(ids for uid, ids in self.kubelet.checkpoint.items() if uid not in over))
+        there = self.agent.node
+        self.agent.node = there.with_ledger(there.ledger.seen(ids))
 
     @precondition(lambda self: self.looking is not None and self.kubelet.written > self.looking[2])
     @rule()
     def read_a_checkpoint_written_since(self) -> None:
         assert self.looking is not None
-        listed, began, _ = self.looking
+        listed, began, _, process = self.looking
         self.looking = None
-        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        if process == self.kubelet.process:
+            self.reconcile(self.evidence(listed, began, self.kubelet.checkpoint))
 
     @rule()
     def look_at_both_books(self) -> None:
-        listed, began = self.kubelet.listed(), self.now()
+        listed, began = self.listed(), self.now()
         self.kubelet.take()
-        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        self.reconcile(self.evidence(listed, began, self.kubelet.checkpoint))
         self.kubelet.take()
+
+    def in_api(self) -> PodsInApi | None:
+        return pods_in_api(self.mirror, self.version) if self.api else PodsInApi()
+
+    def listed(self) -> dict[str, frozenset[str]]:
+        """Ask for a List, and remember whom it names, as long as the same process answers."""
+        kubelet, recorded, in_api = self.kubelet, self.kubelet.checkpoint, self.in_api()
+        before = self.endings if self.told_by == kubelet.process else Endings()
+        self.told_by = kubelet.process
+        listed = kubelet.listed()
+        self.endings = Endings() if in_api is None else before.after(recorded, listed, in_api)
+        return listed
+
+    def evidence(
+        self, listed: Mapping[str, frozenset[str]], began: float, recorded: Mapping[str, frozenset[str]]
+    ) -> Evidence:
+        in_api = self.in_api()
+        stale = frozenset() if in_api is None else self.endings.stale(recorded, listed, in_api)
+        # Where the kubelet itself frees what has ended there is nothing to add.
+        assert self.kubelet.keeps or self.kubelet.forgetful or not stale
+        return Evidence(frozenset().union(*listed.values()), began, frozenset().union(*recorded.values()), stale)
 
     def reconcile(self, evidence: Evidence) -> None:
         """By readings that may be old."""
@@ -307,22 +414,30 @@ class OneNode(RuleBasedStateMachine):
         """It knows nothing but the kubelet's books: first the checkpoint, then List."""
         ledger = Ledger().sure(certain=readable)
         if readable:
-            ledger = ledger.seen(self.kubelet.checkpoint)
-        self.agent.node = self.agent.node.with_ledger(ledger.seen(self.kubelet.listed()))
-        self.looking = None
+            ledger = ledger.seen(frozenset().union(*self.kubelet.checkpoint.values()))
+        listed = frozenset().union(*self.kubelet.listed().values())
+        self.agent.node = self.agent.node.with_ledger(ledger.seen(listed))
+        self.looking, self.endings = None, Endings()
 
     @precondition(lambda self: not self.agent.node.ledger.certain)
     @rule()
     def the_checkpoint_can_be_read_again(self) -> None:
-        ledger = self.agent.node.ledger.seen(self.kubelet.checkpoint).sure(certain=True)
+        ledger = self.agent.node.ledger.seen(frozenset().union(*self.kubelet.checkpoint.values())).sure(certain=True)
         self.agent.node = self.agent.node.with_ledger(ledger)
 
     # --- the world
 
-    @rule(found=st.booleans())
-    def the_kubelet_restarts_or_has_found_its_pods_again(self, *, found: bool) -> None:
+    @rule()
+    def the_kubelet_restarts(self) -> None:
         """All it knows at first is its checkpoint, and it lists nothing for a while."""
-        self.kubelet.forgetful = not found
+        self.kubelet.restart()
+
+    @precondition(lambda self: self.kubelet.forgetful)
+    @rule(some=st.sets(st.integers(1, 40)), every=st.booleans())
+    def the_kubelet_finds_pods_again(self, some: set[int], *, every: bool) -> None:
+        """It admits them again one by one, and knows only at the end that there are no more."""
+        self.kubelet.found |= some
+        self.kubelet.forgetful = not every
 
     @rule(position=st.integers(0, 2), broken=st.booleans())
     def a_gpu_breaks_or_recovers(self, position: int, *, broken: bool) -> None:
@@ -342,13 +457,23 @@ class OneNode(RuleBasedStateMachine):
         self.clock += SETTLING_S
         self.kubelet.forgetful = False
         self.looking = None
+        self.the_watch_tells_of_the_pods()
+        self.read_the_checkpoint()
         there = self.agent.node
-        self.agent.node = there.with_ledger(there.ledger.seen(self.kubelet.checkpoint).sure(certain=True))
-        listed, began = self.kubelet.listed(), self.now()
-        self.kubelet.take()
-        self.reconcile(Evidence(listed, began, self.kubelet.checkpoint))
+        self.agent.node = there.with_ledger(there.ledger.sure(certain=True))
+        self.look_at_both_books()
         self.read_the_gpus()
-        assert self.agent.node.ledger.holds.keys() == self.kubelet.allocated()
+        known = {pod.uid: pod for pod in self.kubelet.pods.values()}
+        in_api = self.in_api()
+        over = {
+            uid
+            for uid, pod in known.items()
+            if (not self.kubelet.names(pod) and uid in self.endings.names)
+            or (in_api is not None and uid in in_api.ended)
+            if not pod.static
+        }
+        kept = set().union(*(pod.ids() for uid, pod in known.items() if uid not in over))
+        assert self.agent.node.ledger.holds.keys() == kept
 
     # --- what always holds
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.endings import PodsInApi
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.testing.kubelet import Kubelet
@@ -33,6 +35,10 @@ class Desk:
     resent: int = 0
     deaf: bool = False
     """What we send again reaches nobody."""
+    listener: int | None = 1
+    """The kubelet process that listens to us, for all we know."""
+    in_api: PodsInApi | None = None
+    """What the API shows; None where nobody has to be asked."""
 
     def resend(self) -> None:
         self.resent += 1
@@ -46,15 +52,22 @@ class Desk:
 
 
 @asynccontextmanager
-async def desk() -> AsyncIterator[Desk]:
+async def desk(version: tuple[int, int] = (1, 36)) -> AsyncIterator[Desk]:
     with short_folder() as folder:
-        async with Kubelet(folder) as kubelet:
+        async with Kubelet(folder, version=version) as kubelet:
             plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abcd", True))
             await plugin.start()
             await kubelet.wait_for(lambda: MEM in kubelet.amounts)
-            books = Books(kubelet.device_plugin_dir, kubelet.pod_resources_socket, frozenset({MEM}))
+            books = Books(
+                kubelet.device_plugin_dir,
+                kubelet.pod_resources_socket,
+                frozenset({MEM}),
+                listener=lambda: made.listener,
+                in_api=lambda: made.in_api,
+            )
+            made = Desk(kubelet, plugin, books)
             try:
-                yield Desk(kubelet, plugin, books)
+                yield made
             finally:
                 await plugin.stop()
 
@@ -139,3 +152,101 @@ async def test_a_damaged_checkpoint_is_not_evidence_but_an_error() -> None:
 
         with pytest.raises(CheckpointUnreadableError):
             await node.books.evidence(lambda: node.held, damage)
+
+
+# --- Up to 1.31 the pod admitted last stays in the checkpoint ---------------------------------------------------------
+
+
+@asynccontextmanager
+async def desk_of_131(*, looked: bool = True) -> AsyncIterator[tuple[Desk, frozenset[str]]]:
+    """We hold what the pod admitted last had, which has been deleted; while it ran we had a look, or had none."""
+    async with desk((1, 31)) as node:
+        node.in_api = PodsInApi()
+        made = await node.kubelet.admit(pod("last", {MEM: 2}))
+        node.held = set(made.devices(MEM))
+        if looked:
+            await node.books.look(node.books.recorded())
+        await node.kubelet.delete(made)
+        yield node, made.devices(MEM)
+
+
+async def stale(node: Desk) -> frozenset[str]:
+    """Return which IDs both books show for a pod only that has ended."""
+    found = await node.books.evidence(lambda: node.held, node.resend, patience_s=5)
+    assert found is not None
+    return found[0].stale
+
+
+async def test_what_a_pod_had_is_stale_that_this_kubelet_has_listed_and_lists_no_more() -> None:
+    async with desk_of_131() as (node, had):
+        assert await stale(node) == had
+        assert node.books.held(node.books.recorded()) == set()
+        node.held = set()
+        assert await stale(node) == had, "without a new checkpoint"
+        assert node.resent == 1
+
+
+async def test_what_a_pod_had_that_was_never_seen_is_not_stale() -> None:
+    async with desk_of_131(looked=False) as (node, had):
+        assert await stale(node) == set()
+        assert node.books.held(node.books.recorded()) == had
+
+
+async def test_nothing_is_stale_for_a_kubelet_that_frees_what_has_ended() -> None:
+    async with desk_of_131() as (node, had):
+        node.in_api = None
+        assert await stale(node) == set()
+        assert node.books.held(node.books.recorded()) == had
+        node.in_api = PodsInApi()
+        assert await stale(node) == set(), "what was seen before is forgotten"
+
+
+async def test_where_nobody_has_to_be_asked_no_look_is_taken() -> None:
+    async with desk((1, 31)) as node:
+        node.kubelet.pod_resources_gate.hold()
+        await node.books.look(node.books.recorded())
+        node.in_api, node.listener = PodsInApi(), None
+        await node.books.look(node.books.recorded())
+        assert node.kubelet.pod_resources_gate.waiting == 0
+        node.kubelet.pod_resources_gate.release()
+
+
+@pytest.mark.parametrize("listener", [2, None], ids=["another one", "none"])
+async def test_what_one_kubelet_process_has_listed_says_nothing_of_what_another_does_not(listener: int | None) -> None:
+    async with desk_of_131() as (node, had):
+        node.listener = listener
+        assert await stale(node) == set()
+        assert node.books.held(node.books.recorded()) == had
+        node.listener = 1
+        assert await stale(node) == set(), "nor is it remembered"
+
+
+async def test_a_kubelet_that_ends_while_it_is_asked_has_said_nothing() -> None:
+    async with desk_of_131() as (node, had):
+        gate = node.kubelet.pod_resources_gate
+        gate.hold()
+        asked = asyncio.create_task(stale(node))
+        await gate.reached()
+        node.listener = 2
+        gate.release()
+        assert await asked == set()
+        assert node.books.held(node.books.recorded()) == had
+
+
+async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said_nothing() -> None:
+    async with desk_of_131() as (node, had):
+
+        def ends() -> None:
+            node.listener = 2
+            node.resend()
+
+        found = await node.books.evidence(lambda: node.held, ends, patience_s=5)
+        assert found is not None
+        assert (found[0].recorded, found[0].stale) == (had, frozenset())
+
+
+async def test_a_look_that_gets_no_answer_changes_nothing() -> None:
+    async with desk_of_131() as (node, had):
+        node.kubelet.pod_resources_gate.refuse("no", times=1)
+        await node.books.look(node.books.recorded())
+        assert await stale(node) == had

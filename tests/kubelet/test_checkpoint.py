@@ -56,6 +56,13 @@ def test_only_the_devices_of_the_wanted_resources_count(tmp_path: Path) -> None:
     assert found.device_ids(frozenset({MEM, COUNT})) == {"a", "g"}
 
 
+def test_the_devices_of_a_pod_are_those_of_all_its_containers(tmp_path: Path) -> None:
+    other = entry({"-1": ["d"]}) | {"PodUID": "q"}
+    found = read(written(tmp_path / "c", entry(["a"]), entry(["b"]), entry(["g"], COUNT), entry(["x"], "x/y"), other))
+    assert found.by_pod(frozenset({MEM, COUNT})) == {"p": {"a", "b", "g"}, "q": {"d"}}
+    assert found.by_pod(frozenset()) == {}
+
+
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
     assert read(written(tmp_path / "c", entry(nothing))).records[0].device_ids == frozenset()

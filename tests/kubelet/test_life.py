@@ -330,6 +330,24 @@ async def test_a1_after_every_restart_of_the_kubelet_both_are_registered_again_u
         assert len(names) == 22
 
 
+async def test_every_kubelet_process_that_listens_has_a_number_of_its_own() -> None:
+    """And while one of the resources is listened to by nobody there is none."""
+    async with node() as one:
+        assert one.lives.listener is None
+        await one.start()
+        numbers = [one.lives.listener]
+        await one.kubelet.stop()
+        await eventually(lambda: one.lives.listener is None)
+        await one.kubelet.start()
+        await one.after_another_life()
+        numbers.append(one.lives.listener)
+        one.kubelet.drop_streams(COUNT.name)
+        await eventually(lambda: one.lives.listener is None)
+        await one.met()
+        numbers.append(one.lives.listener)
+        assert len({*numbers} - {None}) == 3
+
+
 async def test_a1_a_kubelet_that_is_down_for_long_is_waited_for() -> None:
     async with node() as one:
         await one.start()

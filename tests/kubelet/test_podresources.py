@@ -13,7 +13,7 @@ from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
 from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2_grpc as alpha_grpc
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto import podresources_pb2_grpc as v1_grpc
-from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, held_ids
+from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import pod
@@ -36,7 +36,8 @@ class Alpha(alpha_grpc.PodResourcesListerServicer):
         del request
         devices = [alpha.ContainerDevices(resource_name=MEM, device_ids=["a", "b"])]
         container = alpha.ContainerResources(name="c", devices=devices)
-        return alpha.ListPodResourcesResponse(pod_resources=[alpha.PodResources(name="p", containers=[container])])
+        made = alpha.PodResources(name="p", namespace="default", containers=[container])
+        return alpha.ListPodResourcesResponse(pod_resources=[made])
 
 
 class Huge(PodResources):
@@ -51,11 +52,29 @@ class Huge(PodResources):
         del request
         devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[f"GPU-{n:036}::{n}"]) for n in range(80_000)]
         container = v1.ContainerResources(name="c", devices=devices)
-        return v1.ListPodResourcesResponse(pod_resources=[v1.PodResources(name="p", containers=[container])])
+        made = v1.PodResources(name="p", namespace="default", containers=[container])
+        return v1.ListPodResourcesResponse(pod_resources=[made])
+
+
+class Twice(PodResources):
+    """A node with two pods of one name, and one without devices."""
+
+    def __init__(self) -> None:
+        """Know nothing else."""
+
+    async def List(  # noqa: N802 (gRPC's name)
+        self, request: v1.ListPodResourcesRequest, _context: object
+    ) -> v1.ListPodResourcesResponse:
+        del request
+        devices = [v1.ContainerDevices(resource_name=MEM, device_ids=[name]) for name in "ab"]
+        ours = [v1.ContainerResources(name="c", devices=[one]) for one in devices]
+        pods = [v1.PodResources(name="p", namespace="default", containers=[one]) for one in ours]
+        plain = v1.PodResources(name="plain", namespace="kube-system", containers=[v1.ContainerResources(name="c")])
+        return v1.ListPodResourcesResponse(pod_resources=[*pods, plain])
 
 
 @asynccontextmanager
-async def serving(folder: Path, servicer: Alpha | Huge) -> AsyncIterator[Path]:
+async def serving(folder: Path, servicer: Alpha | Huge | Twice) -> AsyncIterator[Path]:
     server = aio.server()
     if isinstance(servicer, Alpha):
         alpha_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
@@ -81,7 +100,9 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
             await kubelet.wait_for(lambda: len(kubelet.amounts) == 2)
             await kubelet.admit(pod("one", {MEM: 1, "x.com/y": 1}))
             await kubelet.admit(pod("two", {MEM: 2}))
-            assert await held_ids(kubelet.pod_resources_socket, [MEM]) == set("abc")
+            found = await listed_pods(kubelet.pod_resources_socket, [MEM])
+            assert {name: len(devices) for name, devices in found.items()} == {"default/one": 1, "default/two": 2}
+            assert frozenset().union(*found.values()) == set("abc")
             for one in (plugin, other):
                 await one.stop()
 
@@ -89,13 +110,20 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
 async def test_a_kubelet_that_speaks_only_v1alpha1_is_understood() -> None:
     with short_folder() as folder:
         async with serving(folder, Alpha()) as socket:
-            assert await held_ids(socket, [MEM]) == {"a", "b"}
+            assert await listed_pods(socket, [MEM]) == {"default/p": {"a", "b"}}
+
+
+async def test_pods_without_devices_are_listed_too_and_two_of_one_name_are_one() -> None:
+    """The one has ended, the other is what its StatefulSet made in its place."""
+    with short_folder() as folder:
+        async with serving(folder, Twice()) as socket:
+            assert await listed_pods(socket, [MEM]) == {"default/p": {"a", "b"}, "kube-system/plain": frozenset()}
 
 
 async def test_an_answer_beyond_the_usual_limit_of_4_mib_is_read() -> None:
     with short_folder() as folder:
         async with serving(folder, Huge()) as socket:
-            assert len(await held_ids(socket, [MEM], timeout_s=20)) == 80_000
+            assert len((await listed_pods(socket, [MEM], timeout_s=20))["default/p"]) == 80_000
 
 
 async def test_a_kubelet_that_is_not_there_is_no_answer() -> None:
@@ -105,7 +133,7 @@ async def test_a_kubelet_that_is_not_there_is_no_answer() -> None:
             PodResourcesUnavailableError, match=r"missing for the devices in use: No such file or directory$"
         ),
     ):
-        await held_ids(folder / "missing", [MEM])
+        await listed_pods(folder / "missing", [MEM])
 
 
 async def test_a_kubelet_that_hangs_is_given_up() -> None:
@@ -113,7 +141,7 @@ async def test_a_kubelet_that_hangs_is_given_up() -> None:
         async with Kubelet(folder) as kubelet:
             kubelet.pod_resources_gate.hold()
             with pytest.raises(PodResourcesUnavailableError, match="Deadline Exceeded"):
-                await held_ids(kubelet.pod_resources_socket, [MEM], timeout_s=0.1)
+                await listed_pods(kubelet.pod_resources_socket, [MEM], timeout_s=0.1)
             kubelet.pod_resources_gate.release()
 
 
@@ -123,4 +151,4 @@ async def test_a_refusal_is_passed_on_in_the_kubelets_words() -> None:
         async with Kubelet(folder) as kubelet:
             kubelet.pod_resources_gate.refuse("rejected by rate limit", grpc.StatusCode.RESOURCE_EXHAUSTED)
             with pytest.raises(PodResourcesUnavailableError, match="rejected by rate limit"):
-                await held_ids(kubelet.pod_resources_socket, [MEM])
+                await listed_pods(kubelet.pod_resources_socket, [MEM])

@@ -195,7 +195,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Make an API server with one node, whose agent is started by the test."""
     async with ApiServer(allowed=allowed) as api:
-        api.add(builders.node(NODE, labels=node_labels))
+        api.add(builders.node(NODE, labels=node_labels, kubelet="v{}.{}.0".format(*version)))
         async with world(gpus, version=version) as node:
             node.settings |= {"api": api.url, "node_name": node_name, **settings}
             yield Cluster(node, api)
