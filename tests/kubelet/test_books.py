@@ -186,6 +186,16 @@ async def test_what_a_pod_had_is_stale_that_this_kubelet_has_listed_and_lists_no
         assert node.resent == 1
 
 
+@pytest.mark.parametrize("listener", [2, None], ids=["another one", "none"])
+async def test_nothing_is_stale_any_more_from_the_moment_on_at_which_the_kubelet_process_ends(
+    listener: int | None,
+) -> None:
+    async with desk_of_131() as (node, had):
+        assert await stale(node) == had
+        node.listener = listener
+        assert node.books.held(node.books.recorded()) == had
+
+
 async def test_what_a_pod_had_that_was_never_seen_is_not_stale() -> None:
     async with desk_of_131(looked=False) as (node, had):
         assert await stale(node) == set()
