@@ -25,7 +25,7 @@ def label(there: Cluster, value: str | None) -> None:
 
 async def published(there: Cluster) -> None:
     await there.start_agent()
-    await there.node.until(lambda: bool(there.said_of_node()) and "count" in there.labels())
+    await there.node.until(lambda: there.takes_pods() and "count" in there.labels())
 
 
 async def stop(there: Cluster) -> None:
