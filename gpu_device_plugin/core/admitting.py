@@ -33,6 +33,7 @@ class Why(StrEnum):
     SCATTERED = "scattered_by_the_kubelet"
     NO_DEVICE_NODE = "no_device_node"
     BOTH_RESOURCES = "both_resources"
+    TOO_MANY_CONTAINERS = "too_many_containers"
     OTHER_RESOURCE = "held_through_another_resource"
 
 

@@ -7,6 +7,7 @@ what this plugin writes; `ALLOCATION` is the one that its successor ACK writes a
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,12 @@ DEFAULT_PROFILE = "default"
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Node label of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
 
+MOST_TEXT = 1 << 16
+"""Characters of an annotation of ours on a pod; a longer one is refused before it is parsed. The longest that we write
+ourselves is shorter: `MOST_CONTAINERS` containers with all of a node's GPUs each."""
+MOST_CONTAINERS = 64
+"""Of one pod that name our resources. Each is placed, and has its place in `ALLOCATION`."""
+
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
 _PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
 
@@ -107,11 +114,7 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
     annotations = pod.annotations
     if annotations.keys().isdisjoint(_PLACES):
         return {}
-    said = _Said(
-        app=_allocation(ALLOCATION, annotations),
-        init=_allocation(INIT_ALLOCATION, annotations),
-        single=_number(IDX, annotations[IDX], _LARGEST) if IDX in annotations else None,
-    )
+    said = _said(annotations)
     found: dict[tuple[str, Kind], Promise] = {}
     for container in pod.containers:
         for resource in resources:
@@ -131,16 +134,23 @@ class _Said:
     app: Mapping[int, Mapping[int, int]]
     init: Mapping[int, Mapping[int, int]]
     single: int | None
+    handed_on: int | None
+    """Where an init container's shares are of which nothing is said. Who knows only `ALLOCATION` means: with the first
+    that asks for some."""
+
+
+def _said(annotations: Mapping[str, str]) -> _Said:
+    app = _allocation(ALLOCATION, annotations)
+    single = _number(IDX, annotations[IDX], _LARGEST) if IDX in annotations else None
+    handed_on = next((min(app[index]) for index in sorted(app) if app[index]), single)
+    return _Said(app, _allocation(INIT_ALLOCATION, annotations), single, handed_on)
 
 
 def _for_container(container: Container, kind: Kind, amount: int, said: _Said) -> Promise | None:
     app = container.kind is ContainerKind.APP
     key, own = (ALLOCATION, said.app.get(container.index)) if app else (INIT_ALLOCATION, said.init.get(container.index))
     if own is None:
-        where = said.single
-        if not app and kind is Kind.MEMORY:
-            # Who knows only `ALLOCATION` means: an init container hands its shares on to the first that asks for some.
-            where = next((min(said.app[index]) for index in sorted(said.app) if said.app[index]), where)
+        where = said.handed_on if not app and kind is Kind.MEMORY else said.single
         if where is None or (kind is Kind.COUNT and amount > 1):
             return None
         return Promise(((where, amount),))
@@ -157,6 +167,8 @@ def _allocation(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mappin
     """Return shares by container index and GPU position; a GPU with none of them is not among them."""
     if key not in annotations:
         return {}
+    if len(annotations[key]) > MOST_TEXT:
+        raise MalformedAnnotationError(f"{key} is longer than {MOST_TEXT} characters")
     try:
         parsed: Any = json.loads(annotations[key])
     except (ValueError, RecursionError) as error:
@@ -174,8 +186,10 @@ def _allocation(key: str, annotations: Mapping[str, str]) -> Mapping[int, Mappin
 
 
 def _number(key: str, value: object, most: int) -> int:
-    text = str(value)
-    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) <= most):
+    if type(value) is int and 0 <= value <= most:
+        return value
+    text = value if isinstance(value, str) else ""
+    if not (len(text) <= 9 and text.isascii() and text.isdigit() and int(text) <= most):
         raise MalformedAnnotationError(f"{key} holds something that is not a whole number from 0 to {most}")
     return int(text)
 
@@ -234,9 +248,12 @@ def assignment(
 
 def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> int:
     """Return the most shares that a pod's containers hold at any moment, as Kubernetes adds them up."""
+    held: Counter[str] = Counter()
+    for (name, _), gpus in actual.items():
+        held[name] += sum(gpus.values())
     most = kept = 0
     for container in pod.containers:
-        now = kept + sum(sum(gpus.values()) for (name, _), gpus in actual.items() if name == container.name)
+        now = kept + held[container.name]
         most = max(most, now)
         if container.kind is not ContainerKind.INIT:
             kept = now
@@ -244,13 +261,19 @@ def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
 
 
 def _by_container(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Mapping[str, str]:
-    """Return what `ALLOCATION` and `INIT_ALLOCATION` have to say, those of them that have something to say."""
+    """Return what `ALLOCATION` and `INIT_ALLOCATION` have to say, those of them that have something to say.
+
+    Nobody would read a text longer than `MOST_TEXT`; it is not written.
+    """
     lists: dict[str, dict[str, dict[str, int]]] = {}
+    held = {name: gpus for (name, _), gpus in sorted(actual.items())}
     for container in pod.containers:
         key = ALLOCATION if container.kind is ContainerKind.APP else INIT_ALLOCATION
-        for gpus in (gpus for (name, _), gpus in sorted(actual.items()) if name == container.name):
-            lists.setdefault(key, {})[str(container.index)] = {str(at): shares for at, shares in sorted(gpus.items())}
-    return {key: json.dumps(places, separators=(",", ":")) for key, places in lists.items()}
+        if container.name in held:
+            places = {str(at): shares for at, shares in sorted(held[container.name].items())}
+            lists.setdefault(key, {})[str(container.index)] = places
+    texts = ((key, json.dumps(places, separators=(",", ":"))) for key, places in lists.items())
+    return {key: text for key, text in texts if len(text) <= MOST_TEXT}
 
 
 def _told(

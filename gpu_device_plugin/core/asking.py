@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.annotations import SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.annotations import MOST_CONTAINERS, SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.gpus import MOST_GPUS
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.pods import ContainerKind
 from gpu_device_plugin.core.resources import Kind
@@ -56,26 +57,48 @@ class Impossible:
 def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
     """Return what a pod asks of `resources`; no parts if it asks for nothing."""
     resources = tuple(resources)
+    try:
+        _check_containers(pod, resources)
+        parts = parts_of(pod, resources)
+        if not parts:
+            return Ask()
+        _check_size(parts)
+        return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
+    except (_ImpossibleError, MalformedAnnotationError) as error:
+        return Impossible(str(error))
+
+
+class _ImpossibleError(ValueError):
+    """No node can ever give this; the message is for the pod's owner."""
+
+
+def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
+    if len(pod.containers) > MOST_CONTAINERS:
+        names = " or ".join(resource.name for resource in resources)
+        raise _ImpossibleError(
+            f"more than {MOST_CONTAINERS} of its containers have a limit of {names}; let fewer have one"
+        )
     for container in pod.containers:
         both = [resource.name for resource in resources if container.limits.get(resource.name, 0) > 0]
         if len(both) > 1:
-            return Impossible(
+            raise _ImpossibleError(
                 f"container {container.name!r} asks for {' and '.join(both)}, which are the same hardware; "
                 "ask for one of them"
             )
-    parts = parts_of(pod, resources)
-    if not parts:
-        return Ask()
-    if any(part.demand.kind is Kind.MEMORY and part.demand.amount > _MOST_SHARES for part in parts):
-        return Impossible(
+
+
+def _check_size(parts: Sequence[Part]) -> None:
+    most = {kind: max((part.demand.amount for part in parts if part.demand.kind is kind), default=0) for kind in Kind}
+    if most[Kind.MEMORY] > _MOST_SHARES:
+        raise _ImpossibleError(
             "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
         )
+    if most[Kind.COUNT] > MOST_GPUS:
+        raise _ImpossibleError(f"it asks for {most[Kind.COUNT]} whole GPUs, and no node can have more than {MOST_GPUS}")
     if len(parts) > _MOST_PARTS:
-        return Impossible(f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer")
-    try:
-        return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
-    except MalformedAnnotationError as error:
-        return Impossible(str(error))
+        raise _ImpossibleError(
+            f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer"
+        )
 
 
 def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
@@ -91,6 +114,10 @@ def _gpus_each(pod: Pod) -> int:
     text = pod.labels.get(SPLIT_LABEL, "1")
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
         raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is no number of GPUs; write 2, for example")
+    if int(text) > MOST_GPUS:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} asks for {int(text)} GPUs, and no node can have more than {MOST_GPUS}"
+        )
     return int(text)
 
 

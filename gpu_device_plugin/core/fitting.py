@@ -144,9 +144,11 @@ def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
     wishes = ask.wishes
     if not wishes.choosy:
         return node.rooms
-    models = {model: wishes.allow_model(model) for model in node.gpus.models}
-    positions = {gpu.position for gpu in node.gpus.gpus if models[gpu.model] and wishes.allow_uuid(gpu.uuid)}
-    return tuple(room for room in node.rooms if room.position in positions)
+    return tuple(
+        room
+        for gpu, room in zip(node.gpus.gpus, node.rooms, strict=True)
+        if wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid)
+    )
 
 
 def _among(node: Candidate, rooms: Sequence[Room]) -> str:
@@ -204,55 +206,65 @@ def _memory(shares: int, node: Candidate) -> str:
 # --- All parts at once ------------------------------------------------------------------------------------------------
 
 
-def pack(
-    demands: Sequence[Demand], frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS
-) -> Packing:
-    """Find out whether all demands go together onto GPUs.
+class Packer:
+    """Finds out whether all demands of one pod go together onto some GPUs; what depends on the pod alone is kept."""
 
-    Args:
-        demands: what is asked.
-        frees: shares free on each GPU that gives shares.
-        idle: of those GPUs, which may also be taken whole: shares free on each.
-        most_steps: when to give up.
-    """
-    ordered = [demands[n] for n in _order(demands)]
-    whole = sum(demand.amount for demand in ordered if demand.kind is Kind.COUNT)
-    if whole > len(idle):
-        return Packing(None, 0)
-    pieces = [(demand.gpus, demand.amount // demand.gpus) for demand in ordered if demand.kind is Kind.MEMORY]
-    left = sorted(frees)
-    for free in sorted(idle)[:whole]:
-        # Those with the least: nothing that is left could do more than what is left so.
-        left.remove(free)
-    # What the n-th piece and all after it take in all, and the smallest part of any.
-    sums = list(accumulate((gpus * each for gpus, each in reversed(pieces)), initial=0))[::-1]
-    least = list(accumulate((each for _, each in reversed(pieces)), min))[::-1]
-    vain: set[tuple[int, tuple[int, ...]]] = set()
-    steps = 0
+    def __init__(self, demands: Sequence[Demand]) -> None:
+        """Pack `demands`."""
+        ordered = [demands[n] for n in _order(demands)]
+        self.whole = sum(demand.amount for demand in ordered if demand.kind is Kind.COUNT)
+        """How many GPUs are taken whole."""
+        self.pieces = [(demand.gpus, demand.amount // demand.gpus) for demand in ordered if demand.kind is Kind.MEMORY]
+        """From how many GPUs how many shares each, by demand."""
+        # What the n-th piece and all after it take in all, and the smallest part of any.
+        self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
+        self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
 
-    def rest(done: int, left: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-        nonlocal steps
-        if done == len(pieces):
-            return ()
-        useful = tuple(free for free in left if free >= least[done])
-        if sum(useful) < sums[done] or (done, useful) in vain:
-            return None
-        gpus, each = pieces[done]
-        alike = [tuple(group) for free, group in groupby(useful) if free >= each]
-        for taken in groups(alike, gpus):
-            if steps >= most_steps:
+    def __call__(self, frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
+        """Try it.
+
+        Args:
+            frees: shares free on each GPU that gives shares.
+            idle: of those GPUs, which may also be taken whole: shares free on each.
+            most_steps: when to give up.
+        """
+        if self.whole > len(idle):
+            return Packing(None, 0)
+        left = sorted(frees)
+        for free in sorted(idle)[: self.whole]:
+            # Those with the least: nothing that is left could do more than what is left so.
+            left.remove(free)
+        vain: set[tuple[int, tuple[int, ...]]] = set()
+        steps = 0
+
+        def rest(done: int, left: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+            nonlocal steps
+            if done == len(self.pieces):
+                return ()
+            useful = tuple(free for free in left if free >= self._least[done])
+            if sum(useful) < self._sums[done] or (done, useful) in vain:
                 return None
-            steps += 1
-            after = list(useful)
-            for free in taken:
-                after.remove(free)
-            others = rest(done + 1, sorted([*after, *(free - each for free in taken)]))
-            if others is not None:
-                return (taken, *others)
-        vain.add((done, useful))
-        return None
+            gpus, each = self.pieces[done]
+            alike = [tuple(group) for free, group in groupby(useful) if free >= each]
+            for taken in groups(alike, gpus):
+                if steps >= most_steps:
+                    return None
+                steps += 1
+                after = list(useful)
+                for free in taken:
+                    after.remove(free)
+                others = rest(done + 1, sorted([*after, *(free - each for free in taken)]))
+                if others is not None:
+                    return (taken, *others)
+            vain.add((done, useful))
+            return None
 
-    return Packing(rest(0, left), steps)
+        return Packing(rest(0, left), steps)
+
+
+def pack(demands: tuple[Demand, ...], frees: Sequence[int], idle: Sequence[int]) -> Packing:
+    """Find out whether all demands go together onto GPUs; see `Packer`."""
+    return Packer(demands)(frees, idle)
 
 
 _pack: Pack = pack
@@ -280,7 +292,7 @@ def _preferred(
     found: dict[int, Placement] = {}
     steps = _MOST_STEPS
     for done, n in enumerate(order):
-        others = [demands[later] for later in order[done + 1 :]]
+        others = Packer([demands[later] for later in order[done + 1 :]])
         ways = _ways(demands[n], rooms, rank, closeness)
         packing = Packing(None, 0)
         while packing.taken is None:
@@ -288,7 +300,7 @@ def _preferred(
             if placement is None or steps < 0:
                 return None
             left = _without(rooms, placement)
-            packing = pack(others, *_numbers(left), steps)
+            packing = others(*_numbers(left), steps)
             steps -= 1 + packing.steps
             found[n] = placement
         rooms = left

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+MOST_GPUS = 64
+"""Of one node. The largest machines have 16, and to choose whole GPUs among many takes long."""
+
 
 class Closeness(IntEnum):
     """How two GPUs of one node are connected, the closest last, so that greater is closer.

@@ -103,12 +103,13 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
     """
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
     candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
+    promised = _Promised(waiting)
     # The first one asks, if the order is right. Whoever is taken for it goes on with what the first one was promised.
     equal = [c for c in candidates if c is candidates[0] or _may_swap(c.wanted, candidates[0].wanted)]
     fitting = [c for c in equal if c.wanted.promise is None or _fits(call, c.wanted.promise)]
-    kept = [c for c in fitting if _others_keep(call, c, waiting)]
-    chosen = next(iter(kept or fitting or candidates), None)
-    reserved, whole = _outstanding(waiting, chosen)
+    kept = (c for c in fitting if _others_keep(call, c, promised))
+    chosen = next(kept, None) or next(iter(fitting or candidates), None)
+    reserved, whole = promised.to_others_than(chosen)
     return Matched(chosen, reserved, whole)
 
 
@@ -150,33 +151,50 @@ def _fits(call: Call, promise: Promise) -> bool:
     return all(call.free.get(position, 0) >= shares for position, shares in promise.shares)
 
 
-def _others_keep(call: Call, candidate: Match, waiting: Iterable[WaitingPod]) -> bool:
+def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:
     """Whether every other promise can still be kept after `candidate` got its own."""
     if call.kind is Kind.COUNT or candidate.wanted.promise is None:
         return True
-    reserved, _ = _outstanding(waiting, candidate)
+    reserved, _ = promised.to_others_than(candidate)
     return all(
         call.free.get(position, 0) - shares >= reserved.get(position, 0)
         for position, shares in candidate.wanted.promise.shares
     )
 
 
-def _outstanding(waiting: Iterable[WaitingPod], chosen: Match | None) -> tuple[dict[int, int], frozenset[int]]:
-    """Return what is promised and not given out: shares by GPU, and whole GPUs, without what `chosen` gets now."""
-    shares: Counter[int] = Counter()
-    whole: set[int] = set()
-    for pod in waiting:
-        served = {(w.container, w.kind) for w in pod.wanted if w.served}
-        if chosen is not None and chosen.pod.uid == pod.uid:
-            served.add((chosen.wanted.container, chosen.wanted.kind))
-        shares.update(_still_needed(pod, served))
-        whole.update(
-            position
-            for w in pod.wanted
-            if w.kind is Kind.COUNT and w.promise is not None and (w.container, w.kind) not in served
-            for position, _ in w.promise.shares
-        )
-    return {position: count for position, count in shares.items() if count > 0}, frozenset(whole)
+class _Promised:
+    """What is promised and not given out: each pod is looked at once, however many may be the one that asks."""
+
+    def __init__(self, waiting: Iterable[WaitingPod]) -> None:
+        self._shares: Counter[int] = Counter()
+        self._whole: Counter[int] = Counter()
+        for pod in waiting:
+            shares, whole = _outstanding(pod)
+            self._shares.update(shares)
+            self._whole.update(whole)
+
+    def to_others_than(self, chosen: Match | None) -> tuple[dict[int, int], frozenset[int]]:
+        """Return shares by GPU, and whole GPUs, without what `chosen` gets now."""
+        shares, whole = self._shares.copy(), self._whole.copy()
+        if chosen is not None:
+            before, after = _outstanding(chosen.pod), _outstanding(chosen.pod, chosen.wanted)
+            shares.subtract(before[0])
+            shares.update(after[0])
+            whole.subtract(before[1])
+            whole.update(after[1])
+        return {position: count for position, count in shares.items() if count > 0}, frozenset(+whole)
+
+
+def _outstanding(pod: WaitingPod, given: Wanted | None = None) -> tuple[Mapping[int, int], Sequence[int]]:
+    """Return what a pod was promised and does not have once it has what is `given`: shares by GPU, and whole GPUs."""
+    served = {(w.container, w.kind) for w in pod.wanted if w.served or w is given}
+    whole = [
+        position
+        for w in pod.wanted
+        if w.kind is Kind.COUNT and w.promise is not None and (w.container, w.kind) not in served
+        for position, _ in w.promise.shares
+    ]
+    return _still_needed(pod, served), whole
 
 
 def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int, int]:

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.annotations import NODE_GPUS, NODE_GPUS_VERSION, MalformedAnnotationError
-from gpu_device_plugin.core.gpus import Closeness
+from gpu_device_plugin.core.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-# The largest machines have 16. To choose whole GPUs takes long where there are many.
-_MOST_GPUS = 64
 _MOST_SHARES = 1 << 20
 _LEVELS = {level.name.lower(): level for level in Closeness}
 
@@ -90,7 +88,7 @@ def by_division(memory: int, count: int) -> NodeGpus:
 
     Gpushare's device plugin says no more, and takes all GPUs of a node for equal.
     """
-    if not 0 < count <= min(memory, _MOST_GPUS):
+    if not 0 < count <= min(memory, MOST_GPUS):
         return NO_GPUS
     return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
 
@@ -115,8 +113,8 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
     if said.get("version") != NODE_GPUS_VERSION:
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
     listed = said.get("gpus")
-    if not isinstance(listed, list) or len(listed) > _MOST_GPUS:
-        raise _malformed(f"has no list of at most {_MOST_GPUS} gpus")
+    if not isinstance(listed, list) or len(listed) > MOST_GPUS:
+        raise _malformed(f"has no list of at most {MOST_GPUS} gpus")
     gpus = tuple(sorted((_gpu(each) for each in listed), key=lambda gpu: gpu.position))
     if len({gpu.position for gpu in gpus}) != len(gpus):
         raise _malformed("has two gpus of one index")
@@ -135,7 +133,7 @@ def _gpu(said: Any) -> ListedGpu:
         raise _malformed("has a gpu that is no JSON object")
     healthy = said.get("healthy", True) is True
     return ListedGpu(
-        position=_whole(said, "index", 0, _MOST_GPUS),
+        position=_whole(said, "index", 0, MOST_GPUS),
         shares=_whole(said, "shares", 1),
         uuid=_text(said, "uuid"),
         model=sys.intern(_text(said, "model")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.annotations import (
@@ -18,10 +18,23 @@ from gpu_device_plugin.core.annotations import (
 from gpu_device_plugin.core.policy import POLICIES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _MOST_NAMES = 64
-"""In one annotation; every node is compared with each."""
+"""In one annotation; every model of the cluster is compared with each."""
+_MOST_TEXT = 4096
+"""Characters of one annotation. The UUIDs of 64 GPUs take 2,623."""
+_MOST_MODELS = 1000
+"""So many are remembered; then all are forgotten. Clusters have a handful."""
+
+
+def _words(text: str) -> str:
+    """Return the words of a name in small letters, with a space before and behind each."""
+    return f" {' '.join(re.findall(r'[0-9a-z]+', text.lower()))} "
+
+
+def _any_of(models: Iterable[str], words: str) -> bool:
+    return any(model in words for model in models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,15 @@ class Wishes:
     """Which GPU within a node, a name in `POLICIES`; None: as the node or the configuration says."""
     node_policy: str | None = None
     """Which node, likewise."""
+    _use: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """`use_models` as `_words`."""
+    _avoid: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _models: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Which models are allowed, as far as somebody has asked."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
+        object.__setattr__(self, "_avoid", tuple(map(_words, self.avoid_models)))
 
     @property
     def choosy(self) -> bool:
@@ -47,10 +69,20 @@ class Wishes:
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
 
     def allow_model(self, model: str) -> bool:
-        """Return whether GPUs of a model may be given to the pod. On a node that does not name its GPUs it is empty."""
-        return (not self.use_models or any(is_model(model, wanted) for wanted in self.use_models)) and not any(
-            is_model(model, unwanted) for unwanted in self.avoid_models
-        )
+        """Return whether GPUs of a model may be given to the pod. On a node that does not name its GPUs it is empty.
+
+        Upper and lower case are the same, and so are all characters between words: ``a100-sxm4`` is an
+        ``NVIDIA A100-SXM4-80GB``, ``A10`` is not.
+        """
+        found = self._models.get(model)
+        if found is None:
+            if len(self._models) >= _MOST_MODELS:
+                self._models.clear()
+            found = self._models[model] = self._allow(_words(model))
+        return found
+
+    def _allow(self, words: str) -> bool:
+        return (not self._use or _any_of(self._use, words)) and not _any_of(self._avoid, words)
 
     def allow_uuid(self, uuid: str) -> bool:
         """Return whether one GPU may be given to the pod as far as its UUID decides."""
@@ -77,24 +109,13 @@ def read_wishes(annotations: Mapping[str, str]) -> Wishes:
     return NO_WISHES if wishes == NO_WISHES else wishes
 
 
-def is_model(product: str, wanted: str) -> bool:
-    """Return whether a GPU's product name is of the model that a person means.
-
-    Upper and lower case are the same, and so are all characters between words: ``a100-sxm4`` is an
-    ``NVIDIA A100-SXM4-80GB``, ``A10`` is not.
-    """
-    return f" {_words(wanted)} " in f" {_words(product)} "
-
-
-def _words(text: str) -> str:
-    return " ".join(re.findall(r"[0-9a-z]+", text.lower()))
-
-
 def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
     if key not in annotations:
         return ()
+    if len(annotations[key]) > _MOST_TEXT:
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {_MOST_TEXT} characters; name fewer")
     named = tuple(dict.fromkeys(word.strip() for word in annotations[key].split(",") if word.strip()))
-    if not named or not all(map(_words, named)):
+    if not named or not all(_words(name).strip() for name in named):
         raise MalformedAnnotationError(f"the annotation {key} names nothing; write names with commas between them")
     if len(named) > _MOST_NAMES:
         raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES}; name fewer")

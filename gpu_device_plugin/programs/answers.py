@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.admitting import Refused, Why, admit
+from gpu_device_plugin.core.annotations import MOST_CONTAINERS
 from gpu_device_plugin.core.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.matching import Call
 from gpu_device_plugin.core.policy import POLICIES
@@ -127,6 +128,7 @@ class NodeAnswers:
         promise = match.wanted.promise if match is not None else None
         verdict = (
             _both_resources(match)
+            or _too_many_containers(match)
             or self._missing_device_node()
             or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )
@@ -201,6 +203,16 @@ class NodeAnswers:
 
 def _after_init(match: Match | None) -> bool | None:
     return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)
+
+
+def _too_many_containers(match: Match | None) -> Refused | None:
+    """Every call of the kubelet looks at all containers that wait."""
+    if match is None or len({wanted.container for wanted in match.pod.wanted}) <= MOST_CONTAINERS:
+        return None
+    return Refused(
+        Why.TOO_MANY_CONTAINERS,
+        f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
+    )
 
 
 def _both_resources(match: Match | None) -> Refused | None:

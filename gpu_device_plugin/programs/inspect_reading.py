@@ -38,6 +38,8 @@ _EVENTS = 3
 _LONGEST_EVENT = 500
 """Characters; the API takes 1,024."""
 _NODE_KEYS = frozenset({NODE_GPUS, PLACEMENT_LABEL})
+_MOST_MISSPELT = 5
+"""So many annotations that mean nothing are told one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +231,12 @@ def _shortened(message: str) -> str:
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
     """Say which annotations and labels look like ours and mean nothing to anybody, one sentence each."""
-    for key in sorted(meta.annotations or ()):
-        if key.startswith(NODE_LABELS) and key not in _KEPT_OF_PODS:
-            known = f"there are {', '.join(_CHOICES)}"
-            yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
+    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in _KEPT_OF_PODS]
+    for key in sorted(unknown)[:_MOST_MISSPELT]:
+        known = f"there are {', '.join(_CHOICES)}"
+        yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
+    if len(unknown) > _MOST_MISSPELT:
+        yield f"{len(unknown) - _MOST_MISSPELT} more annotations like these mean nothing"
     for key in sorted(WISHES & (meta.labels or {}).keys()):
         yield f"{key} is a label of this pod; write it as an annotation"
 

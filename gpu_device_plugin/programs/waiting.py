@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.annotations import STATIC_POD, MalformedAnnotationError, promises
+from gpu_device_plugin.core.annotations import MOST_CONTAINERS, STATIC_POD, MalformedAnnotationError, promises
 from gpu_device_plugin.core.ledger import SETTLING_S
 from gpu_device_plugin.core.matching import Matched, WaitingPod, Wanted, match
 from gpu_device_plugin.core.pods import ContainerKind
@@ -34,6 +34,15 @@ WAIT_S = 1.0
 
 Slot: TypeAlias = tuple[str, str, Kind]
 """One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What is written on a pod, read once: a call of the kubelet looks at all pods that wait."""
+
+    pod: Pod
+    promises: Mapping[tuple[str, Kind], Promise]
+    wishes: Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,7 @@ class WaitingPods:
         self._begun: str | None = None
         self._in_vain = False
         self._malformed: set[str] = set()
+        self._written: dict[str, _Written] = {}
 
     def __repr__(self) -> str:
         return f"<WaitingPods: {len(self._records)} containers served, {len(self._guesses)} guesses>"
@@ -149,7 +159,8 @@ class WaitingPods:
         uid = kubelet_uid(pod)
         wanted = [
             (container, resource.kind, amount)
-            for container in pod.containers
+            # One more than a pod may have says that it has too many, and is refused at once.
+            for container in pod.containers[: MOST_CONTAINERS + 1]
             for resource in self._resources
             if (amount := container.limits.get(resource.name, 0)) > 0
         ]
@@ -158,7 +169,8 @@ class WaitingPods:
         refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
         if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
-        promised, wishes = self._promises(pod), self._wishes(pod)
+        written = self._read(pod)
+        promised, wishes = written.promises, written.wishes
         gpus = self._shares().gpus if wishes.choosy else ()
         allowed = {s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid)}
         return WaitingPod(
@@ -182,6 +194,12 @@ class WaitingPods:
 
     def _is_served(self, slot: Slot) -> bool:
         return slot in self._records or slot in self._guesses
+
+    def _read(self, pod: Pod) -> _Written:
+        known = self._written.get(pod.uid)
+        if known is None or known.pod != pod:
+            known = self._written[pod.uid] = _Written(pod, self._promises(pod), self._wishes(pod))
+        return known
 
     def _promises(self, pod: Pod) -> Mapping[tuple[str, Kind], Promise]:
         try:
@@ -217,7 +235,7 @@ class WaitingPods:
             heir = further
         del self._guesses[guessed]
         pod = self._mirror.pods.get(heir[0])
-        inherited = self._swapped.get(heir) or (self._promises(pod).get(heir[1:]) if pod is not None else None)
+        inherited = self._swapped.get(heir) or (self._read(pod).promises.get(heir[1:]) if pod is not None else None)
         if inherited is not None:
             self._swapped[guessed] = inherited
         if self._begun == guessed[0]:
@@ -227,6 +245,7 @@ class WaitingPods:
         there = {kubelet_uid(pod) for pod in self._mirror.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
         self._malformed &= self._mirror.pods.keys()
+        self._written = {uid: known for uid, known in self._written.items() if uid in self._mirror.pods}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
 
 

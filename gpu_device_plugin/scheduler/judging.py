@@ -33,7 +33,8 @@ class Judge:
 
     Whatever it remembers, it answers as the core does, with one exception: where a pod could go onto nodes in so many
     ways that one request cannot try them all, the nodes left over do not fit (`UNTRIED`), or are scored as if their
-    GPUs were not connected. What was tried is remembered, so that the next request comes further.
+    GPUs were not connected, and as if the pod might have any of them. What was tried is remembered, so that the next
+    request comes further.
     """
 
     def __init__(self, nodes: Nodes) -> None:

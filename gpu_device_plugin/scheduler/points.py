@@ -20,6 +20,8 @@ _MOST_ANSWERS = 50_000
 """So many answers are remembered for one pod; then all are forgotten."""
 _STEPS_OF_A_GROUP = 5
 """What it takes to find out how well some GPUs are connected, in the measure of `Effort`."""
+_STEPS_OF_A_ROW = 1
+"""What it takes to score one node of which a pod may have some GPUs and not others."""
 
 
 def points(ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effort) -> Find[int]:
@@ -33,9 +35,17 @@ def points(ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effo
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
         suited = [row for row, model in zip(rows, picked(data.model, rows), strict=True) if allowed(row, model)]
-        found = dict(zip(suited, every(suited, left_over), strict=True))
-        others = (row for row in rows if row not in found)
-        found |= {row: score_of_fit(ask, data.nodes[row], node_policy, gpu_policy) for row in others}
+        found: dict[int, int] = {}
+        for row in set(rows).difference(suited):
+            try:
+                effort.check()
+            except TooLongError:
+                suited.append(row)
+                left_over.append(row)
+            else:
+                effort.spend(_STEPS_OF_A_ROW)
+                found[row] = score_of_fit(ask, data.nodes[row], node_policy, gpu_policy)
+        found.update(zip(suited, every(suited, left_over), strict=True))
         return [found[row] for row in rows]
 
     return find

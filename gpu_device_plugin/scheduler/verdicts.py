@@ -5,20 +5,21 @@ Most rows are decided by a number or two; what is said of a row on which a pod d
 
 from __future__ import annotations
 
+from operator import lt
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.fitting import Packing, Unfit, hopeless, pack, unfit
+from gpu_device_plugin.core.fitting import Packer, Packing, Unfit, allowed, hopeless, unfit
 from gpu_device_plugin.core.resources import Kind
 from gpu_device_plugin.scheduler.effort import TooLongError
 from gpu_device_plugin.scheduler.rows import column, picked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from gpu_device_plugin.core.asking import Ask
     from gpu_device_plugin.core.candidate import Candidate
     from gpu_device_plugin.core.fitting import Pack
-    from gpu_device_plugin.core.placing import Demand
+    from gpu_device_plugin.core.placing import Demand, Room
     from gpu_device_plugin.core.wishes import Wishes
     from gpu_device_plugin.scheduler.effort import Effort, Find
     from gpu_device_plugin.scheduler.rows import Rows
@@ -45,7 +46,7 @@ def verdicts(ask: Ask, data: Rows, effort: Effort) -> Find[Unfit | None]:
         return lambda rows, _left_over: [None] * len(rows)
     packing = _packing(demands, effort)
     every = _OfSeveral(ask, demands, data, packing) if len(demands) > 1 else _of_one(ask, demands[0], data)
-    some = _by_wishes(ask, every, data, packing) if ask.wishes.choosy else every
+    some = _ByWishes(ask, every, data, packing, effort) if ask.wishes.choosy else every
     barred: dict[int, Unfit | None] = {}
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
@@ -87,13 +88,18 @@ class _OfSeveral:
         self._data = data
         self._packing = packing
         memory = [demand for demand in demands if demand.kind is Kind.MEMORY]
-        self._counts = [demand.amount for demand in demands if demand.kind is Kind.COUNT]
-        self._whole = sum(self._counts)
-        # What each of its GPUs is asked for, the most first; and of each demand how much, and of how many GPUs.
+        counts = [demand.amount for demand in demands if demand.kind is Kind.COUNT]
+        self._whole = sum(counts)
+        # What each of its GPUs is asked for, the most first.
         self._pieces = sorted((d.amount // d.gpus for d in memory for _ in range(d.gpus)), reverse=True)
-        self._memory = [(demand.amount // demand.gpus, demand.gpus) for demand in memory]
-        self._lasts = sorted({gpus - 1 for _, gpus in self._memory})
-        self._on_one = not self._counts and all(gpus == 1 for _, gpus in self._memory)
+        # What the largest of its demands need alone: unused GPUs, and so much of the n-th fullest GPU, by n.
+        self._largest_count = max(counts, default=0)
+        largest: dict[int, int] = {}
+        for demand in memory:
+            largest[demand.gpus - 1] = max(demand.amount // demand.gpus, largest.get(demand.gpus - 1, 0))
+        self._largest = tuple(largest.values())
+        self._lasts = tuple(largest)
+        self._on_one = not counts and self._lasts == (0,)
         self._alone: dict[tuple[int, ...], Unfit] = {}
         self._together: dict[int, Unfit] = {}
 
@@ -118,6 +124,8 @@ class _OfSeveral:
         way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
         """
         data = self._data
+        if self._whole + len(self._pieces) > len(data.frees) and not self._on_one:
+            return [False] * len(rows)  # no node has as many GPUs
         sure = [unused >= self._whole for unused in picked(data.unused, rows)]
         for at, piece in enumerate(self._pieces, self._whole):
             sure = [ok and free >= piece for ok, free in zip(sure, column(data.frees, at, rows), strict=True)]
@@ -129,8 +137,7 @@ class _OfSeveral:
     def _look(self, row: int, key: tuple[int, ...]) -> Unfit | None:
         node = self._data.nodes[row]
         kind, unused, *frees = key
-        has = dict(zip(self._lasts, frees, strict=True))
-        if any(unused < count for count in self._counts) or any(has[gpus - 1] < each for each, gpus in self._memory):
+        if unused < self._largest_count or any(map(lt, frees, self._largest)):
             why = unfit(self._ask, node, self._packing)
             if why is not None:
                 if len(self._alone) >= _MOST_ANSWERS:
@@ -151,17 +158,16 @@ def _unused(node: Candidate) -> tuple[int, ...]:
 
 def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
     """Return `core.fitting.pack` for the demands of one pod, which tries only once what comes to the same for them."""
-    memory = [demand for demand in demands if demand.kind is Kind.MEMORY]
-    least = min((demand.amount // demand.gpus for demand in memory), default=0)
-    most = sum(demand.amount for demand in memory)
-    whole = sum(demand.amount for demand in demands if demand.kind is Kind.COUNT)
+    packer = Packer(demands)
+    least = min((each for _, each in packer.pieces), default=0)
+    most = sum(gpus * each for gpus, each in packer.pieces)
     known: dict[tuple[int, ...], Packing] = {}
 
-    def packing(demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
-        if whole > len(idle):
+    def packing(_demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
+        if packer.whole > len(idle):
             return _NO_WAY
         left = sorted(frees)
-        for free in sorted(idle)[:whole]:
+        for free in sorted(idle)[: packer.whole]:
             left.remove(free)
         # Less than the smallest part is none, and more than everything is no more than that.
         key = tuple([min(free, most) for free in left if free >= least])
@@ -170,7 +176,7 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
             effort.check()
             if len(known) >= _MOST_PACKINGS:
                 known.clear()
-            tried = pack(demands, frees, idle)
+            tried = packer(frees, idle)
             effort.spend(tried.steps + _STEPS_AT_LEAST)
             # Of a way only that there is one counts here.
             found = known[key] = _NO_WAY if tried.taken is None else _SOME_WAY
@@ -187,47 +193,84 @@ def allowing(wishes: Wishes, data: Rows) -> Callable[[int, int], bool | None]:
 
     It is asked with the row and what stands in its column `model`.
     """
-    by_uuid = bool(wishes.use_uuids or wishes.avoid_uuids)
+    named = {*wishes.use_uuids, *wishes.avoid_uuids}
     known: dict[int, bool | None] = {}
 
-    def allowed(row: int, model: int) -> bool | None:
+    def allow(row: int, model: int) -> bool | None:
         if model not in known:
             known[model] = _agreed(set(map(wishes.allow_model, data.models.examples[model])))
-        if not by_uuid or known[model] is False:
+        if not named or known[model] is False:
             return known[model]
-        return _agreed(
-            {wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid) for gpu in data.nodes[row].gpus.gpus}
-        )
+        gpus = data.nodes[row].gpus.gpus
+        if named.isdisjoint([gpu.uuid for gpu in gpus]):
+            return False if wishes.use_uuids else known[model]
+        return _agreed({wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid) for gpu in gpus})
 
-    return allowed
+    return allow
 
 
 def _agreed(answers: set[bool]) -> bool | None:
     return None if len(answers) > 1 else False not in answers
 
 
-def _by_wishes(ask: Ask, every: Find[Unfit | None], data: Rows, packing: Pack) -> Find[Unfit | None]:
-    allowed = allowing(ask.wishes, data)
-    none: dict[int, Unfit | None] = {}
+class _ByWishes:
+    """The verdicts on a pod that may not have every GPU."""
 
-    def find(rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
+    def __init__(self, ask: Ask, every: Find[Unfit | None], data: Rows, packing: Pack, effort: Effort) -> None:
+        self._ask = ask
+        self._every = every
+        self._data = data
+        self._packing = packing
+        self._effort = effort
+        self._allowed = allowing(ask.wishes, data)
+        self._none: dict[int, Unfit | None] = {}
+        self._known: dict[Hashable, Unfit] = {}
+
+    def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
+        data = self._data
         found: dict[int, Unfit | None] = {}
         suited: list[int] = []
         for row, model, kind in zip(rows, picked(data.model, rows), picked(data.kind, rows), strict=True):
-            answer = allowed(row, model)
+            answer = self._allowed(row, model)
             if answer:
                 suited.append(row)
             elif answer is False:
-                if kind not in none:
-                    none[kind] = unfit(ask, data.nodes[row])
-                found[row] = none[kind]
+                if kind not in self._none:
+                    self._none[kind] = unfit(self._ask, data.nodes[row])
+                found[row] = self._none[kind]
+            elif len(self._ask.parts) == 1:
+                found[row] = self._of_one(self._ask.parts[0].demand, row, kind)
             else:
-                try:
-                    found[row] = unfit(ask, data.nodes[row], packing)
-                except TooLongError:
-                    found[row] = UNTRIED
-                    left_over.append(row)
-        found.update(zip(suited, every(suited, left_over), strict=True))
+                found[row] = self._of_several(row, left_over)
+        found.update(zip(suited, self._every(suited, left_over), strict=True))
         return [found[row] for row in rows]
 
-    return find
+    def _of_one(self, demand: Demand, row: int, kind: int) -> Unfit | None:
+        """What is said of one demand depends on the node's kind and on the sizes of the GPUs that it may have."""
+        node = self._data.nodes[row]
+        rooms = allowed(self._ask, node)
+        if _has_room(demand, rooms):
+            return None
+        ready = [room for room in rooms if room.healthy]
+        key = kind, len(rooms), tuple([room.total for room in ready]), all(room.whole for room in ready)
+        why = self._known.get(key) or unfit(self._ask, node)
+        if len(self._known) >= _MOST_ANSWERS:
+            self._known.clear()
+        return None if why is None else self._known.setdefault(key, why)
+
+    def _of_several(self, row: int, left_over: list[int]) -> Unfit | None:
+        try:
+            self._effort.check()
+            self._effort.spend(_STEPS_AT_LEAST)
+            return unfit(self._ask, self._data.nodes[row], self._packing)
+        except TooLongError:
+            left_over.append(row)
+            return UNTRIED
+
+
+def _has_room(demand: Demand, rooms: Sequence[Room]) -> bool:
+    """Return whether enough of some GPUs have room; nothing else of their node is looked at."""
+    if demand.kind is Kind.COUNT:
+        return sum(room.healthy and not room.shared and not room.whole for room in rooms) >= demand.amount
+    each = demand.amount // demand.gpus
+    return sum(room.free >= each and room.healthy and not room.whole for room in rooms) >= demand.gpus

@@ -20,6 +20,8 @@ from gpu_device_plugin.core.annotations import (
     DEV,
     IDX,
     INIT_ALLOCATION,
+    MOST_CONTAINERS,
+    MOST_TEXT,
     NODE_GPUS,
     NODE_GPUS_VERSION,
     NODE_LABELS,
@@ -33,7 +35,7 @@ from gpu_device_plugin.core.annotations import (
     node_labels,
     promises,
 )
-from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.gpus import MOST_GPUS, Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.core.shares import Shares
@@ -267,7 +269,9 @@ def test_a_position_is_a_whole_number(text: str, position: int) -> None:
         ("{", "is not JSON"),
         ("0:1", "is not JSON"),
         ('{"0":{"0":' + "1" * 5000 + "}}", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("[" * MOST_TEXT, "is not JSON"),
+        ("[" * (MOST_TEXT + 1), "is longer than 65536 characters"),
+        ('{"0":{"0":4}}' + " " * MOST_TEXT, "is longer than 65536 characters"),
         ("null", 'is not of the form {"0": {"1": 4}}'),
         ("[]", 'is not of the form {"0": {"1": 4}}'),
         ("4", 'is not of the form {"0": {"1": 4}}'),
@@ -290,6 +294,23 @@ def test_a_list_that_makes_no_sense_is_malformed(text: str, fault: str) -> None:
         promises(pod(container("c0", mem=4), allocation=text), RESOURCES)
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(INIT_ALLOCATION)} {re.escape(fault)}$"):
         promises(pod(container("c0", mem=4), init=text), RESOURCES)
+
+
+def test_the_longest_promise_that_a_scheduler_of_ours_writes_can_be_read() -> None:
+    """Every container that a pod may have with every GPU that a node may have, and these as large as they may be."""
+    places = dict.fromkeys(range(MOST_GPUS + 1), 1 << 20)
+    text = json.dumps({str(n): places for n in range(MOST_CONTAINERS)}, separators=(",", ":"))
+    assert len(text) <= MOST_TEXT
+    containers = [container(f"c{n}", count=len(places), index=n) for n in range(MOST_CONTAINERS)]
+    assert len(promises(pod(*containers, allocation=text), RESOURCES)) == MOST_CONTAINERS
+
+
+def test_a_list_that_nobody_would_read_is_not_written() -> None:
+    """A pod that came past the scheduler can have more containers; those on one GPU still have its number."""
+    many = [container(f"c{n}", mem=1, index=n) for n in range(6000)]
+    actual = {(each.name, Kind.MEMORY): {0: 1} for each in many}
+    written = assignment(pod(*many), actual, RESOURCES, [6000], 7)
+    assert written == {ASSIGNED: "true", POD: "6000", DEV: "6000", IDX: "0"}
 
 
 def test_shares_may_be_written_as_text() -> None:

@@ -177,11 +177,12 @@ def test_a_split_that_is_no_number_is_impossible(text: str) -> None:
     )
 
 
-def test_the_largest_split_that_can_be_written_is_a_number() -> None:
-    assert refused(pod(("c0", 1), labels={SPLIT_LABEL: "999999999"})) == (
-        "the pod label aliyun.com/gpu-count asks for 999999999 GPUs, over which a gpu-mem of 1 cannot be split evenly; "
-        "ask for a multiple"
-    )
+def test_a_split_over_more_gpus_than_a_node_can_have_is_impossible() -> None:
+    assert asked(pod(("c0", 64), labels={SPLIT_LABEL: "64"})) == Ask((memory(64, gpus=64),))
+    for gpus in ("65", "999999999"):
+        assert refused(pod(("c0", 1 << 20), labels={SPLIT_LABEL: gpus})) == (
+            f"the pod label aliyun.com/gpu-count asks for {gpus} GPUs, and no node can have more than 64"
+        )
 
 
 @pytest.mark.parametrize("containers", [[("c0", 4), ("c1", 4)], [("i0", 4), ("c1", 4)]], ids=["two parts", "one part"])
@@ -214,5 +215,19 @@ def test_who_writes_bytes_is_told_that_shares_are_counted() -> None:
         )
 
 
-def test_whole_gpus_are_not_taken_for_bytes() -> None:
-    assert asked(pod(("c0", 10 << 30), resource=COUNT)) == Ask((whole(10 << 30),))
+def test_more_whole_gpus_than_a_node_can_have_are_impossible() -> None:
+    assert asked(pod(("c0", 64), resource=COUNT)) == Ask((whole(64),))
+    for gpus in (65, 2**63 - 1):
+        assert refused(pod(("c0", gpus), resource=COUNT)) == (
+            f"it asks for {gpus} whole GPUs, and no node can have more than 64"
+        )
+
+
+def test_a_pod_of_very_many_containers_is_not_looked_at() -> None:
+    """Whatever they ask for, be it nothing; those that name none of our resources do not count."""
+    sentence = (
+        "more than 64 of its containers have a limit of aliyun.com/gpu-mem or aliyun.com/gpu-count; let fewer have one"
+    )
+    assert isinstance(ask(pod(*[(f"i{n}", 1) for n in range(64)]), RESOURCES), Ask)
+    assert refused(pod(*[(f"i{n}", 1) for n in range(65)])) == sentence
+    assert refused(pod(*[(f"i{n}", 0) for n in range(65)])) == sentence

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.asking import Ask, Part
 from gpu_device_plugin.core.candidate import Candidate, candidate
-from gpu_device_plugin.core.fitting import Fit, Packing, Unfit, fit, groups, pack, unfit
+from gpu_device_plugin.core.fitting import Fit, Packer, Packing, Unfit, fit, groups, unfit
 from gpu_device_plugin.core.gpus import Closeness
 from gpu_device_plugin.core.nodegpus import Links, ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.placing import Demand
@@ -441,12 +441,12 @@ def test_what_was_tried_in_vain_is_not_tried_again() -> None:
 def test_what_is_too_much_in_all_is_not_tried() -> None:
     """They ask 52, and the GPUs have 51."""
     amounts = (7, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 1)
-    assert pack([mem(amount) for amount in amounts], (11, 10, 11, 14, 5), ()) == Packing(None, 0)
+    assert Packer([mem(amount) for amount in amounts])((11, 10, 11, 14, 5), ()) == Packing(None, 0)
 
 
 def test_who_may_try_only_so_often_gives_up_then() -> None:
-    assert pack(list(map(mem, PIECES)), FULL, FULL, 7) == Packing(None, 7)
-    assert pack([mem(3), mem(5)], (8,), (), 2) == Packing(((8,), (3,)), 2)
+    assert Packer(list(map(mem, PIECES)))(FULL, FULL, 7) == Packing(None, 7)
+    assert Packer([mem(3), mem(5)])((8,), (), 2) == Packing(((8,), (3,)), 2)
 
 
 FULL = (46, 73, 84, 63, 83)

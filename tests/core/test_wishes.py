@@ -19,7 +19,8 @@ from gpu_device_plugin.core.annotations import (
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.policy import POLICIES
-from gpu_device_plugin.core.wishes import NO_WISHES, Wishes, is_model, read_wishes
+from gpu_device_plugin.core.wishes import NO_WISHES, Wishes, read_wishes
+from tests.work import counted
 
 
 def test_who_wishes_nothing_takes_any_gpu() -> None:
@@ -75,7 +76,8 @@ def test_a_policy_refuses_no_gpu(key: str) -> None:
     ],
 )
 def test_a_model_is_known_by_whole_words(product: str, wanted: str, same: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert is_model(product, wanted) is same
+    assert Wishes(use_models=(wanted,)).allow_model(product) is same
+    assert Wishes(avoid_models=(wanted,)).allow_model(product) is not same
 
 
 @pytest.mark.parametrize(
@@ -129,6 +131,34 @@ def test_a_list_of_very_many_is_refused(key: str) -> None:
         read_wishes({key: ",".join(f"A{n}" for n in range(65))})
 
 
+@pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
+def test_a_list_that_is_very_long_is_refused_before_it_is_read(key: str) -> None:
+    """All annotations of a pod together may have 256 KiB."""
+    assert read_wishes({key: "A" * 4096}).choosy
+    sentence = f"the annotation {key} is longer than 4096 characters; name fewer"
+    with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"), counted(100):
+        read_wishes({key: "A," * 125_000})
+
+
+def test_the_uuids_of_64_gpus_may_be_named() -> None:
+    assert len(read_wishes({AVOID_UUID: ", ".join(f"GPU-{n:036}" for n in range(64))}).avoid_uuids) == 64
+
+
+def test_a_model_is_compared_once_however_many_gpus_are_of_it() -> None:
+    wishes = read_wishes({AVOID_MODEL: ",".join(f"A{n}" for n in range(64))})
+    with counted(2000):
+        assert wishes.allow_model("Tesla T4")
+    with counted(2000):
+        assert all(wishes.allow_model("Tesla T4") for _ in range(100))
+
+
+def test_of_very_many_models_not_all_are_remembered() -> None:
+    wishes = Wishes(use_models=("T4",))
+    assert not any(wishes.allow_model(f"T{n}") for n in range(5, 3000))
+    assert len(wishes._models) <= 1000
+    assert wishes.allow_model("T4")
+
+
 @pytest.mark.parametrize("key", [GPU_POLICY, NODE_POLICY])
 @pytest.mark.parametrize("text", ["", "Binpack", "best"])
 def test_a_policy_that_is_not_known_is_malformed(key: str, text: str) -> None:
@@ -145,4 +175,5 @@ def test_junk_is_malformed_at_worst(annotations: dict[str, str]) -> None:
         return
     assert {wishes.gpu_policy, wishes.node_policy} <= {None, *POLICIES}
     for model in wishes.use_models:
-        assert wishes.allow_model(model) is not any(is_model(model, other) for other in wishes.avoid_models)
+        avoided = Wishes(use_models=wishes.avoid_models)
+        assert wishes.allow_model(model) is not (bool(wishes.avoid_models) and avoided.allow_model(model))

@@ -246,6 +246,20 @@ def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_have_bo
     assert desk.metrics.counted == [("refusals_total", "x.com/gpu-mem", "both_resources")]
 
 
+def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_first(tmp_path: Path) -> None:
+    desk = Desk(node(8, 8), tmp_path)
+    for containers, refused in ((64, False), (65, True)):
+        wanted = tuple(Wanted(f"c{n}", Kind.MEMORY, 2) for n in range(containers))
+        desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
+        if refused:
+            assert desk.refused(ids(1, range(2))) == (
+                "more than 64 containers of this pod ask for GPU memory or GPUs; let fewer ask"
+            )
+            assert desk.metrics.counted[-1] == ("refusals_total", "x.com/gpu-mem", "too_many_containers")
+        else:
+            desk.answers.allocate(MEM, ids(0, range(2)))
+
+
 async def test_without_an_api_server_nobody_is_ever_found() -> None:
     nobody = NobodyWaits()
     call = Call(Kind.MEMORY, 1, {})

@@ -594,6 +594,19 @@ def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureF
     ]
 
 
+def test_of_very_many_annotations_that_nobody_reads_the_first_are_told(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pod can have thousands, and each is compared with all that there are."""
+    wish = pod("want", 8)
+    wish["metadata"]["annotations"] = {f"gpu-device-plugin/{'x' * 50}{n:04}": "" for n in range(3000)}
+    world.has(node("a", gpu(0)), wish)
+    assert world.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Ignored")]
+    assert len(told) == 6
+    assert told[5] == "Ignored: 2995 more annotations like these mean nothing."
+
+
 def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.has(*(node(f"n{n:02}", gpu(0, shares=4)) for n in range(12)), pod("want", 8))
     for words, number in (([], 10), (["--all-nodes"], 12)):

@@ -1,0 +1,45 @@
+"""How much a piece of the program does, counted and not timed: a busy machine counts the same."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+
+class TooMuchWorkError(AssertionError):
+    """More was done than is allowed."""
+
+
+class Work:
+    """What was done so far: calls, returns and lines of Python. What C does at one go counts as one line."""
+
+    def __init__(self, most: int) -> None:
+        """Allow so much of it."""
+        self.most = most
+        self.done = 0
+
+    def __repr__(self) -> str:
+        return f"<Work: {self.done} of {self.most}>"
+
+    def trace(self, _frame: FrameType, _event: str, _arg: Any) -> Any:
+        """As `sys.settrace` calls it; ends what goes on for too long, for it may be for ever."""
+        self.done += 1
+        if self.done > self.most:
+            raise TooMuchWorkError(f"more than {self.most:,} lines were run")
+        return self.trace
+
+
+@contextmanager
+def counted(most: int) -> Iterator[Work]:
+    """Count what is done within the block, and raise TooMuchWorkError as soon as it is more than `most`."""
+    work, before = Work(most), sys.gettrace()
+    sys.settrace(work.trace)
+    try:
+        yield work
+    finally:
+        sys.settrace(before)
