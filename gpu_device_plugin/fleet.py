@@ -33,6 +33,8 @@ class Entry:
     node: str
     usage: Usage
     priority: int = 0
+    requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
+    """What it takes of its node besides; see `Pod.requests`."""
     deleting: bool = False
     claimed: bool = False
     """Promised by us, and being bound."""
@@ -264,7 +266,14 @@ class Fleet:
             self._end(pod.uid, now)
             return
         entry = Entry(
-            pod.uid, pod.namespace, pod.name, pod.node_name, usage, priority=pod.priority, deleting=pod.deleting
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            pod.node_name,
+            usage,
+            priority=pod.priority,
+            requests=pod.requests,
+            deleting=pod.deleting,
         )
         if before is not None and before.usage != usage and not before.usage.unplaced:
             self._on_drift(before, entry)
@@ -321,6 +330,7 @@ class Fleet:
                     pod.node_name,
                     usage,
                     priority=pod.priority,
+                    requests=pod.requests,
                     claimed=True,
                     seen=False,
                     in_doubt=before is not None and before.in_doubt,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 
+from gpu_device_plugin.cluster.quantity import RequestSums, whole_quantity
+from gpu_device_plugin.core.annotations import MOST_TEXT
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 PodRecord: TypeAlias = Pod
 """A pod reduced to what concerns us; `PodReader` makes them."""
+
+_MOST_IGNORED = 8
+"""So many limits that make no sense are told of one pod."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_MOST_SUMMED = 256
+"""Of more containers it is not added up what they request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
 
 class _Resources(msgspec.Struct, gc=False):
     limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
 
 
 class _Container(msgspec.Struct, rename="camel", gc=False):
@@ -72,12 +79,19 @@ class _Container(msgspec.Struct, rename="camel", gc=False):
     resources: _Resources | None = None
 
 
+class _Affinity(msgspec.Struct, rename="camel", gc=False):
+    pod_anti_affinity: dict[str, msgspec.Raw] | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel", gc=False):
     node_name: str | None = None
     # The API server writes null here in bookmarks.
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     priority: int | None = None
+    affinity: _Affinity | None = None
+    overhead: dict[str, Any] | None = None
+    resources: _Resources | None = None
 
 
 class _Running(msgspec.Struct, gc=False):
@@ -105,47 +119,24 @@ class _Pod(msgspec.Struct, gc=False):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-_QUANTITY = re.compile(
-    r"(?P<number>\+?(?:[0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))"
-    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?",
-    re.ASCII,
-)
-_SUFFIXES = {
-    **{
-        suffix: Decimal(10) ** power
-        for suffix, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
-    },
-    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
-}
-_MOST = 2**63 - 1
-
-
-def whole_quantity(text: str) -> int | None:
-    """Read a Kubernetes quantity; None unless it is a whole number from 0 to 2^63-1.
-
-    The API server rewrites quantities: a pod that asks for 1000 shares is served as asking for ``1k``.
-    """
-    if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)  # nearly all are, and the long way takes ten times as long
-    match = _QUANTITY.fullmatch(text)
-    if match is None:
-        return None
-    scale = _SUFFIXES.get(match["suffix"] or "", Decimal(10) ** int(match["exponent"] or 0))
-    value = Decimal(match["number"]) * scale
-    return int(value) if value == value.to_integral_value() and 0 <= value <= _MOST else None
-
-
 class PodReader:
     """Turns a pod's JSON into a `PodRecord` that keeps only what was asked for."""
 
-    def __init__(self, resources: Iterable[str], keep: Callable[[str], bool]) -> None:
-        """Keep limits of `resources`, and those annotations and labels whose key `keep` accepts."""
+    def __init__(self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False) -> None:
+        """Read pods.
+
+        Args:
+            resources: of these the limits of each container are kept.
+            keep: accepts the keys of those annotations and labels that are kept.
+            sums: keep what kube-scheduler adds up of other resources, too.
+        """
         self._resources = frozenset(resources)
         self._keep = keep
+        self._sums = RequestSums(self._resources) if sums else None
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[PodRecord, tuple[str, ...]]:
-        """Return the pod and, one sentence each, the limits that were ignored because they are no whole numbers.
+        """Return the pod and, one sentence each, the first limits that were ignored as they are no whole numbers.
 
         Containers that ask for none of our resources are left out; each names its own index.
 
@@ -154,7 +145,7 @@ class PodReader:
         """
         try:
             pod = self._decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             # UnicodeDecodeError carries the bytes themselves, so it is not attached.
             raise UnreadableObjectError(f"not a pod: {_without_values(error)}") from None
         meta, spec = pod.metadata, pod.spec
@@ -166,7 +157,7 @@ class PodReader:
         for ours, kinds in ((spec.init_containers, _init_kind), (spec.containers, _app_kind)):
             for index, container in enumerate(ours or ()):
                 limits, bad = self._limits(container)
-                ignored += bad
+                ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
         record = Pod(
@@ -184,11 +175,13 @@ class PodReader:
             annotations=self._kept(meta.annotations),
             labels=self._kept(meta.labels),
             containers=tuple(containers),
+            requests=_requests(spec, self._sums) if self._sums is not None and containers else {},
         )
         return record, tuple(ignored)
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
-        return {sys.intern(key): value for key, value in (values or {}).items() if self._keep(key)}
+        # A character more than anybody reads says that it is too long.
+        return {sys.intern(key): value[: MOST_TEXT + 1] for key, value in (values or {}).items() if self._keep(key)}
 
     def _limits(self, container: _Container) -> tuple[dict[str, int], list[str]]:
         wanted = container.resources.limits if container.resources is not None else None
@@ -210,6 +203,25 @@ def _init_kind(container: _Container) -> ContainerKind:
 
 def _app_kind(_: _Container) -> ContainerKind:
     return ContainerKind.APP
+
+
+def _requests(spec: _PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
+    """Return what a pod requests; None where that is not all that becomes free without it."""
+    init, app = spec.init_containers or (), spec.containers or ()
+    repels = spec.affinity is not None and _REQUIRED in (spec.affinity.pod_anti_affinity or ())
+    if repels or len(init) + len(app) > _MOST_SUMMED:
+        return None
+    return sums.of(
+        ((_init_kind(each) is ContainerKind.SIDECAR, _requested(each.resources)) for each in init),
+        (_requested(each.resources) for each in app),
+        (spec.resources.requests if spec.resources is not None else None) or {},
+        spec.overhead or {},
+    )
+
+
+def _requested(resources: _Resources | None) -> Mapping[str, Any]:
+    """Return what a container requests; of what has a limit alone that."""
+    return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
 
 
 def _running(pod: _Pod) -> bool:

@@ -55,6 +55,9 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()
     """In the order in which the kubelet allocates for them: init containers and sidecars, then the others."""
+    requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
+    """What kube-scheduler adds up for it of other resources, CPU in thousandths; None: it cannot be told what becomes
+    free without it. Only of a pod with containers, and where it was asked for."""
 
     @property
     def ended(self) -> bool:

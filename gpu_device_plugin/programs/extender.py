@@ -201,7 +201,8 @@ class Extender:
             else m.NoMetrics()
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
-        self._pod_reader = PodReader(names, (POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}).__contains__)
+        kept = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
+        self._pod_reader = PodReader(names, kept.__contains__, sums=True)
         # A pod that names none of our resources anywhere is none of ours, and need not be understood.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)

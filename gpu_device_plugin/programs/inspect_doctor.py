@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError, whole_quantity
+from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.annotations import (
     ASSUME_TIME,
     CONFIG_LABEL,

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError, whole_quantity
+from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON, Leftovers, leftovers
 from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError
 

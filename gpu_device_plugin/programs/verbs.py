@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_device_plugin.aio.http import Json
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.asking import Ask, Impossible, ask
-from gpu_device_plugin.core.preempting import Occupant, choose_on_each
+from gpu_device_plugin.core.preempting import Occupant, Preemptor, choose_on_each
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.scheduler.judging import Judge
+from gpu_device_plugin.scheduler.preemptor import wants_sums_alone
 from gpu_device_plugin.scheduler.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
@@ -183,11 +184,25 @@ class Verbs:
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        for node, found in choose_on_each(asked, there, pod.priority):
+        preemptor = Preemptor(asked, pod.priority, pod.requests if wants_sums_alone(args.pod) else None)
+        for node, found in choose_on_each(preemptor, there):
             victims = args.victims[node.name]
-            added = sorted(found.difference(victims.uids))
-            chosen[node.name] = wire.Victims((*victims.uids, *added), victims.pdb_violations)
+            kept = [uid for uid in victims.uids if uid in found]
+            # It is not told which of its victims are against a budget; no more than those that are left.
+            violations = min(victims.pdb_violations, len(kept))
+            chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         return wire.preemption_result(chosen)
+
+    def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+        """Return victims as kube-scheduler wants them, the most important first; `kept` are in its own order."""
+        entries = self._fleet.entries
+        priorities: dict[str, int] = {}
+        highest = 2**31
+        for uid in kept:
+            # Of a pod without GPUs the priority is not known here: it is none higher than that of the one before.
+            highest = priorities[uid] = entries[uid].priority if uid in entries else highest
+        priorities.update({uid: entries[uid].priority for uid in sorted(added)})
+        return tuple(sorted(priorities, key=lambda uid: -priorities[uid]))
 
     def inspect(self, name: str = "") -> Json:
         """Show a node, or all that share GPUs, in the form of gpushare's extender; 404 if there is none of the name."""
@@ -217,7 +232,8 @@ class Verbs:
 
 
 def _occupant(entry: Entry) -> Occupant:
-    return Occupant(entry.uid, entry.usage, entry.priority, leaving=entry.deleting or entry.until is not None)
+    leaving = entry.deleting or entry.until is not None
+    return Occupant(entry.uid, entry.usage, entry.priority, leaving, entry.requests)
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------

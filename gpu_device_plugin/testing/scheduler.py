@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import aiohttp
 
-from gpu_device_plugin.cluster.api import whole_quantity
+from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster_store import NODES, PODS, RefusedError
 

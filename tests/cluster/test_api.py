@@ -17,8 +17,9 @@ from gpu_device_plugin.cluster.api import (
     read_node,
     read_version,
     version_number,
-    whole_quantity,
 )
+from gpu_device_plugin.cluster.quantity import whole_quantity
+from gpu_device_plugin.core.annotations import MOST_TEXT
 from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 
@@ -140,6 +141,22 @@ def test_a_limit_that_is_no_whole_number_is_ignored_and_reported(junk: object) -
     found, ignored = read(body)
     assert found.containers == (Container("main", ContainerKind.APP, 0, {GPU_COUNT: 1}),)
     assert ignored == (f"container 'main': the limit of {GPU_MEM} is not a whole number",)
+
+
+def test_of_very_many_limits_that_make_no_sense_a_few_are_told() -> None:
+    _, ignored = read(pod("a", *(container(f"c{n}", limits={GPU_MEM: "lots"}) for n in range(500)), uid="u"))
+    assert [sentence.split("'")[1] for sentence in ignored] == [f"c{n}" for n in range(8)]
+
+
+def test_of_a_very_long_annotation_no_more_is_kept_than_it_takes_to_see_that() -> None:
+    found, _ = read(pod("a", uid="u", annotations={"ours/a": "x" * MOST_TEXT, "ours/b": "x" * 262_000}))
+    assert found.annotations == {"ours/a": "x" * MOST_TEXT, "ours/b": "x" * (MOST_TEXT + 1)}
+
+
+def test_a_pod_in_which_something_is_nested_without_end_is_refused() -> None:
+    deep = b'{"metadata":{"uid":"u","name":"a"},"spec":{"containers":[{"resources":{"limits":{"x":' + b"[" * 10**6
+    with pytest.raises(UnreadableObjectError, match="not a pod"):
+        READER.read(deep)
 
 
 def test_a_bookmark_without_containers_is_no_trouble() -> None:

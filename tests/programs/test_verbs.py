@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.pods import Pod
 
 RESOURCES = (Resource(Kind.MEMORY, GPU_MEM), Resource(Kind.COUNT, GPU_COUNT))
-READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True)
+READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True, sums=True)
 SECRET = "hunter2-in-an-environment-variable"  # noqa: S105 - what must never be seen again
 
 
@@ -388,12 +388,65 @@ def test_a_pod_that_is_being_deleted_is_no_victim() -> None:
     assert world.preempt(wanting(8, priority=10), a=["u-a1"]) == {"a": ["u-a1"]}
 
 
-def test_victims_that_are_added_follow_by_uid() -> None:
-    world = World().node("a", 8, 8).runs(*(running(f"p{n}", "a", 0, 2) for n in range(4)), running("z", "a", 1, 1))
-    added = ["u-p0", "u-p1", "u-p2", "u-p3"]
-    assert world.preempt(wanting_whole(2) | {"spec": wanting_whole(2)["spec"] | {"priority": 9}}, a=["u-z"]) == {
-        "a": ["u-z", *added]
+def test_victims_are_named_by_their_importance() -> None:
+    """kube-scheduler takes the first for the most important one when it chooses among nodes; c is no pod with GPUs."""
+    world = World().node("a", 8, 8).runs(*(running(f"p{n}", "a", 0, 2, priority=n) for n in range(4)))
+    world.runs(running("z", "a", 1, 1, priority=2), running("y", "a", 1, 1))
+    two = wanting_whole(2)
+    assert world.preempt(two | {"spec": two["spec"] | {"priority": 9}}, a=["u-z", "u-c", "u-y"]) == {
+        "a": ["u-p3", "u-z", "u-c", "u-p2", "u-p1", "u-y", "u-p0"]
     }
+
+
+def test_a_victim_of_kube_schedulers_that_need_not_go_stays() -> None:
+    """Eight pods of 7 on four GPUs of 14: by the sum two of any GPUs are enough, and one GPU has 14 without its two."""
+    world = World().node("a", 14, 14, 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(8)))
+    assert world.preempt(wanting(14, priority=10), a=["u-p7", "u-p5"]) == {"a": ["u-p5", "u-p4"]}
+
+
+def cpu(wanted: Json, amount: str, **spec: Any) -> Json:
+    """Let the containers of a pod request CPU, too."""
+    for each in wanted["spec"]["containers"]:
+        each["resources"]["requests"] = {**each["resources"]["limits"], "cpu": amount}
+    return {**wanted, "spec": {**wanted["spec"], **spec}}
+
+
+TIED: dict[str, Json] = {
+    "a port of the node": {"containers": [{**container(mem=14), "ports": [{"hostPort": 80}]}]},
+    "other pods": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+    "where others are": {"topologySpreadConstraints": [{"maxSkew": 1}]},
+    "a claimed device": {"resourceClaims": [{"name": "nic"}]},
+    "a claimed volume": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+}
+
+
+@pytest.mark.parametrize("spec", TIED.values(), ids=TIED)
+def test_a_victim_stays_one_where_more_than_sums_may_be_what_it_is_for(spec: Json) -> None:
+    """What kube-scheduler found is that b makes room, and not why."""
+    world = World().node("a", 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(4)))
+    wanted = wanting(14, priority=10)
+    assert world.preempt(wanted, a=["u-p1", "u-p3"]) == {"a": ["u-p1", "u-p0"]}
+    found = world.preempt({**wanted, "spec": {**wanted["spec"], **spec}}, a=["u-p1", "u-p3"])
+    assert found == {"a": ["u-p1", "u-p3", "u-p0"]}
+
+
+def test_a_victim_stays_one_where_the_cpu_that_it_has_is_wanted() -> None:
+    """The pod asks 4 CPUs. p1 and p3 have 2 each, p0 only 1: with p0 in place of p3 it would lack one, with p2 not."""
+    world = World().node("a", 14, 14)
+    for n, cpus in enumerate(("1", "2", "2", "2000m")):
+        world.runs(cpu(running(f"p{n}", "a", n // 2, 7), cpus))
+    assert world.preempt(cpu(wanting(14, priority=10), "4"), a=["u-p1", "u-p3"]) == {"a": ["u-p3", "u-p2"]}
+    assert world.preempt(cpu(wanting(14, priority=10), "3"), a=["u-p1", "u-p3"]) == {"a": ["u-p1", "u-p0"]}
+
+
+def test_no_more_violations_of_budgets_are_told_than_kube_schedulers_victims_are_left() -> None:
+    """It chose two against a budget, and does not say which; one of them stays."""
+    world = World().node("a", 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(4)))
+    victims = {"a": {"Pods": [{"UID": "u-p1"}, {"UID": "u-p3"}], "NumPDBViolations": 2}}
+    body = {"Pod": wanting(14, priority=10), "NodeNameToMetaVictims": victims}
+    assert world.verbs.preempt(json.dumps(body).encode()) == (
+        b'{"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"u-p1"},{"UID":"u-p0"}],"NumPDBViolations":1}}}'
+    )
 
 
 def test_for_a_pod_that_asks_for_nothing_the_schedulers_choice_stands() -> None:
@@ -703,8 +756,10 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
     [
         (wanting(LARGE), "write 10, not 10Gi"),
         (wanting(LARGE, LARGE), "write 10, not 10Gi"),
-        (wanting_whole(LARGE), f"fewer than {LARGE} GPUs are healthy"),
-        (wanting(8, labels={GPU_COUNT: "999999999"}), "evenly"),
+        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 64"),
+        (wanting_whole(64), "fewer than 64 GPUs are healthy"),
+        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 64"),
+        (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
         (wanting(8, labels={GPU_COUNT: "-1"}), "is no number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
         (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of binpack, spread"),

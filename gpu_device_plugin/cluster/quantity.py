@@ -1,0 +1,118 @@
+"""Amounts as Kubernetes writes them, and what kube-scheduler adds up of a pod's."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from decimal import ROUND_CEILING, Decimal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+_QUANTITY = re.compile(
+    r"(?P<number>\+?(?:[0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?",
+    re.ASCII,
+)
+_SUFFIXES = {
+    **{
+        suffix: Decimal(10) ** power
+        for suffix, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)
+    },
+    **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
+}
+_MOST = 2**63 - 1
+_MOST_REMEMBERED = 10_000
+"""So many amounts, and so many sums; then all are forgotten. The pods of a cluster ask for one of a few things."""
+
+
+def whole_quantity(text: str) -> int | None:
+    """Read a Kubernetes quantity; None unless it is a whole number from 0 to 2^63-1.
+
+    The API server rewrites quantities: a pod that asks for 1000 shares is served as asking for ``1k``.
+    """
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)  # nearly all are, and the long way takes ten times as long
+    value = _quantity(text)
+    return None if value is None or value != value.to_integral_value() else int(value)
+
+
+def _quantity(text: str) -> Decimal | None:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    scale = _SUFFIXES.get(match["suffix"] or "", Decimal(10) ** int(match["exponent"] or 0))
+    value = Decimal(match["number"]) * scale
+    return value if 0 <= value <= _MOST else None
+
+
+class RequestSums:
+    """Adds up what pods request, as kube-scheduler does (Kubernetes 1.36, component-helpers/resource, PodRequests).
+
+    A change of a running pod's resources that its kubelet has not made yet counts as made.
+    """
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        """Leave some resources out."""
+        self._without = without
+        self._amounts: dict[tuple[str, str], int] = {}
+        self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<RequestSums: {len(self._sums)} different ones>"
+
+    def of(
+        self,
+        init: Iterable[tuple[bool, Mapping[str, Any]]],
+        app: Iterable[Mapping[str, Any]],
+        pod: Mapping[str, Any],
+        overhead: Mapping[str, Any],
+    ) -> Mapping[str, int] | None:
+        """Return what a pod requests: CPU in thousandths, others in their unit, rounded up; equal ones are one object.
+
+        Args:
+            init: of its init containers whether they go on beside the others, and what they request.
+            app: what its other containers request.
+            pod: what it requests as a whole, in place of what its containers do.
+            overhead: what running it takes besides.
+
+        Returns:
+            None if an amount is none.
+        """
+        try:
+            kept: Counter[str] = Counter()  # by the init containers that go on, as far as they have begun
+            most: Counter[str] = Counter()
+            for goes_on, requests in init:
+                asked = self._read(requests)
+                most |= asked + kept
+                if goes_on:
+                    kept += asked
+            for requests in app:
+                kept += self._read(requests)
+            total = Counter({**(most | kept), **self._read(pod)}) + self._read(overhead)
+        except ValueError:
+            return None
+        key = tuple(sorted(total.items()))
+        if len(self._sums) >= _MOST_REMEMBERED:
+            self._sums.clear()
+        return self._sums.setdefault(key, MappingProxyType(dict(key)))
+
+    def _read(self, requests: Mapping[str, Any]) -> Counter[str]:
+        return Counter({name: self._amount(name, str(said)) for name, said in requests.items() if self._counts(name)})
+
+    def _counts(self, name: str) -> bool:
+        return name not in self._without
+
+    def _amount(self, name: str, text: str) -> int:
+        found = self._amounts.get((name, text))
+        if found is None:
+            value = _quantity(text)
+            if value is None:
+                raise ValueError(name)
+            if len(self._amounts) >= _MOST_REMEMBERED:
+                self._amounts.clear()
+            scaled = value * 1000 if name == "cpu" else value
+            found = self._amounts[name, text] = int(scaled.to_integral_value(ROUND_CEILING))
+        return found
