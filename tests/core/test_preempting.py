@@ -297,6 +297,31 @@ def test_who_is_in_the_way_on_one_gpu_only_as_long_as_another_is_may_stay() -> N
     assert chosen(memory(6, gpus=2), node(3, 6), pods, "x") == {"a", "x"}
 
 
+# --- What else kube-scheduler evicts for ------------------------------------------------------------------------------
+
+
+def test_whoever_is_evicted_gives_back_the_cpu_that_kube_scheduler_looked_for() -> None:
+    """8 shares and 4 CPUs are wanted. kube-scheduler would evict a and c, and c alone has CPUs: so GPU 1 is emptied."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests={"cpu": 8}), on(1, 4, "d")]
+    there, victims = node(8, 8), frozenset({"a", "c"})
+    assert choose(Preemptor(memory(8), IMPORTANT, {"cpu": 4}), there, pods, victims) == {"c", "d"}
+    assert choose(Preemptor(memory(8), IMPORTANT, {"cpu": 0}), there, pods, victims) == {"a", "b"}
+    assert choose(Preemptor(memory(8), IMPORTANT, None), there, pods, victims) == {"a", "b", "c"}
+
+
+def test_a_victim_of_which_it_is_not_known_what_it_has_is_kept() -> None:
+    pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests=None), on(1, 4, "d", IMPORTANT)]
+    found = choose(Preemptor(memory(8), IMPORTANT, {"cpu": 4}), node(8, 8), pods, frozenset({"a", "c"}))
+    assert found == {"a", "b", "c"}
+
+
+def test_pods_on_a_gpu_that_is_out_of_service_go_if_the_sum_wants_it() -> None:
+    """The kubelet offers 8, and 16 are in use: by the sum 16 have to go, though 8 of them would free GPU 1."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 4, "c"), on(1, 4, "d")]
+    assert chosen(memory(8), node(8, 8, unhealthy=[0]), pods, "a", "b", "c", "d") == {"a", "b", "c", "d"}
+    assert chosen(memory(4), node(8, 8, unhealthy=[0]), pods, "a", "b", "c") == {"a", "b", "c"}
+
+
 # --- Many nodes -------------------------------------------------------------------------------------------------------
 
 
