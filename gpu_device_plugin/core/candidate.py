@@ -31,6 +31,8 @@ class Summary:
     """Shares in use of the healthy GPUs; a GPU in whole use counts in full."""
     total: int = 0
     """Shares of the healthy GPUs."""
+    failed: tuple[int, ...] = ()
+    """Shares of each GPU that is out of service, the most first."""
 
     @property
     def best(self) -> int:
@@ -56,7 +58,8 @@ class Candidate:
 
     def __post_init__(self) -> None:
         gpus = self.gpus
-        like = f"{self.summary.sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {self.problem}"
+        sizes = f"{self.summary.sizes} {self.summary.failed}"
+        like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {self.problem}"
         object.__setattr__(self, "like", like)
 
 
@@ -112,6 +115,7 @@ def summary(rooms: Sequence[Room]) -> Summary:
     return Summary(
         frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
         sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
+        failed=tuple(sorted((room.total for room in rooms if not room.healthy), reverse=True)),
         shared=tuple(sorted((room.free for room in healthy if room.shared and not room.whole), reverse=True)),
         unused=tuple(room.position for room in healthy if not room.shared and not room.whole),
         used=total - sum(room.free for room in healthy if not room.whole),

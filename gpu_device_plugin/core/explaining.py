@@ -41,28 +41,44 @@ class NodeAnswer:
 
     node: NodeView
     found: Fit | Unfit
+    excluded: tuple[str, ...] = ()
+    """Why kube-scheduler does not consider the node at all."""
     besides: tuple[str, ...] = ()
     """What else keeps the pod away."""
     ends: Ends | None = None
     """What would have to end for its GPUs to have room; None: nothing that ends makes any."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeps a pod from a node beside its GPUs, in sentences about the node."""
+
+    excluded: tuple[str, ...] = ()
+    """Why kube-scheduler does not consider it at all."""
+    besides: tuple[str, ...] = ()
+    """What else does."""
+
+
+_BY_NOTHING = Kept()
+
+
 def answers(
-    ask: Ask, nodes: Iterable[NodeView], besides: Mapping[str, tuple[str, ...]], policy: str, most: int
+    ask: Ask, nodes: Iterable[NodeView], kept_away: Mapping[str, Kept], policy: str, most: int
 ) -> list[NodeAnswer]:
-    """Return an answer for every node, the nearest to having room first.
+    """Return an answer for every node, the nearest to having room first; excluded ones last, whatever they have.
 
     Args:
         ask: what the pod asks; of something.
         nodes: every node that shares GPUs, or claims to.
-        besides: by node what else keeps the pod away.
+        kept_away: by node what keeps the pod away beside GPUs.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
         most: so many of them are going to be told; of others it is not found out what would have to end.
     """
     weigh = max(most, _WEIGHED)
     first = [
-        NodeAnswer(node, fit(ask, node.candidate, policy), besides.get(node.name, ()))
+        NodeAnswer(node, fit(ask, node.candidate, policy), kept.excluded, kept.besides)
         for node in sorted(nodes, key=lambda node: node.name)
+        for kept in [kept_away.get(node.name, _BY_NOTHING)]
     ]
     first.sort(key=lambda answer: (*_rank(answer), _lacking(ask, answer.node)))
     weighed = [replace(answer, ends=ends_needed(ask, answer.node)) for answer in first[:weigh]]
@@ -73,7 +89,8 @@ def answers(
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     """Where the pod fits comes first, then where it could, and of each first where nothing else keeps it away."""
     refused = isinstance(answer.found, Unfit)
-    return isinstance(answer.found, Unfit) and answer.found.lasting, refused, bool(answer.besides)
+    lasting = isinstance(answer.found, Unfit) and answer.found.lasting
+    return bool(answer.excluded), lasting, refused, bool(answer.besides)
 
 
 def _loss(answer: NodeAnswer) -> tuple[float, ...]:
@@ -137,8 +154,9 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
 
 def _headline(answer: NodeAnswer) -> str:
     if isinstance(answer.found, Unfit):
-        return answer.found.sentence
-    return "its GPUs have room" + (f", but {'; '.join(answer.besides)}" if answer.besides else "")
+        return "; ".join((*answer.excluded, answer.found.sentence))
+    why = (*answer.excluded, *answer.besides)
+    return "its GPUs have room" + (f", but {'; '.join(why)}" if why else "")
 
 
 def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:

@@ -186,13 +186,27 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None
     each, last = demand.amount // demand.gpus, demand.gpus - 1
     if last < len(numbers.frees) and numbers.frees[last] >= each:
         return None
-    if demand.gpus == 1 and numbers.sizes[0] < each:
-        return Unfit(f"the largest GPU has {_memory(numbers.sizes[0], node)} in all", lasting=True)
-    lasting = last >= len(numbers.sizes) or numbers.sizes[last] < each
-    if not lasting and not numbers.frees:
-        return Unfit("every GPU is in whole use", lasting=False)
     memory = _memory(each, node)
-    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} in all" if lasting else f"{memory} free"), lasting)
+    if last >= len(numbers.sizes) or numbers.sizes[last] < each:
+        return Unfit(_too_small(demand.gpus, each, node, numbers), lasting=True)
+    if not numbers.frees:
+        return Unfit("every GPU is in whole use", lasting=False)
+    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), lasting=False)
+
+
+def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
+    """Say that too few GPUs have so many shares, and whether that is for those that are out of service."""
+    large = sum(size >= each for size in numbers.failed)
+    if wanted > 1:
+        in_service = sum(size >= each for size in numbers.sizes)
+        which = " in service" if in_service + large >= wanted else ""
+        return f"fewer than {wanted} GPUs{which} have {_memory(each, node)} in all"
+    if not large:
+        return f"the largest GPU has {_memory(numbers.sizes[0], node)} in all"
+    return (
+        f"the largest GPU in service has {_memory(numbers.sizes[0], node)} in all, and one of "
+        f"{_memory(numbers.failed[0], node)} is out of service"
+    )
 
 
 def _lacking(wanted: int, verb: str, verbs: str, what: str) -> str:

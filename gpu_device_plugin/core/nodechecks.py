@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.asking import Ask
     from gpu_device_plugin.core.nodeview import NodeView
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 CORDON = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _KEEP_AWAY = ("NoSchedule", "NoExecute")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +62,82 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a pod's node affinity says of one label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Return whether labels are so, as k8s.io/component-helpers says; of an operator that is not known they are."""
+        holds = _OPERATORS.get(self.operator)
+        return holds is None or holds(labels.get(self.key), self.values)
+
+
+def _numbers(label: str | None, values: Sequence[str]) -> tuple[int, int] | None:
+    """Return the number that a node's label is, and the one that it is compared with; None if one is none."""
+    texts = (label or "", *values)
+    if len(texts) != len(("label", "bound")) or not all(map(_NUMBER.fullmatch, texts)):
+        return None
+    found, bound = map(int, texts)
+    return found, bound
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingProxyType(
+    {
+        "In": lambda label, values: label in values,
+        "NotIn": lambda label, values: label not in values,
+        "Exists": lambda label, _: label is not None,
+        "DoesNotExist": lambda label, _: label is None,
+        "Gt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] > pair[1],
+        "Lt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] < pair[1],
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the kinds of nodes that a pod's node affinity allows."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+    """Of the node itself; Kubernetes knows ``metadata.name``."""
+
+    def failing(self, node: NodeView, labels: Mapping[str, str]) -> Requirement | None:
+        """Return what a node does not meet; None if it is one of these."""
+        for requirements, facts in ((self.labels, labels), (self.fields, {"metadata.name": node.name})):
+            for requirement in requirements:
+                if not requirement.holds(facts):
+                    return requirement
+        return None
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """What a pod says of the nodes it may go to."""
 
     tolerations: tuple[Toleration, ...] = ()
     selector: Mapping[str, str] = field(default_factory=dict)
     """Node labels that it wants."""
+    affinity: tuple[Alternative, ...] | None = None
+    """What its node affinity requires, of which one is enough; None: nothing."""
 
 
 NO_TERMS = Terms()
 
 
-def besides(
-    node: NodeView,
-    around: Surroundings,
-    pod: Terms,
-    ask: Ask,
-    resources: Iterable[Resource],
-) -> tuple[str, ...]:
-    """Return what else keeps a pod from a node, in sentences about the node.
-
-    Of what kube-scheduler compares only what is plainly written: no affinity, no CPU, no memory.
+def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, ...]:
+    """Return why kube-scheduler does not consider a node for a pod at all, in sentences about the node.
 
     Args:
-        node: the node with its pods.
+        node: the node.
         around: its taints and labels.
         pod: what the pod says of nodes.
-        ask: what it asks of GPUs.
-        resources: what is managed.
     """
 
     def tolerated(taint: Taint) -> bool:
@@ -106,8 +157,33 @@ def besides(
             for key, value in sorted(pod.selector.items())
             if around.labels.get(key) != value
         ),
-        *(why for resource in resources if (why := _too_little(node, ask, resource))),
+        *_by_affinity(node, around, pod.affinity),
     )
+
+
+def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
+    if wanted is None:
+        return ()
+    # What says nothing allows nothing.
+    failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
+    if any(requirement is None for requirement in failing):
+        return ()
+    if len(failing) == 1:
+        return (f"the pod's node affinity wants {failing[0]}",)
+    return (f"it is none of the {len(failing)} kinds of nodes that the pod's node affinity allows",)
+
+
+def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[str, ...]:
+    """Return what else keeps a pod from a node that kube-scheduler considers, in sentences about the node.
+
+    Of what it compares only what its kubelet says of GPUs: no CPU, no memory.
+
+    Args:
+        node: the node with its pods.
+        ask: what the pod asks of GPUs.
+        resources: what is managed.
+    """
+    return tuple(why for resource in resources if (why := _too_little(node, ask, resource)))
 
 
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:

@@ -17,8 +17,8 @@ from gpu_device_plugin.core.diagnosing import document as findings_document
 from gpu_device_plugin.core.diagnosing import examine, exit_code
 from gpu_device_plugin.core.diagnosing import lines as findings_lines
 from gpu_device_plugin.core.diagnosing_cluster import CHECKS
-from gpu_device_plugin.core.explaining import answers, describe, explain
-from gpu_device_plugin.core.nodechecks import Surroundings, besides
+from gpu_device_plugin.core.explaining import Kept, answers, describe, explain
+from gpu_device_plugin.core.nodechecks import Surroundings, besides, exclusions
 from gpu_device_plugin.core.overview import details, summary
 from gpu_device_plugin.core.overview_document import document
 from gpu_device_plugin.core.overview_wide import wide
@@ -27,6 +27,7 @@ from gpu_device_plugin.extender_settings import ExtenderSettings
 from gpu_device_plugin.knobs import Sources, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs.inspect_doctor import symptoms
 from gpu_device_plugin.programs.inspect_kubectl import ClusterUnreadableError, Kubectl, unread
+from gpu_device_plugin.programs.inspect_policy import Policy, gpu_policy
 from gpu_device_plugin.programs.inspect_reading import cluster, events, pod_and_more, surroundings
 from gpu_device_plugin.programs.inspect_uninstall import uninstall
 from gpu_device_plugin.programs.telling import say
@@ -192,16 +193,24 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         return [*lines, *unknown], OK
     around = surroundings(raw_nodes or ())
     kept_away = {
-        node.name: besides(node, around.get(node.name, Surroundings()), told.terms, asked, resources)
+        node.name: Kept(
+            exclusions(node, around.get(node.name, Surroundings()), told.terms), besides(node, asked, resources)
+        )
         for node in found.nodes
     }
-    policy = ExtenderSettings().gpu_policy
+    # Nodes of our own agent say by themselves which GPU they prefer, and so may the pod.
+    silent = not asked.wishes.gpu_policy and any(node.candidate.policy is None for node in found.nodes)
+    policy = gpu_policy(kubectl) if silent else Policy(ExtenderSettings().gpu_policy)
+    if policy.assumed:
+        lines.append(
+            f"Nodes that do not say which GPU they prefer are taken to have the policy {policy.name}: {policy.assumed}."
+        )
     most = len(found.nodes) if arguments.all_nodes else _TOLD
     answer = [
         f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
         *lines,
         *unknown,
-        *explain(asked, answers(asked, found.nodes, kept_away, policy, most), most),
+        *explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most),
     ]
     return answer, OK
 

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.annotations import (
     SPLIT_LABEL,
     WISHES,
 )
-from gpu_device_plugin.core.nodechecks import Surroundings, Taint, Terms, Toleration
+from gpu_device_plugin.core.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
 from gpu_device_plugin.core.nodefacts import read_facts
 from gpu_device_plugin.core.nodeview import NodeView, PodUse
 from gpu_device_plugin.core.podcauses import DEFAULT_SCHEDULER, Told
@@ -131,6 +131,29 @@ class _Container(msgspec.Struct, gc=False):
     resources: _Resources = msgspec.field(default_factory=_Resources)
 
 
+class _Requirement(msgspec.Struct, gc=False):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class _Alternative(msgspec.Struct, rename="camel", gc=False):
+    match_expressions: list[_Requirement] | None = None
+    match_fields: list[_Requirement] | None = None
+
+
+class _NodeSelector(msgspec.Struct, rename="camel", gc=False):
+    node_selector_terms: list[_Alternative] | None = None
+
+
+class _NodeAffinity(msgspec.Struct, gc=False):
+    required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class _Affinity(msgspec.Struct, rename="camel", gc=False):
+    node_affinity: _NodeAffinity | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel", gc=False):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
@@ -138,6 +161,7 @@ class _PodSpec(msgspec.Struct, rename="camel", gc=False):
     scheduling_gates: list[_Gate] | None = None
     tolerations: list[_Toleration] | None = None
     node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
 
 
 class _Condition(msgspec.Struct, gc=False):
@@ -186,6 +210,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
                 for one in spec.tolerations or ()
             ),
             spec.node_selector or {},
+            _alternatives(spec.affinity),
         ),
         ignored=(*ignored, *_misspelt(more.metadata)),
         limits=tuple(
@@ -227,6 +252,20 @@ def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
 
 def _shortened(message: str) -> str:
     return message if len(message) <= _LONGEST_EVENT else f"{message[: _LONGEST_EVENT - 3]}..."
+
+
+def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
+    required = affinity.node_affinity.required if affinity is not None and affinity.node_affinity is not None else None
+    if required is None:
+        return None
+    return tuple(
+        Alternative(_requirements(each.match_expressions), _requirements(each.match_fields))
+        for each in required.node_selector_terms or ()
+    )
+
+
+def _requirements(said: Iterable[_Requirement] | None) -> tuple[Requirement, ...]:
+    return tuple(Requirement(each.key, each.operator, tuple(each.values or ())) for each in said or ())
 
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:

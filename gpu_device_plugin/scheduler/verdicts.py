@@ -252,7 +252,7 @@ class _ByWishes:
         if _has_room(demand, rooms):
             return None
         ready = [room for room in rooms if room.healthy]
-        key = kind, len(rooms), tuple([room.total for room in ready]), all(room.whole for room in ready)
+        key = kind, tuple([(room.total, room.healthy) for room in rooms]), all(room.whole for room in ready)
         why = self._known.get(key) or unfit(self._ask, node)
         if len(self._known) >= _MOST_ANSWERS:
             self._known.clear()

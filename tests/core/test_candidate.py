@@ -75,13 +75,15 @@ def test_a_summary_tells_the_numbers() -> None:
         Room(4, 4, 0, shared=True),
     )
     found = summary(there)
-    assert found == Summary(frees=(6, 5, 0), sizes=(10, 8, 6, 4), shared=(5, 0), unused=(1,), used=17, total=28)
+    assert found == Summary(
+        frees=(6, 5, 0), sizes=(10, 8, 6, 4), shared=(5, 0), unused=(1,), used=17, total=28, failed=(20,)
+    )
     assert found.best == 6
 
 
 def test_what_is_out_of_service_counts_for_nothing() -> None:
     there = [Room(0, 8, 3, healthy=False, shared=True), Room(1, 8, 8, healthy=False, whole=True)]
-    assert summary(there) == Summary()
+    assert summary(there) == Summary(failed=(8, 8))
     assert Summary().best == 0
 
 
@@ -102,6 +104,14 @@ def test_nodes_of_which_the_same_can_be_said_are_alike() -> None:
     there = candidate("n", NodeGpus((ListedGpu(0, 8, model="Tesla T4"), ListedGpu(1, 4)), share_mib=1024), [])
     other = candidate("m", NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024), [Usage(((0, 3),))], "spread")
     assert there.like == other.like
+
+
+def test_nodes_of_which_another_gpu_is_out_of_service_are_not_alike() -> None:
+    """A pod of 20 is told of the GPU of 21, and not of the one of 14."""
+    large, small = (
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, size, unhealthy="hot")), share_mib=1024) for size in (21, 14)
+    )
+    assert candidate("n", large, []).like != candidate("n", small, []).like
 
 
 @pytest.mark.parametrize(

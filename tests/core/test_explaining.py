@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.asking import Ask, Part
-from gpu_device_plugin.core.explaining import answers, describe, explain
+from gpu_device_plugin.core.explaining import Kept, answers, describe, explain
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.core.wishes import Wishes
@@ -32,11 +32,28 @@ def whole(gpus: int) -> Demand:
 
 
 def told(ask: Ask, *nodes: NodeView, most: int = 10, **besides: tuple[str, ...]) -> list[str]:
-    return explain(ask, answers(ask, nodes, besides, "binpack", most), most)
+    kept = {name: Kept(besides=why) for name, why in besides.items()}
+    return explain(ask, answers(ask, nodes, kept, "binpack", most), most)
 
 
-def order(ask: Ask, *nodes: NodeView, **besides: tuple[str, ...]) -> list[str]:
-    return [answer.node.name for answer in answers(ask, nodes, besides, "binpack", 10)]
+def order(ask: Ask, *nodes: NodeView, excluded: str = "", **besides: tuple[str, ...]) -> list[str]:
+    kept = {name: Kept(besides=why) for name, why in besides.items()} | {excluded: Kept(("the pod wants another",))}
+    return [answer.node.name for answer in answers(ask, nodes, kept, "binpack", 10)]
+
+
+def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
+    """One fits and is excluded, one never fits, one lacks 1 GiB."""
+    nodes = node_view("a", (8,)), node_view("b", (2,)), node_view("c", (8,), pod_on("x", {0: 5}))
+    assert order(wanting(mem(4)), *nodes, excluded="a") == ["c", "b", "a"]
+    assert order(wanting(mem(4)), *nodes, excluded="b") == ["a", "c", "b"]
+    kept = {"a": Kept(("the pod wants the node label zone=x",)), "b": Kept(("it is cordoned",), ("one more",))}
+    lines = explain(wanting(mem(4)), answers(wanting(mem(4)), nodes, kept, "binpack", 10), 10)
+    assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
+        "c: no GPU has 4 GiB free",
+        "a: its GPUs have room, but the pod wants the node label zone=x",
+        "b: it is cordoned; the largest GPU has 2 GiB in all",
+        "  Besides, one more.",
+    ]
 
 
 def test_each_gpu_says_why_it_does_not_serve_and_who_is_on_it() -> None:

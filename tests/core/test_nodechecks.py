@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.asking import Ask, Part
-from gpu_device_plugin.core.nodechecks import CORDON, NO_TERMS, Surroundings, Taint, Terms, Toleration, besides
+from gpu_device_plugin.core.nodechecks import (
+    CORDON,
+    NO_TERMS,
+    Alternative,
+    Requirement,
+    Surroundings,
+    Taint,
+    Terms,
+    Toleration,
+    besides,
+    exclusions,
+)
 from gpu_device_plugin.core.placing import Demand
 from gpu_device_plugin.core.resources import Kind, Resource
 from gpu_device_plugin.testing.views import node_view, pod_on
@@ -25,7 +36,7 @@ DEDICATED = Taint("dedicated", "ml")
 def told(
     node: NodeView, around: Surroundings | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR
 ) -> tuple[str, ...]:
-    return besides(node, around or Surroundings(), terms, ask, RESOURCES)
+    return (*exclusions(node, around or Surroundings(), terms), *besides(node, ask, RESOURCES))
 
 
 def tainted(*taints: Taint) -> Surroundings:
@@ -141,3 +152,62 @@ def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
 
 def test_of_a_node_that_cannot_be_read_nothing_is_reckoned() -> None:
     assert told(node_view("n", (), problem="its annotation is not JSON", amounts=({}, {}))) == ()
+
+
+# --- Node affinity ----------------------------------------------------------------------------------------------------
+
+LABELS = {"zone": "a", "gpus": "8", "odd": "8 GPUs"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "holds"),
+    [
+        (Requirement("zone", "In", ("a", "b")), True),
+        (Requirement("zone", "In", ("b",)), False),
+        (Requirement("none", "In", ("a",)), False),
+        (Requirement("zone", "NotIn", ("a",)), False),
+        (Requirement("zone", "NotIn", ("b",)), True),
+        (Requirement("none", "NotIn", ("a",)), True),
+        (Requirement("zone", "Exists"), True),
+        (Requirement("none", "Exists"), False),
+        (Requirement("none", "DoesNotExist"), True),
+        (Requirement("zone", "DoesNotExist"), False),
+        (Requirement("gpus", "Gt", ("7",)), True),
+        (Requirement("gpus", "Gt", ("8",)), False),
+        (Requirement("gpus", "Lt", ("9",)), True),
+        (Requirement("gpus", "Lt", ("8",)), False),
+        (Requirement("gpus", "Gt", ("-1",)), True),
+        (Requirement("odd", "Gt", ("7",)), False),
+        (Requirement("none", "Lt", ("7",)), False),
+        (Requirement("gpus", "Gt", ("7", "6")), False),
+        (Requirement("gpus", "Lt", ("9" * 5000,)), False),
+        (Requirement("zone", "Resembles", ("b",)), True),
+    ],
+)
+def test_a_requirement_is_one_of_kubernetes(requirement: Requirement, holds: bool) -> None:  # noqa: FBT001
+    terms = Terms(affinity=(Alternative((requirement,)),))
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    assert exclusions(there, around, terms) == (() if holds else (f"the pod's node affinity wants {requirement}",))
+
+
+def test_one_kind_of_node_is_enough_and_all_that_it_says_has_to_be_so() -> None:
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    here, elsewhere = Requirement("zone", "In", ("a",)), Requirement("zone", "In", ("b", "c"))
+    named, other = Requirement("metadata.name", "In", ("n",)), Requirement("metadata.name", "In", ("m",))
+    for allowed in ((Alternative((elsewhere,)), Alternative((here,))), (Alternative((here,), (named,)),)):
+        assert exclusions(there, around, Terms(affinity=allowed)) == ()
+    both = Terms(affinity=(Alternative((here, elsewhere)),))
+    assert exclusions(there, around, both) == ("the pod's node affinity wants zone In (b, c)",)
+    fields = Terms(affinity=(Alternative((here,), (other,)),))
+    assert exclusions(there, around, fields) == ("the pod's node affinity wants metadata.name In (m)",)
+
+
+def test_what_says_nothing_allows_no_node() -> None:
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    kinds = (Alternative((Requirement("zone", "In", ("b",)),)), Alternative((Requirement("none", "Exists"),)))
+    assert exclusions(there, around, Terms(affinity=(*kinds, Alternative()))) == (
+        "it is none of the 2 kinds of nodes that the pod's node affinity allows",
+    )
+    assert exclusions(there, around, Terms(affinity=())) == (
+        "it is none of the 0 kinds of nodes that the pod's node affinity allows",
+    )

@@ -300,19 +300,23 @@ def test_who_is_in_the_way_on_one_gpu_only_as_long_as_another_is_may_stay() -> N
 # --- What else kube-scheduler evicts for ------------------------------------------------------------------------------
 
 
+def chosen_beside(requests: dict[str, int] | None, pods: list[Occupant], *victims: str) -> set[str] | None:
+    """Whom to evict for 8 shares of one of two GPUs of 8, and for this besides."""
+    found = choose(Preemptor(memory(8), IMPORTANT, requests), node(8, 8), pods, frozenset(victims))
+    return None if found is None else set(found)
+
+
 def test_whoever_is_evicted_gives_back_the_cpu_that_kube_scheduler_looked_for() -> None:
     """8 shares and 4 CPUs are wanted. kube-scheduler would evict a and c, and c alone has CPUs: so GPU 1 is emptied."""
     pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests={"cpu": 8}), on(1, 4, "d")]
-    there, victims = node(8, 8), frozenset({"a", "c"})
-    assert choose(Preemptor(memory(8), IMPORTANT, {"cpu": 4}), there, pods, victims) == {"c", "d"}
-    assert choose(Preemptor(memory(8), IMPORTANT, {"cpu": 0}), there, pods, victims) == {"a", "b"}
-    assert choose(Preemptor(memory(8), IMPORTANT, None), there, pods, victims) == {"a", "b", "c"}
+    assert chosen_beside({"cpu": 4}, pods, "a", "c") == {"c", "d"}
+    assert chosen_beside({"cpu": 0}, pods, "a", "c") == {"a", "b"}
+    assert chosen_beside(None, pods, "a", "c") == {"a", "b", "c"}
 
 
 def test_a_victim_of_which_it_is_not_known_what_it_has_is_kept() -> None:
     pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests=None), on(1, 4, "d", IMPORTANT)]
-    found = choose(Preemptor(memory(8), IMPORTANT, {"cpu": 4}), node(8, 8), pods, frozenset({"a", "c"}))
-    assert found == {"a", "b", "c"}
+    assert chosen_beside({"cpu": 4}, pods, "a", "c") == {"a", "b", "c"}
 
 
 def test_pods_on_a_gpu_that_is_out_of_service_go_if_the_sum_wants_it() -> None:

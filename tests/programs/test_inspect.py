@@ -61,7 +61,7 @@ if [verb, plural, namespace or ""] in script["forbidden"]:
     denied = f'User "dev" cannot {{verb}} resource "{{plural}}" in API group "" {{where}}'
     print(f"Error from server (Forbidden): {{what}} is forbidden: {{denied}}", file=sys.stderr)
     sys.exit(1)
-kind = {{"pods": "Pod", "nodes": "Node", "events": "Event"}}[plural]
+kind = {{"pods": "Pod", "nodes": "Node", "events": "Event", "configmaps": "ConfigMap"}}[plural]
 found = [
     one for one in script["objects"]
     if one.get("kind") == kind and namespace in (None, one["metadata"].get("namespace"))
@@ -574,6 +574,125 @@ def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.
         "wants the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
     ) in lines
     assert "odd: its GPUs have room, but the pod wants the node label zone=x" in lines
+
+
+def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """a has room and is in another zone; b would have room if a pod ended; c is not allowed by the pod's affinity."""
+    nodes = [node(name, gpu(0)) for name in "abc"]
+    for each, zone in zip(nodes, ("x", "y", "y"), strict=True):
+        each["metadata"]["labels"] = {"zone": zone, "kubernetes.io/hostname": each["metadata"]["name"]}
+    not_c = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["c"]}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [not_c]}]}
+    terms = {
+        "nodeSelector": {"zone": "y"},
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+    }
+    world.has(*nodes, pod("there", 10, on="b", idx=0), pod("want", 8, spec=terms))
+    assert world.inspect("why", "want") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if line[:3] in {"a: ", "b: ", "c: "}]
+    assert told == [
+        "b: no GPU has 8 GiB free",
+        "a: its GPUs have room, but the pod wants the node label zone=y",
+        "c: its GPUs have room, but the pod's node affinity wants kubernetes.io/hostname NotIn (c)",
+    ]
+
+
+# --- The policy of the extender ---------------------------------------------------------------------------------------
+
+
+def others_node(name: str) -> dict[str, Any]:
+    """A node of another device plugin, which says how much memory it has on how many GPUs, and nothing else."""
+    made = node(name, gpu(0), gpu(1))
+    made["metadata"]["annotations"] = {}
+    return made
+
+
+def configured(text: str, namespace: str = "gpushare") -> dict[str, Any]:
+    metadata = {"name": "gpushare-extender", "namespace": namespace, "uid": "u"}
+    return {"kind": "ConfigMap", "metadata": metadata, "data": {"default.yaml": text}}
+
+
+def chosen_gpu(world: World, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    """Return which GPU of the node would be chosen, and what is said of the policy."""
+    assert world.inspect("why", "want") == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = (line for line in lines if "would be chosen" in line)
+    return int(row.split()[0]), [line for line in lines if "policy" in line]
+
+
+def test_a_gpu_is_chosen_by_the_policy_that_is_configured(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPU 0 is used and GPU 1 is not: spread takes GPU 1, and binpack, which is built in, would take GPU 0."""
+    used = pod("there", 4, on="n", idx=0)
+    world.has(others_node("n"), used, pod("want", 8), configured("gpu_policy: spread\nnode_policy: spread\n"))
+    assert chosen_gpu(world, capsys) == (1, [])
+
+
+CONFIG_MAPS = [["list", "configmaps", ""]]
+ASSUMED: dict[str, tuple[list[dict[str, Any]], list[list[str]], str]] = {
+    "nobody may read it": (
+        [configured("gpu_policy: spread")],
+        CONFIG_MAPS,
+        (
+            "cannot be read (/api/v1/configmaps?fieldSelector=metadata.name%3Dgpushare-extender: Error from server "
+            '(Forbidden): configmaps is forbidden: User "dev" cannot list resource "configmaps" in API group "" at the '
+            "cluster scope)"
+        ),
+    ),
+    "it cannot be used": (
+        [configured("gpu_policy: best")],
+        [],
+        (
+            "cannot be used (gpushare/gpushare-extender, default.yaml, line 1, gpu_policy: 'best' is unknown; write "
+            "binpack or spread)"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("objects", "forbidden", "why"), ASSUMED.values(), ids=ASSUMED)
+def test_where_the_policy_is_not_known_it_is_said_which_one_is_assumed(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    objects: list[dict[str, Any]],
+    forbidden: list[list[str]],
+    why: str,
+) -> None:
+    used = pod("there", 4, on="n", idx=0)
+    world.has(others_node("n"), used, pod("want", 8), *objects, forbidden=forbidden)
+    gpu_chosen, said = chosen_gpu(world, capsys)
+    assert gpu_chosen == 0
+    assert said == [
+        (
+            "Nodes that do not say which GPU they prefer are taken to have the policy binpack: the ConfigMap "
+            f"gpushare-extender {why}."
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("places", "there"), [((), "no namespace"), (("a", "b"), "a, b")], ids=["no extender", "two extenders"]
+)
+def test_of_no_extender_or_of_two_no_policy_is_known(
+    world: World, capsys: pytest.CaptureFixture[str], places: tuple[str, ...], there: str
+) -> None:
+    world.has(others_node("n"), pod("want", 8), *(configured("gpu_policy: spread", place) for place in places))
+    assert chosen_gpu(world, capsys)[1][0].endswith(
+        f"there is a ConfigMap gpushare-extender in {there}, and not in one."
+    )
+
+
+def test_where_nodes_say_which_gpu_they_prefer_nobody_asks_for_the_extenders(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever may not read ConfigMaps is not told of it in vain."""
+    world.has(node("n", gpu(0), gpu(1)), pod("want", 8), forbidden=CONFIG_MAPS)
+    assert chosen_gpu(world, capsys) == (0, [])
+    wishing = pod("want", 8)
+    wishing["metadata"]["annotations"] = {"gpu-device-plugin/gpu-policy": "spread"}
+    world.script["objects"].clear()
+    world.has(others_node("n"), wishing, forbidden=CONFIG_MAPS)
+    assert chosen_gpu(world, capsys) == (0, [])
+    assert not [call for call in world.calls if "configmaps" in call[-1]]
 
 
 def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureFixture[str]) -> None:
