@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.builders import Json
 
 BAR_MS, REBUILD_BAR_MS = 5.0, 10_000.0
+HOSTILE_BAR_MS = 50.0
+"""For one decision on one pod, whatever stands on it."""
 MEMORY_BAR_MIB = 286.0
 """300 MB."""
 _UPDATES_PER_S = 1500
@@ -298,6 +300,9 @@ def inside(options: argparse.Namespace) -> Iterator[Row]:
             repeated = [took for took, seen in zip(found[key], again, strict=True) if seen]
             yield from both(f"{what}, not the first of its kind", repeated)
     yield from both("bind, up to the call of the API server", found["bind"])
+    for verb in sorted({verb for _, verb, _ in found["hostile"]}):
+        took, _, what = max(one for one in found["hostile"] if one[1] == verb)
+        yield Row(f"{verb} the most hostile pod, {nodes:,} nodes, CPU", took, bar=HOSTILE_BAR_MS, note=what)
 
 
 def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:

@@ -10,21 +10,26 @@ import json
 import random
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from bench import synthetic
+from bench import hostile, synthetic
 from bench.scheduler import arguments
 from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.asking import Ask, ask
+from gpu_device_plugin.core.fitting import fit
+from gpu_device_plugin.core.usage import usage_of
 from gpu_device_plugin.extender_settings import Sources
 from gpu_device_plugin.programs.binding import Binding
 from gpu_device_plugin.programs.extender import Extender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from gpu_device_plugin.core.candidate import Candidate
     from gpu_device_plugin.core.pods import Pod
 
 CHANGES = 10
@@ -79,6 +84,7 @@ async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
             body = arguments(pod, fitting)
             _timed(verbs.prioritize, body, found, "prioritize")
             found["shape"].append(shape)
+    found["hostile"] = [took for what in hostile.PODS for took in _hostile(extender, what, names)]
     await asyncio.sleep(0.1)
     found["bind"] = [took async for took in _binds(extender, names, calls)]
     running.cancel()
@@ -92,6 +98,40 @@ def _timed(verb: Callable[[bytes], bytes], body: bytes, found: dict[str, list[An
     found.setdefault(name, []).append((time.perf_counter() - began) * 1000)
     found.setdefault(f"{name} cpu", []).append((time.thread_time() - began_cpu) * 1000)
     return answer
+
+
+_VICTIMS = 500
+"""Of so many nodes kube-scheduler names victims: of a tenth of 5,000."""
+
+
+def _hostile(extender: Extender, what: str, names: list[str]) -> Iterator[tuple[float, str, str]]:
+    """Yield the CPU time that each decision on a hostile pod takes, with its name and the pod's."""
+    verbs, fleet = extender.verbs, extender.fleet
+    pod = hostile.PODS[what]
+    important = {**pod, "spec": {**pod["spec"], "priority": 1000}}
+    victims = {
+        name: {"Pods": [{"UID": entry.uid} for entry in fleet.on_node(name)[:2]], "NumPDBViolations": 0}
+        for name in names[:_VICTIMS]
+    }
+    preemption = json.dumps({"Pod": important, "NodeNameToMetaVictims": victims}).encode()
+    raw = json.dumps(pod).encode()
+    bodies = {"filter": arguments(pod, names), "prioritize": arguments(pod, names), "preempt": preemption}
+    steps: dict[str, Callable[[], object]] = {
+        **{name: partial(getattr(verbs, name), body) for name, body in bodies.items()},
+        "usage of": lambda: usage_of(extender._pod_reader.read(raw)[0], extender.settings.offered),
+        "place of": lambda: _placed(extender, extender._pod_reader.read(raw)[0], fleet.candidates[names[0]]),
+    }
+    for name, step in steps.items():
+        began = time.thread_time()
+        step()
+        yield (time.thread_time() - began) * 1000, name, what
+
+
+def _placed(extender: Extender, pod: Pod, node: Candidate) -> None:
+    """Decide as bind does."""
+    asked = ask(pod, extender.settings.offered)
+    if isinstance(asked, Ask):
+        fit(asked, node, "binpack")
 
 
 async def _binds(extender: Extender, names: list[str], calls: int) -> Any:

@@ -24,7 +24,7 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
         (
             EXTENDER,
             "8 GPUs of 16 GiB a node",
-            {"start to ready, 3 nodes", "filter, 5 nodes, p99", "CPU for one status update"},
+            {"start to ready, 3 nodes", "filter, 5 nodes, p99", "preempt the most hostile pod, 5 nodes, CPU"},
         ),
     ],
     ids=["node_agent", "extender"],

@@ -104,10 +104,15 @@ def _check_size(parts: Sequence[Part]) -> None:
 def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
     """Return the parts of a pod by its containers alone, whatever else is written on it."""
     return tuple(
-        part
+        Part(Demand(resource.kind, amount), tuple(members))
         for resource in resources
-        for part in _parts(resource.kind, [(c, c.limits.get(resource.name, 0)) for c in pod.containers])
+        for amount, members in _parts(pod, resource)
     )
+
+
+def amount_of(pod: Pod, resource: Resource) -> int:
+    """Return what the parts of a pod ask of a resource together."""
+    return sum(amount for amount, _ in _parts(pod, resource))
 
 
 def _gpus_each(pod: Pod) -> int:
@@ -141,11 +146,12 @@ def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
     return tuple(split if part is memory[0] else part for part in parts)
 
 
-def _parts(kind: Kind, asked: Sequence[tuple[Container, int]]) -> Iterable[Part]:
-    """Yield the parts that containers, in the order in which the kubelet serves them, form for one resource."""
+def _parts(pod: Pod, resource: Resource) -> Iterable[tuple[int, Sequence[tuple[Container, int]]]]:
+    """Yield the size of each part that containers form, in the order in which the kubelet serves them, and them."""
     members: list[tuple[Container, int]] = []
     kept = handed_on = 0
-    for container, amount in asked:
+    for container in pod.containers:
+        amount = container.limits.get(resource.name, 0)
         if amount < 1:
             continue
         members.append((container, amount))
@@ -155,7 +161,7 @@ def _parts(kind: Kind, asked: Sequence[tuple[Container, int]]) -> Iterable[Part]
             kept += amount
             handed_on = max(0, handed_on - amount)
         if not handed_on:
-            yield Part(Demand(kind, kept), tuple(members))
+            yield kept, members
             members, kept = [], 0
     if members:
-        yield Part(Demand(kind, kept + handed_on), tuple(members))
+        yield kept + handed_on, members

@@ -5,11 +5,12 @@ An annotation alone is never believed: how much comes from the request, only whe
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.annotations import MalformedAnnotationError, promises
-from gpu_device_plugin.core.asking import parts_of
+from gpu_device_plugin.core.asking import amount_of, parts_of
 from gpu_device_plugin.core.pods import ContainerKind
 from gpu_device_plugin.core.resources import Kind
 
@@ -59,26 +60,27 @@ NOTHING = Usage()
 def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
     """Return what a pod takes while it is bound and has not ended; unplaced what cannot be understood of its place."""
     resources = tuple(resources)
-    parts = parts_of(pod, resources)
-    if not parts:
+    asked = {resource.kind: amount for resource in resources if (amount := amount_of(pod, resource))}
+    if not asked:
         return NOTHING
     try:
         promised = promises(pod, resources)
     except MalformedAnnotationError:
         promised = {}
-    shares: dict[int, int] = {}
+    shares: Counter[int] = Counter()
     whole: set[int] = set()
-    unplaced_shares = gpus = 0
-    for part in parts:
+    for part in parts_of(pod, resources) if promised else ():
         held = _held(part, promised)
         if part.demand.kind is Kind.MEMORY:
-            for position, number in held.items():
-                shares[position] = shares.get(position, 0) + number
-            unplaced_shares += part.demand.amount - sum(held.values())
+            shares.update(held)
         else:
             whole.update(held)
-            gpus += part.demand.amount
-    return Usage(tuple(sorted(shares.items())), tuple(sorted(whole)), unplaced_shares, gpus - len(whole))
+    return Usage(
+        tuple(sorted(shares.items())),
+        tuple(sorted(whole)),
+        asked.get(Kind.MEMORY, 0) - shares.total(),
+        asked.get(Kind.COUNT, 0) - len(whole),
+    )
 
 
 def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:

@@ -6,6 +6,7 @@ Work is counted, not timed. `make bench` says how long the worst of these takes 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
@@ -154,6 +155,19 @@ written: dict[str, st.SearchStrategy[str]] = {
 }
 
 
+class Stranger(dict[str, Any]):
+    """A pod whose `repr` fits on a page."""
+
+    def __repr__(self) -> str:
+        spec, meta = self["spec"], self["metadata"]
+        said = {key: f"{text[:60]}... ({len(text)})" for key, text in meta["annotations"].items()}
+        limits = [
+            Counter(json.dumps(each["resources"]["limits"], sort_keys=True) for each in containers)
+            for containers in (spec["containers"], spec["initContainers"])
+        ]
+        return f"<Stranger: {limits}, {meta['labels']}, {said}>"
+
+
 @st.composite
 def strangers_pods(draw: st.DrawFn) -> Json:
     """A pod that the API server would take, whoever wrote it."""
@@ -163,15 +177,17 @@ def strangers_pods(draw: st.DrawFn) -> Json:
         return [kind for kind in kinds for _ in range(draw(sizes))]
 
     split = draw(st.none() | st.sampled_from(("0", "1", "2", "8", "64", "65", str(1 << 20), "9" * 63, "x")))
-    return pod(
-        *containers(),
-        inits=containers(),
-        annotations=draw(st.fixed_dictionaries({}, optional=written)),
-        labels={} if split is None else {SPLIT_LABEL: split},
+    return Stranger(
+        pod(
+            *containers(),
+            inits=containers(),
+            annotations=draw(st.fixed_dictionaries({}, optional=written)),
+            labels={} if split is None else {SPLIT_LABEL: split},
+        )
     )
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(strangers_pods())
 @example(PODS["a name that is as long as it may be, 64 times, and a UUID"])
 @example(PODS["a split over as many GPUs as there are shares, beside a whole GPU"])
