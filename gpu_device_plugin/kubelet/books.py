@@ -63,9 +63,14 @@ class Books:
         """Return the identity of the checkpoint as it is. Raises CheckpointUnreadableError."""
         return checkpoint.stamp_of(self._checkpoint)
 
+    @property
+    def over(self) -> frozenset[str]:
+        """UIDs of pods that the checkpoint still shows and that have ended."""
+        return self._endings.over if self._listener() == self._told_by is not None else frozenset()
+
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods of which it is not known that they have ended."""
-        over = self._endings.over if self._listener() == self._told_by is not None else frozenset[str]()
+        over = self.over
         by_pod = found.by_pod(self.resources)
         return frozenset().union(*(ids for uid, ids in by_pod.items() if uid not in over))
 
@@ -74,13 +79,20 @@ class Books:
         found = await self._list()
         return None if found is None else _all(found)
 
-    async def look(self, recorded: Checkpoint) -> None:
-        """List once, for it to be known of a pod in this checkpoint whether the kubelet lists it no more later."""
+    async def look(self, recorded: Checkpoint) -> bool:
+        """List once, for it to be known of a pod in this checkpoint whether the kubelet lists it no more later.
+
+        Returns:
+            Whether that is known now of every pod in it, or will not be asked.
+        """
         listener = self._listener()
-        if listener is not None and self._in_api() is not None:
-            found = await self._list()
-            if found is not None:
-                self._look(listener, recorded, found)
+        if listener is None or self._in_api() is None:
+            return True
+        found = await self._list()
+        if found is None:
+            return False
+        self._look(listener, recorded, found)
+        return recorded.by_pod(self.resources).keys() <= self._endings.names.keys() | self._endings.over
 
     async def _list(self) -> Mapping[str, frozenset[str]] | None:
         try:

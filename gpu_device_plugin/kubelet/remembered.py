@@ -18,6 +18,8 @@ PROFILE = "profile"
 """The profile of settings that the node has; empty for none."""
 SHARE_SIZE = "share-size"
 """What one share of its GPUs is, in MiB."""
+ENDED_PODS = "ended-pods"
+"""UIDs, with blanks between them, of pods that have ended though the kubelet's checkpoint shows their devices."""
 
 
 _LONGEST = 1000

@@ -35,7 +35,7 @@ from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
-from gpu_device_plugin.kubelet.remembered import SHARE_SIZE, Remembered
+from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.programs import frugal
@@ -150,15 +150,16 @@ class NodeAgent:
             on_grant=self._granted,
         )
         resources = frozenset(resource.name for resource in settings.offered)
+        self.books = Books(
+            settings.device_plugin_dir,
+            settings.pod_resources_socket,
+            resources,
+            listener=lambda: self.lives.listener,
+            in_api=self._pods_in_api,
+        )
         self.reconciler = Reconciler(
             self.book,
-            Books(
-                settings.device_plugin_dir,
-                settings.pod_resources_socket,
-                resources,
-                listener=lambda: self.lives.listener,
-                in_api=self._pods_in_api,
-            ),
+            self.books,
             self._metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
@@ -177,6 +178,7 @@ class NodeAgent:
         self.coexistence = Coexistence(settings)
         self._lock = NodeLock(settings.device_plugin_dir)
         self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
+        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
         self._notes: tuple[str, ...] = ()
@@ -230,8 +232,10 @@ class NodeAgent:
         """
         before = self._share_size.number()
         names = frozenset(resource.name for resource in self.settings.offered if resource.kind is Kind.MEMORY)
+        ended = (self._ended_pods.read() or "").split()
         try:
-            held = bool(checkpoint.read(self.settings.device_plugin_dir / checkpoint.NAME).device_ids(names))
+            by_pod = checkpoint.read(self.settings.device_plugin_dir / checkpoint.NAME).by_pod(names)
+            held = not by_pod.keys() <= set(ended)
         except CheckpointUnreadableError:
             held = True  # for all we know
         return before if held else None
@@ -449,6 +453,9 @@ class NodeAgent:
         return PodsInApi() if self._cluster is None else self._cluster.pods_in_api()
 
     def _rounded(self) -> None:
+        ended = " ".join(sorted(self.books.over))
+        if ended or self._ended_pods.read():
+            self._ended_pods.write(ended)
         if self._cluster is not None and all(self.lives.registrations.values()):
             self._cluster.arrived()
 

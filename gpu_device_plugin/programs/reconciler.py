@@ -96,11 +96,11 @@ class Reconciler:
     def registered(self) -> None:
         """Have a round soon: containers may have ended while nobody was here.
 
-        Where the checkpoint could not be read so far, look at it: the kubelet writes it with the first list.
+        And look at the checkpoint, which the kubelet writes with the first list: where it could not be read so far, and
+        because another kubelet process may list the pods now.
         """
         self._changed.set()
-        if not self._ever_read:
-            self._granted.set()
+        self._granted.set()
 
     def changed(self) -> None:
         """Have a round soon: a pod may have ended."""
@@ -126,7 +126,7 @@ class Reconciler:
     async def _after_grants(self) -> NoReturn:
         """Read the checkpoint soon after each grant, and again at growing intervals until it shows them all.
 
-        The same once we are registered, where it could not be read before.
+        Until the kubelet has listed all pods in it, too. The same once we are registered.
         """
         patience_s = math.inf
         while True:
@@ -139,11 +139,10 @@ class Reconciler:
             except TimeoutError:
                 patience_s *= 3
             found = self._read()
-            if found is not None:
-                await self._books.look(found)
+            seen = found is not None and await self._books.look(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._book.node.ledger
-            confirmed = ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
+            confirmed = seen and ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
             if confirmed or patience_s > SETTLING_S:
                 patience_s = math.inf
 

@@ -165,7 +165,7 @@ async def desk_of_131(*, looked: bool = True) -> AsyncIterator[tuple[Desk, froze
         made = await node.kubelet.admit(pod("last", {MEM: 2}))
         node.held = set(made.devices(MEM))
         if looked:
-            await node.books.look(node.books.recorded())
+            assert await node.books.look(node.books.recorded())
         await node.kubelet.delete(made)
         yield node, made.devices(MEM)
 
@@ -258,5 +258,14 @@ async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said
 async def test_a_look_that_gets_no_answer_changes_nothing() -> None:
     async with desk_of_131() as (node, had):
         node.kubelet.pod_resources_gate.refuse("no", times=1)
-        await node.books.look(node.books.recorded())
+        assert not await node.books.look(node.books.recorded())
         assert await stale(node) == had
+
+
+async def test_of_a_pod_that_is_listed_without_its_devices_nothing_is_known_without_the_api() -> None:
+    async with desk((1, 31)) as node:
+        node.in_api = PodsInApi()
+        made = await node.kubelet.admit(pod("p", {}, init=[{MEM: 3}]))
+        assert not await node.books.look(node.books.recorded())
+        node.in_api = PodsInApi(names={made.uid: "default/p"})
+        assert await node.books.look(node.books.recorded())

@@ -127,6 +127,12 @@ class World:
         book = self.agent.book
         await self.until(lambda: all(hold.granted_at is None for hold in book.node.ledger.holds.values()))
 
+    async def listed(self, made: Pod) -> None:
+        """Wait until the kubelet process that listens to the agent has listed a pod to it."""
+        assert self.agent is not None
+        books = self.agent.books
+        await self.until(lambda: made.uid in books._endings.names)
+
     @property
     def sockets(self) -> set[str]:
         """The names of the agent's sockets."""

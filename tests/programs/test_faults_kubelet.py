@@ -201,6 +201,7 @@ async def test_a10_pods_that_a_reboot_fails_before_the_agent_is_there_hold_nothi
         await node.start_agent()
         await node.kubelet.sources_ready()
         assert len(node.held) == 3, "1.24 brings a pod back with the devices it had"
+        await node.listed(node.kubelet.pod("before"))
         await node.kubelet.delete(node.kubelet.pod("before"))
         await node.until(lambda: not node.held)
 
@@ -419,6 +420,8 @@ async def test_a18_every_kubelet_from_1_20_on_is_served(version: tuple[int, int]
         assert cdi == ((f"nvidia.com/gpu={node.uuids[0]}",) if version >= (1, 29) else ())
         await node.kubelet.restart(ready=True)
         await node.ready()
+        if node.kubelet.version.keeps_pod_admitted_last:
+            await node.listed(made)
         await node.kubelet.delete(node.kubelet.pod("p"))
         await node.until(lambda: not node.held)
 

@@ -45,12 +45,6 @@ class Node:
             await gate.reached()
             gate.release()
 
-    async def known(self, made: Pod) -> None:
-        """Wait until the agent has seen what a pod has in both books of the kubelet."""
-        await self.world.until(lambda: self.world.held >= made.devices(MEM) | made.devices(COUNT))
-        await self.world.confirmed()
-        await self.rounds(2)
-
 
 class Access(Protocol):
     """A node whose agent reaches the API server, or does not."""
@@ -96,7 +90,7 @@ ACCESS = pytest.mark.parametrize("access", [standalone, with_api])
 async def test_a_gpu_whose_shares_the_last_pod_had_is_offered_whole_again(access: Access) -> None:
     async with access("fake:2xT4") as node:
         made = await node.run(pod("last", mem=3))
-        await node.known(made)
+        await node.world.listed(made)
         assert node.world.healthy(COUNT) == 1
         await node.remove(made)
         await node.world.healthy_is(COUNT, 2)
@@ -108,7 +102,7 @@ async def test_a_gpu_that_the_last_pod_had_whole_is_offered_in_shares_again(acce
     """It is the only one of its node."""
     async with access("fake:1xT4") as node:
         made = await node.run(pod("last", count=1))
-        await node.known(made)
+        await node.world.listed(made)
         assert node.world.healthy(MEM) == 0
         await node.remove(made)
         await node.world.healthy_is(MEM, 14)
@@ -121,7 +115,7 @@ async def test_a_pod_that_has_ended_in_the_api_frees_its_gpu_though_it_is_listed
     """As of a Job that is done: the pod stays in the API, and in the List of these kubelets with all its devices."""
     async with with_api("fake:1xT4") as node:
         made = await node.run(pod("job", count=1))
-        await node.known(made)
+        await node.world.listed(made)
         node.finish(made)
         await node.world.healthy_is(MEM, 14)
         await node.rounds()
@@ -133,7 +127,7 @@ async def test_without_the_api_a_pod_that_has_ended_keeps_its_gpu_until_it_is_de
     """Nothing tells a pod that is listed with its devices from one that runs."""
     async with standalone("fake:1xT4") as node:
         made = await node.run(pod("job", count=1))
-        await node.known(made)
+        await node.world.listed(made)
         node.finish(made)
         await node.rounds()
         assert node.world.healthy(MEM) == 0
@@ -144,7 +138,7 @@ async def test_without_the_api_a_pod_that_has_ended_keeps_its_gpu_until_it_is_de
 async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_only_frees_its_gpu() -> None:
     async with with_api("fake:1xT4") as node:
         made = await node.run(pod("p", container("init", kind=Kind.INIT, mem=3), container("main")))
-        await node.known(made)
+        await node.world.listed(made)
         await node.rounds()
         assert node.world.healthy(COUNT) == 0, "it is there, and listed without what its init container has"
         await node.remove(made)
@@ -154,7 +148,7 @@ async def test_with_the_api_a_pod_with_devices_for_an_ordinary_init_container_on
 async def test_without_the_api_such_a_pod_keeps_its_gpu_until_another_is_admitted() -> None:
     async with standalone("fake:1xT4") as node:
         made = await node.run(pod("p", container("init", kind=Kind.INIT, mem=3), container("main")))
-        await node.known(made)
+        await node.rounds()
         await node.remove(made)
         await node.rounds()
         assert node.world.healthy(COUNT) == 0
@@ -168,7 +162,7 @@ async def test_a_pod_deleted_by_force_keeps_its_gpu_from_the_other_resource_whil
 ) -> None:
     async with access([T4 | {"processes": 1}], process_wait="1h") as node:
         made = await node.run(pod("last", mem=3))
-        await node.known(made)
+        await node.world.listed(made)
         await node.kubelet.delete(made, force=True)
         await node.rounds()
         assert node.world.healthy(COUNT) == 0
@@ -181,7 +175,7 @@ async def test_a_kubelet_that_was_restarted_and_lists_nobody_has_dropped_nobody(
     """Its API server is away: it lists nobody for as long as that lasts, and its pods go on."""
     async with access("fake:2xT4") as node:
         made = await node.run(pod("last", mem=3))
-        await node.known(made)
+        await node.world.listed(made)
         await node.kubelet.restart()
         await node.world.ready()
         await node.rounds()
@@ -196,7 +190,7 @@ async def test_a_static_pod_that_is_taken_away_keeps_its_gpu_for_it_may_be_put_b
     async with standalone("fake:1xT4") as node:
         spec = replace(pod("static", mem=3), uid="8eb6c2962b3a2c6a8545e6726b3213a0")
         made = await node.run(spec)
-        await node.known(made)
+        await node.world.listed(made)
         await node.remove(made)
         await node.rounds()
         assert node.world.healthy(COUNT) == 0

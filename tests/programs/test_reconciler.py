@@ -39,6 +39,9 @@ class Scripted(Books):
         self.stamped: Stamp | None = None
         self.rounds = 0
         self.reads = 0
+        self.looks: list[Checkpoint] = []
+        self.looks_wanted = 1
+        """How many looks it takes until the kubelet has listed everybody."""
 
     def write(self, *device_ids: str) -> None:
         self.checkpoint = Checkpoint((Record("p", "c", MEM, frozenset(device_ids)),), frozenset({MEM}))
@@ -54,6 +57,10 @@ class Scripted(Books):
 
     async def listed(self) -> frozenset[str] | None:
         return self.list
+
+    async def look(self, recorded: Checkpoint) -> bool:
+        self.looks.append(recorded)
+        return len(self.looks) >= self.looks_wanted
 
     async def evidence(
         self,
@@ -362,6 +369,28 @@ async def test_grants_in_a_row_are_one_reading() -> None:
         await desk.until(lambda: desk.books.reads == 1)
         await asyncio.sleep(0.1)
         assert desk.books.reads == 1
+
+
+async def test_once_registered_the_kubelet_is_asked_until_it_has_listed_every_pod_of_its_checkpoint() -> None:
+    """It may have been started just now. Nobody asks once it has."""
+    desk = Desk(Book(node(8)))
+    desk.books.write(*ids(0, [1]))
+    desk.books.looks_wanted = 3
+    async with running(desk):
+        desk.reconciler.registered()
+        await desk.until(lambda: len(desk.books.looks) == 3)
+        assert desk.books.looks == [desk.books.checkpoint] * 3
+        await desk.rounds(50)
+        assert len(desk.books.looks) == 3
+
+
+async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -> None:
+    desk = Desk(Book(node(8)), interval_s=3600)
+    desk.books.checkpoint = DAMAGED
+    async with running(desk):
+        desk.reconciler.granted()
+        await desk.until(lambda: desk.books.reads >= 2)
+        assert not desk.books.looks
 
 
 def test_it_says_whose_books_it_reads() -> None:
