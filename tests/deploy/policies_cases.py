@@ -210,7 +210,7 @@ def endless(**metadata: object) -> dict[str, Any]:
 EXTREME_CASES = (
     Case("the agent on a pod with as many annotations as fit", AGENT_A, annotate("endless", PLACED)),
     Case("the agent beyond its annotations there", AGENT_A, annotate("endless", {"note": "x"}),
-         {OWN_NODE: "metadata.annotations: a node agent writes"}),
+         {OWN_NODE: "metadata.annotations: a node agent writes", SIZE: "the pod has 30001 annotations"}),
     Case("a kubelet reports such a pod", KUBELET,
          patch("endless", {"status": {"phase": "Running"}}, "status", STRATEGIC)),
     Case("a person takes such a pod's annotations away", PERSON, annotate("endless", dict.fromkeys(SHORT_NAMES))),
