@@ -362,6 +362,45 @@ async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: Wor
     assert world.extender.bodies("bind")[0]["Node"] == "a"
 
 
+async def test_an_extender_may_spare_victims_and_name_others(world: World) -> None:
+    """The scheduler would evict the two of low priority; the extender names one of them, and the one in the middle."""
+    await world.node("a", mem=12)
+    low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
+    middle = await world.placed("middle", "a", mem=4, priority=100)
+    world.extender.answers["filter"] = passing("a")
+    world.extender.said("preempt", victims(a=[middle["metadata"]["uid"], low[1]["metadata"]["uid"]]))
+    await world.pod("high", container(mem=8), priority=1000)
+
+    async def evicted() -> set[str]:
+        names = ("low0", "low1", "middle")
+        return {name for name in names if "deletionTimestamp" in (await world.get(name))["metadata"]}
+
+    async def both() -> bool:
+        return await evicted() == {"low1", "middle"}
+
+    await world.until(both)
+    (asked,) = world.extender.bodies("preempt")
+    uids = {each["UID"] for each in asked["NodeNameToMetaVictims"]["a"]["Pods"]}
+    assert uids == {each["metadata"]["uid"] for each in low}
+    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+
+
+async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: World) -> None:
+    """The scheduler does not try the pod again with the victims that are left; it finds out when they are gone."""
+    await world.node("a", mem=8)
+    low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
+    world.extender.answers["filter"] = passing("a")
+    world.extender.said("preempt", victims(a=[low[0]["metadata"]["uid"]]))
+    await world.pod("high", container(mem=8), priority=1000)
+
+    async def evicted() -> bool:
+        return "deletionTimestamp" in (await world.get("low0"))["metadata"]
+
+    await world.until(evicted)
+    assert "deletionTimestamp" not in (await world.get("low1"))["metadata"]
+    assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
+
+
 async def test_an_extender_may_take_every_node_away(world: World) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
