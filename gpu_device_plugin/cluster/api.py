@@ -23,7 +23,7 @@ PodRecord: TypeAlias = Pod
 _MOST_IGNORED = 8
 """So many limits that make no sense are told of one pod."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_MOST_SUMMED = 256
+_MOST_SUMMED = 64
 """Of more containers it is not added up what they request."""
 
 

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    _Amounts = tuple[tuple[str, Any], ...]
+    _Written = tuple[tuple[tuple[bool, _Amounts], ...], tuple[_Amounts, ...], _Amounts, _Amounts]
+
 _QUANTITY = re.compile(
     r"(?P<number>\+?(?:[0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}))"
     r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[numkMGTPE]|[KMGTPE]i))?",
@@ -24,8 +27,10 @@ _SUFFIXES = {
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
 _MOST = 2**63 - 1
-_MOST_REMEMBERED = 10_000
-"""So many amounts, and so many sums; then all are forgotten. The pods of a cluster ask for one of a few things."""
+_MOST_REMEMBERED = 1000
+"""So many ways to ask, and so many sums; then all are forgotten. The pods of a cluster ask for one of a few things."""
+_MOST_AMOUNTS = 128
+"""Of a pod that asks for more it is not added up: what is remembered has to have an end, whatever a stranger writes."""
 
 
 def whole_quantity(text: str) -> int | None:
@@ -57,7 +62,7 @@ class RequestSums:
     def __init__(self, without: Collection[str] = ()) -> None:
         """Leave some resources out."""
         self._without = without
-        self._amounts: dict[tuple[str, str], int] = {}
+        self._known: dict[_Written, Mapping[str, int]] = {}
         self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
 
     def __repr__(self) -> str:
@@ -79,40 +84,50 @@ class RequestSums:
             overhead: what running it takes besides.
 
         Returns:
-            None if an amount is none.
+            None if an amount is none, or if there are very many.
         """
-        try:
-            kept: Counter[str] = Counter()  # by the init containers that go on, as far as they have begun
-            most: Counter[str] = Counter()
-            for goes_on, requests in init:
-                asked = self._read(requests)
-                most |= asked + kept
-                if goes_on:
-                    kept += asked
-            for requests in app:
-                kept += self._read(requests)
-            total = Counter({**(most | kept), **self._read(pod)}) + self._read(overhead)
-        except ValueError:
+        written = (
+            tuple((goes_on, tuple(requests.items())) for goes_on, requests in init),
+            tuple(tuple(requests.items()) for requests in app),
+            tuple(pod.items()),
+            tuple(overhead.items()),
+        )
+        of_init, of_app, *of_pod = written
+        if sum(map(len, (*(asked for _, asked in of_init), *of_app, *of_pod))) > _MOST_AMOUNTS:
             return None
+        try:
+            found = self._known.get(written)
+            if found is None:
+                if len(self._known) >= _MOST_REMEMBERED:
+                    self._known.clear()
+                found = self._known[written] = self._sum(written)
+        except (ValueError, TypeError):  # no amount, or not even a text or a number
+            return None
+        return found
+
+    def _sum(self, written: _Written) -> Mapping[str, int]:
+        init, app, pod, overhead = written
+        kept: Counter[str] = Counter()  # by the init containers that go on, as far as they have begun
+        most: Counter[str] = Counter()
+        for goes_on, requests in init:
+            asked = self._read(requests)
+            most |= asked + kept
+            if goes_on:
+                kept += asked
+        for requests in app:
+            kept += self._read(requests)
+        total = Counter({**(most | kept), **self._read(pod)}) + self._read(overhead)
         key = tuple(sorted(total.items()))
         if len(self._sums) >= _MOST_REMEMBERED:
             self._sums.clear()
         return self._sums.setdefault(key, MappingProxyType(dict(key)))
 
-    def _read(self, requests: Mapping[str, Any]) -> Counter[str]:
-        return Counter({name: self._amount(name, str(said)) for name, said in requests.items() if self._counts(name)})
+    def _read(self, requests: _Amounts) -> Counter[str]:
+        return Counter({name: _amount(name, str(said)) for name, said in requests if name not in self._without})
 
-    def _counts(self, name: str) -> bool:
-        return name not in self._without
 
-    def _amount(self, name: str, text: str) -> int:
-        found = self._amounts.get((name, text))
-        if found is None:
-            value = _quantity(text)
-            if value is None:
-                raise ValueError(name)
-            if len(self._amounts) >= _MOST_REMEMBERED:
-                self._amounts.clear()
-            scaled = value * 1000 if name == "cpu" else value
-            found = self._amounts[name, text] = int(scaled.to_integral_value(ROUND_CEILING))
-        return found
+def _amount(name: str, text: str) -> int:
+    value = _quantity(text)
+    if value is None:
+        raise ValueError(name)
+    return int((value * 1000 if name == "cpu" else value).to_integral_value(ROUND_CEILING))
