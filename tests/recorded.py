@@ -93,6 +93,7 @@ async def node_and_extender() -> AsyncIterator[tuple[Cluster, extender_harness.W
         there = Cluster(node, extender.api)
         await there.start_agent()
         await node.until(lambda: [gpu["healthy"] for gpu in there.said_of_node()["gpus"]] == [True, True, True, False])
+        await node.until(there.takes_pods)
         offer(there)
         await extender.start()
         yield there, extender
