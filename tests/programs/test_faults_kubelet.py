@@ -179,6 +179,7 @@ async def test_a9_running_pods_keep_what_they_have_while_the_agent_is_away_and_a
         await node.start_agent()
         one = await node.kubelet.admit(pod("one", mem=3))
         await node.stop_agent()
+        await node.healthy_is(MEM, 0)
         gap = await node.kubelet.admit(pod("gap", mem=1))
         assert "no healthy devices present" in gap.message
         await node.start_agent()
