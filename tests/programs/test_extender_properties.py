@@ -21,6 +21,8 @@ from tests.programs.extender_harness import ALLOCATION, QUICK, held, world
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.nodegpus import NodeGpus
+    from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.testing.cluster import Trouble
     from tests.programs.extender_harness import Running, World
 
@@ -210,7 +212,7 @@ class Cluster:
         other = await self.w.start()
         await self.w.until(lambda: self.books(self.w.running[0]) == self.books(other))
         fleets = [running.extender.fleet for running in self.w.running]
-        await self.w.until(lambda: fleets[0].candidates.keys() == fleets[1].candidates.keys())
+        await self.w.until(lambda: gpus_known(fleets[0]) == gpus_known(fleets[1]))
         if not any(each.claimed or each.until is not None for each in fleets[0].entries.values()):
             await self.same_answers()
         await self.w.stop(other)
@@ -243,6 +245,11 @@ class Cluster:
                 self.w.pod(f"last-{node}", mem=most, spec={"nodeSelector": {"kubernetes.io/hostname": node}})
                 found = await self.w.schedule()
                 assert found[f"last-{node}"].node == node, found
+
+
+def gpus_known(fleet: Fleet) -> dict[str, NodeGpus]:
+    """Return what a fleet knows of its nodes' GPUs, by node."""
+    return {name: there.gpus for name, there in fleet.candidates.items()}
 
 
 def asked(pod: Json, resource: str) -> int:
