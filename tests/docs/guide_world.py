@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -212,6 +213,12 @@ def _containers(spec: Json) -> Iterator[ContainerSpec]:
             yield ContainerSpec(each["name"], limits, Kind.SIDECAR if sidecar else kind)
 
 
+def takes_pods(node: Json) -> bool:
+    """Whether the agent has written down its GPUs, and that pods may come."""
+    said = node["metadata"].get("annotations", {}).get("gpu-device-plugin/gpus")
+    return said is not None and not json.loads(said).get("away", False)
+
+
 @asynccontextmanager
 async def guide(folder: Path) -> AsyncIterator[Guide]:
     """Start the guide's cluster, with an agent on its node and an extender, and no pod."""
@@ -221,7 +228,7 @@ async def guide(folder: Path) -> AsyncIterator[Guide]:
         api.add(node)
         async with world(GPUS, api=api.url, node_name=NODE) as there:
             await there.start_agent()
-            await there.until(lambda: "annotations" in api.get("nodes", NODE)["metadata"])
+            await there.until(lambda: takes_pods(api.get("nodes", NODE)))
             flags = {"listen": "127.0.0.1:0", "http": "off"}
             extender = Extender(Sources(flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK)
             task = asyncio.create_task(extender.run())
