@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 QUICK = LeaseTiming(lease_s=1, renew_s=0.6, retry_s=0.02)
 PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02)
 """Nothing expires."""
+UNHURRIED = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=5)
+"""Nor does the time to give back, which is that between two attempts."""
 
 
 @asynccontextmanager
@@ -62,7 +64,7 @@ async def test_the_first_one_leads_and_renews(server: ApiServer, eventually: Any
 async def test_who_stops_makes_room_at_once(server: ApiServer, eventually: Any) -> None:
     """Nothing expires here within an hour."""
     async with AsyncExitStack() as stack:
-        async with standing(server, "a", PATIENT) as first:
+        async with standing(server, "a", UNHURRIED) as first:
             await eventually(lambda: first.leading)
             second = await stack.enter_async_context(standing(server, "b", PATIENT))
             await eventually(lambda: second.holder == "a")
@@ -73,7 +75,7 @@ async def test_who_stops_makes_room_at_once(server: ApiServer, eventually: Any) 
 
 
 async def test_what_is_given_back_looks_as_others_expect(server: ApiServer, eventually: Any) -> None:
-    async with standing(server, "a", PATIENT) as lease:
+    async with standing(server, "a", UNHURRIED) as lease:
         await eventually(lambda: lease.leading)
     released = spec(server)
     assert "holderIdentity" not in released

@@ -28,7 +28,7 @@ def commands() -> list[str]:
 
 
 def make(*arguments: str) -> str:
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
     done = subprocess.run(
         ["make", "--no-print-directory", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, env=environ
     )

@@ -300,7 +300,7 @@ async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
 
 async def test_a_restart_between_claim_and_binding_leaves_nothing_behind() -> None:
     """The extender dies while its request is on the way; the next one knows nothing of it and places anew."""
-    async with world(bind_timeout="10ms") as w:
+    async with world(bind_timeout="1s") as w:
         one_gpu(w, "a")
         await w.start()
         w.bindings_meet(Hang())
