@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
+from tests.programs.cluster_harness import takes_pods
 from tests.programs.extender_harness import QUICK
 from tests.programs.harness import World, world
 
@@ -211,12 +211,6 @@ def _containers(spec: Json) -> Iterator[ContainerSpec]:
             }
             sidecar = each.get("restartPolicy") == "Always"
             yield ContainerSpec(each["name"], limits, Kind.SIDECAR if sidecar else kind)
-
-
-def takes_pods(node: Json) -> bool:
-    """Whether the agent has written down its GPUs, and that pods may come."""
-    said = node["metadata"].get("annotations", {}).get("gpu-device-plugin/gpus")
-    return said is not None and not json.loads(said).get("away", False)
 
 
 @asynccontextmanager

@@ -50,6 +50,19 @@ def allocation(*containers: Mapping[int, int]) -> dict[str, str]:
     return {"scheduler.framework.gpushare.allocation": json.dumps(by_index), "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}
 
 
+def said_of(node: dict[str, Any]) -> dict[str, Any]:
+    """Return what an agent has published of its node's GPUs."""
+    text = node["metadata"].get("annotations", {}).get("gpu-device-plugin/gpus")
+    found: dict[str, Any] = json.loads(text) if text else {}
+    return found
+
+
+def takes_pods(node: dict[str, Any]) -> bool:
+    """Whether the agent has published the GPUs of its node, and that it is there."""
+    said = said_of(node)
+    return bool(said) and not said.get("away", False)
+
+
 @dataclass
 class Cluster:
     """What a test acts on and looks at."""
@@ -139,14 +152,11 @@ class Cluster:
 
     def said_of_node(self) -> dict[str, Any]:
         """Return what the agent has published of its GPUs."""
-        text = self.api.get("nodes", NODE)["metadata"].get("annotations", {}).get("gpu-device-plugin/gpus")
-        found: dict[str, Any] = json.loads(text) if text else {}
-        return found
+        return said_of(self.api.get("nodes", NODE))
 
     def takes_pods(self) -> bool:
         """Whether the agent has published its GPUs, and that it is there."""
-        said = self.said_of_node()
-        return bool(said) and not said.get("away", False)
+        return takes_pods(self.api.get("nodes", NODE))
 
     def labels(self) -> dict[str, str]:
         """Return the labels of the node that are the agent's."""
