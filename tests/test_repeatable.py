@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 A_TEST_OF_CHANCE = """
@@ -23,28 +25,31 @@ def test_seed(chance_seed):
 """
 
 
-def examples(folder: Path, *options: str) -> list[str]:
-    """What a test with our conftest tries."""
+def examples(folder: Path, *options: str, ci: bool = False) -> list[str]:
+    """Give the examples that a test with our conftest tries, on a person's machine or where `CI` is set."""
     seen = folder / "seen"
     seen.unlink(missing_ok=True)
     (folder / "test_chance.py").write_text(A_TEST_OF_CHANCE.format(seen=str(seen)), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "CI"}
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "--rootdir", ".", "-c", os.devnull, *options],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": str(ROOT), **({"CI": "true"} if ci else {})},
         check=True,
         capture_output=True,
     )
     return seen.read_text(encoding="utf-8").splitlines()
 
 
-def test_the_tests_try_the_same_examples_in_every_run(tmp_path: Path) -> None:
-    assert examples(tmp_path) == examples(tmp_path)
+@pytest.mark.parametrize("ci", [False, True])
+def test_the_tests_try_the_same_examples_in_every_run(tmp_path: Path, *, ci: bool) -> None:
+    assert examples(tmp_path, ci=ci) == examples(tmp_path, ci=ci)
 
 
-def test_exploring_tries_what_its_seed_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ci", [False, True])
+def test_exploring_tries_what_its_seed_says(tmp_path: Path, *, ci: bool) -> None:
     one, two, again = (
-        examples(tmp_path, "--hypothesis-profile=explore", f"--hypothesis-seed={seed}") for seed in (1, 2, 1)
+        examples(tmp_path, "--hypothesis-profile=explore", f"--hypothesis-seed={seed}", ci=ci) for seed in (1, 2, 1)
     )
     assert one == again
     assert not set(one) & {line for line in two if line.startswith("[") and len(line) > 20}
