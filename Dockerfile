@@ -52,6 +52,6 @@ USER 65532:65532
 # An image that cannot start is none. Programs import what they need when they are asked for, gRPC's compiled code with it.
 RUN ["gpu-device-plugin", "--version"]
 RUN ["/opt/gpu-device-plugin/bin/python", "-c", \
-     "from gpu_device_plugin.programs import demo, doctor_agent, doctor_node, extender, inspect, node_program"]
+     "import gpu_device_plugin.programs.demo.program, gpu_device_plugin.programs.doctor.agent, gpu_device_plugin.programs.doctor.program, gpu_device_plugin.programs.extender.program, gpu_device_plugin.programs.inspect.program, gpu_device_plugin.programs.node.program"]
 ENTRYPOINT ["gpu-device-plugin"]
 CMD ["--help"]

@@ -26,7 +26,7 @@ test: check  ## everything CI runs
 
 check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage
 	$(BIN)/pytest -n auto --cov --cov-report= $(ARGS)
-	$(BIN)/coverage report --include='gpu_device_plugin/core/*' --fail-under=100
+	$(BIN)/coverage report --include='gpu_device_plugin/core/**' --fail-under=100
 	$(BIN)/coverage report
 
 explore: $(VENV)/.ready  ## tests of chance on examples that nobody tried yet (SEED=N tries those of another run again)
@@ -75,7 +75,7 @@ cluster: $(VENV)/.ready  ## a cluster of one node until Ctrl-C, of the programs 
 docs: $(VENV)/.ready  ## the documentation as a site, in build/site
 	$(BIN)/mkdocs build --strict --quiet
 
-mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.asking.*' tests one module
+mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.asking.*' tests one module
 	rm -rf mutants  # it would trust what it found before, whatever has become of the tests
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)

@@ -9,7 +9,7 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.annotations import (
+from gpu_device_plugin.core.contract.annotations import (
     ALLOCATION,
     AVOID_MODEL,
     AVOID_UUID,

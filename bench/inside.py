@@ -19,18 +19,18 @@ from bench import hostile, synthetic
 from bench.scheduler import arguments
 from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.asking import Ask, ask
-from gpu_device_plugin.core.fitting import fit
-from gpu_device_plugin.core.usage import usage_of
-from gpu_device_plugin.extender_settings import Sources
-from gpu_device_plugin.programs.binding import Binding
-from gpu_device_plugin.programs.extender import Extender
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.fitting import fit
+from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.programs.extender.binding import Binding
+from gpu_device_plugin.programs.extender.program import Extender
+from gpu_device_plugin.settings.extender import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from gpu_device_plugin.core.candidate import Candidate
-    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.pods import Pod
 
 CHANGES = 10
 """Pods that end or come between two calls."""

@@ -9,16 +9,23 @@ from functools import cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.annotations import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL, node_gpus, node_labels
-from gpu_device_plugin.core.asking import Ask, ask
-from gpu_device_plugin.core.fitting import Fit
-from gpu_device_plugin.core.gpus import Closeness, Gpu, Inventory, Link
-from gpu_device_plugin.core.nodegpus import by_division
-from gpu_device_plugin.core.placing import Demand, Placement
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.promising import promise
-from gpu_device_plugin.core.resources import Kind, Resource
-from gpu_device_plugin.core.shares import Shares, share_id
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.fitting import Fit
+from gpu_device_plugin.core.cluster.promising import promise
+from gpu_device_plugin.core.contract.annotations import (
+    ASSIGNED,
+    NODE_GPUS,
+    SPLIT_LABEL,
+    USE_MODEL,
+    node_gpus,
+    node_labels,
+)
+from gpu_device_plugin.core.contract.nodegpus import by_division
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.shares import Shares, share_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,16 +14,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin import __version__, logs
-from gpu_device_plugin.extender_settings import ExtenderSettings
-from gpu_device_plugin.knobs import PROGRAM, Knob, Settings, Sources, Texts, UsageError, knobs_of, nearest
 from gpu_device_plugin.programs import frugal
-from gpu_device_plugin.programs.telling import say
-from gpu_device_plugin.settings import NodeSettings
+from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import PROGRAM, Knob, Settings, Sources, Texts, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpu_device_plugin.programs.doctor_agent import Running
+    from gpu_device_plugin.programs.doctor.agent import Running
 
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED = 130
@@ -68,9 +68,9 @@ def _node(arguments: argparse.Namespace) -> int:
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
     if settings.http is None and not settings.reaches_api(os.environ):
         frugal.without_tls()
-    from gpu_device_plugin.programs import node_program  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.node import program  # noqa: PLC0415 - half a second that --help need not take
 
-    return node_program.main(sources, texts, settings)
+    return program.main(sources, texts, settings)
 
 
 def _extender(arguments: argparse.Namespace) -> int:
@@ -78,29 +78,29 @@ def _extender(arguments: argparse.Namespace) -> int:
     texts = sources.texts()
     settings = sources.read(texts=texts)
     logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
-    from gpu_device_plugin.programs import extender  # noqa: PLC0415 - a quarter of a second that --help need not take
+    from gpu_device_plugin.programs.extender import program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
-    return extender.main(sources, texts, settings)
+    return program.main(sources, texts, settings)
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    from gpu_device_plugin.programs import inspect  # noqa: PLC0415 - nothing that another program needs
+    from gpu_device_plugin.programs.inspect import program  # noqa: PLC0415 - nothing that another program needs
 
     called = arguments.called
-    return inspect.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called)
+    return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     logs.configure("critical", "text", sys.stderr, colour=False)
-    from gpu_device_plugin.programs import doctor_agent, doctor_node  # noqa: PLC0415 - a second that --help need not take
+    from gpu_device_plugin.programs.doctor import agent, program  # noqa: PLC0415 - a second that --help need not take
 
-    running = doctor_agent.agents(Path("/proc"))
-    where = doctor_node.place(arguments.host_root or "", os.environ)
+    running = agent.agents(Path("/proc"))
+    where = program.place(arguments.host_root or "", os.environ)
     sources, texts = _sources_of_the_agent(arguments, running or [])
-    settings, profiles = doctor_node.settings_of(sources, texts, where)
+    settings, profiles = program.settings_of(sources, texts, where)
     count = None if running is None or (where.in_container and not running) else len(running)
-    return doctor_node.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
+    return program.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
 
 
 def _sources_of_the_agent(
@@ -133,9 +133,9 @@ def _texts_of_the_agent(sources: Sources[NodeSettings], root: Path) -> Texts:
 
 def _demo(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
-    from gpu_device_plugin.programs import demo  # noqa: PLC0415 - half a second that --help need not take
+    from gpu_device_plugin.programs.demo import program  # noqa: PLC0415 - half a second that --help need not take
 
-    return demo.main(gpus=arguments.gpus, once=arguments.once)
+    return program.main(gpus=arguments.gpus, once=arguments.once)
 
 
 Program = Callable[[argparse.Namespace], int]

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.candidate import Candidate
-    from gpu_device_plugin.core.nodefacts import NodeFacts
-    from gpu_device_plugin.core.pods import Pod
-    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
 
 
 _MOST_CHANGES = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.annotations import DEFAULT_PROFILE
-from gpu_device_plugin.knobs import Text, Texts
+from gpu_device_plugin.core.contract.annotations import DEFAULT_PROFILE
+from gpu_device_plugin.settings.knobs import Text, Texts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin import __version__, cli, extender_settings, settings
+from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import main as begin
-from gpu_device_plugin.knobs import Knob, UsageError
+from gpu_device_plugin.settings import extender as extender_settings
+from gpu_device_plugin.settings import node as settings
+from gpu_device_plugin.settings.knobs import Knob, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -201,7 +203,8 @@ def test_misuse_of_the_plugin_is_told_under_the_name_that_was_typed(capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("command", "module"), [("node", "cli"), ("node", "programs.node_program"), ("extender", "programs.extender")]
+    ("command", "module"),
+    [("node", "cli"), ("node", "programs.node.program"), ("extender", "programs.extender.program")],
 )
 def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module: str) -> None:
     """As PID 1 it would be passed over by the kernel if nobody handled it. It comes with the program's first import."""

@@ -68,7 +68,7 @@ def test_nothing_that_is_no_regular_file_is_waited_for(folder: Path) -> None:
 def test_beside_the_kubelets_sockets_nothing_is_opened_in_another_way() -> None:
     """Of files as of settings; a plain open would follow links, and wait for the other end of a pipe."""
     package = Path(gpu_device_plugin.__file__).parent
-    sources = [package / "knobs.py", *(path for path in (package / "kubelet").glob("*.py"))]
+    sources = [package / "settings" / "knobs.py", *(path for path in (package / "kubelet").glob("*.py"))]
     ways = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
     found = [
         f"{path.name}:{call.lineno}"

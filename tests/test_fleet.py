@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.annotations import IDX
-from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.nodefacts import NodeFacts
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.resources import Kind, Resource
-from gpu_device_plugin.core.usage import Usage
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.annotations import IDX
+from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Entry, Fleet
 
 if TYPE_CHECKING:

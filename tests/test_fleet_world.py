@@ -11,21 +11,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_device_plugin.core.annotations import IDX
-from gpu_device_plugin.core.asking import Ask, ask
-from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.fitting import Fit, fit, unfit
-from gpu_device_plugin.core.nodefacts import NodeFacts
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.policy import POLICIES
-from gpu_device_plugin.core.promising import promise
-from gpu_device_plugin.core.resources import Kind, Resource
-from gpu_device_plugin.core.scoring import score
-from gpu_device_plugin.core.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
+from gpu_device_plugin.core.cluster.promising import promise
+from gpu_device_plugin.core.cluster.scoring import score
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.contract.annotations import IDX
+from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.scheduler.judging import Judge
-from gpu_device_plugin.scheduler.verdicts import UNKNOWN
+from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

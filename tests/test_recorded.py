@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.core import annotations as wire
-from gpu_device_plugin.core.nodegpus import read_node_gpus
+from gpu_device_plugin.core.contract import annotations as wire
+from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.testing import builders
-from tests.programs import extender_harness
-from tests.programs.cluster_harness import NODE, Cluster, cluster
+from tests.programs.extender import harness as extender_harness
+from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.recorded import FOLDER, HARDWARE, as_text, record, spec_of, timeless
 
 if TYPE_CHECKING:

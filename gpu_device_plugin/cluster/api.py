@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.cluster.quantity import RequestSums, whole_quantity
-from gpu_device_plugin.core.annotations import MOST_TEXT
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.contract.annotations import MOST_TEXT
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -96,6 +96,35 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
     return ClusterConfig(f"https://{address}:{port}", ca_file=folder / "ca.crt", token_file=folder / "token")
 
 
+def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
+    """Return how to reach the API server that the setting `api` names.
+
+    Args:
+        api: ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig.
+        environ: see `in_cluster`.
+
+    Raises:
+        ClusterConfigError: the way cannot be read.
+    """
+    if api in {"auto", "in-cluster"}:
+        return in_cluster(environ)
+    if api.startswith(("http://", "https://")):
+        return ClusterConfig(url=api)
+    return from_kubeconfig(Path(api))
+
+
+def config_if_any(api: str, environ: Mapping[str, str]) -> ClusterConfig | None:
+    """Return the same; None for ``off``, and for ``auto`` where we run in no pod with a service account.
+
+    Raises:
+        ClusterConfigError: as `config_for`.
+    """
+    mounted = (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ
+    if api == "off" or (api == "auto" and not mounted):
+        return None
+    return config_for(api, environ)
+
+
 _NOT_SUPPORTED = {
     "exec": "logs in through a plugin (exec)",
     "auth-provider": "logs in through an auth-provider",

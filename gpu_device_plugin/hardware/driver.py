@@ -1,8 +1,8 @@
 """The port between this program and a GPU driver: what a driver is asked, and how it says why it cannot answer.
 
 The port is used inside a child process that counts in the agent's memory. Its values cross a pipe as JSON, so they are
-plain dictionaries whose keys are the fields of `core.gpus` and `core.health`; and nothing here or in the modules that
-the child loads imports dataclasses, enum or typing at run time, which would cost 2 MB.
+plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health`; and nothing here or in the
+modules that the child loads imports dataclasses, enum or typing at run time, which would cost 2 MB.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol, TypeAlias, TypedDict
 
     class GpuRecord(TypedDict):
-        """The fields of `core.gpus.Gpu`."""
+        """The fields of `core.model.gpus.Gpu`."""
 
         uuid: str
         index: int
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         memory_limits: bool
 
     class LinkRecord(TypedDict):
-        """The fields of `core.gpus.Link`."""
+        """The fields of `core.model.gpus.Link`."""
 
         a: str
         b: str
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         nvlinks: int
 
     class InventoryRecord(TypedDict):
-        """The fields of `core.gpus.Inventory`, and what was noticed on the way."""
+        """The fields of `core.model.gpus.Inventory`, and what was noticed on the way."""
 
         gpus: list[GpuRecord]
         links: list[LinkRecord]
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         """Those GPUs, and abilities that this driver lacks, as sentences."""
 
     class ProbeRecord(TypedDict, total=False):
-        """The fields of `core.health.Probe`; those left out are unknown."""
+        """The fields of `core.node.health.Probe`; those left out are unknown."""
 
         uuid: str
         error: str
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         mig: bool | None
 
     class XidRecord(TypedDict):
-        """The fields of `core.health.Xid`."""
+        """The fields of `core.node.health.Xid`."""
 
         uuid: str
         xid: int

@@ -32,7 +32,7 @@ import os
 import re
 import time
 
-from gpu_device_plugin.core.memory import InvalidSizeError, parse_mib
+from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 
@@ -85,9 +85,9 @@ _CLOSENESS = (
     "switch",
     "board",
     "nvlink",
-)  # core.gpus.Closeness
+)  # core.model.gpus.Closeness
 _NVLINK = len(_CLOSENESS) - 1
-_ACTIONS = (  # core.health.RecoveryAction
+_ACTIONS = (  # core.node.health.RecoveryAction
     "none",
     "gpu-reset",
     "node-reboot",

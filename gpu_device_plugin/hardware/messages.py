@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from gpu_device_plugin.core.gpus import Gpu, Link  # noqa: TC001 - msgspec looks them up
-from gpu_device_plugin.core.health import Probe, Xid
+from gpu_device_plugin.core.model.gpus import Gpu, Link  # noqa: TC001 - msgspec looks them up
+from gpu_device_plugin.core.node.health import Probe, Xid
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 
 if TYPE_CHECKING:

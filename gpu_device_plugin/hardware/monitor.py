@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NoReturn, cast
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.gpus import Gpu, Inventory
-from gpu_device_plugin.core.health import (
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.node.health import (
     Belief,
     Cause,
     Cleared,
@@ -31,8 +31,8 @@ from gpu_device_plugin.core.health import (
     judge,
     step,
 )
-from gpu_device_plugin.core.positions import in_order
-from gpu_device_plugin.core.printing import counted
+from gpu_device_plugin.core.node.positions import in_order
+from gpu_device_plugin.core.telling.printing import counted
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream

@@ -36,7 +36,7 @@ _TIMEOUT = 10
 _HAS_LIMITS = frozenset({4, 6})
 _UNKNOWN = 999
 
-# nvmlGpuTopologyLevel_t -> core.gpus.Closeness
+# nvmlGpuTopologyLevel_t -> core.model.gpus.Closeness
 _CLOSENESS = {0: 6, 10: 5, 20: 4, 30: 3, 40: 2, 50: 1}
 _NVLINK = 7
 # Written as a number: pynvml's NVML_P2P_CAPS_INDEX_READ, its neighbour, is a tuple by mistake (13.615.71).

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.endings import Endings
-from gpu_device_plugin.core.ledger import Evidence
+from gpu_device_plugin.core.node.endings import Endings
+from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.endings import PodsInApi
+    from gpu_device_plugin.core.node.endings import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 _LOOK_S = 0.02

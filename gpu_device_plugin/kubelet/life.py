@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.kubelet.servicer import PluginServicer
 
 _SERVER_OPTIONS = (

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from grpc import aio
 
     from gpu_device_plugin.aio.latest import Latest
-    from gpu_device_plugin.core.grants import Grant
-    from gpu_device_plugin.core.offers import Offer
-    from gpu_device_plugin.core.resources import Resource
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.node.grants import Grant
+    from gpu_device_plugin.core.node.offers import Offer
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"

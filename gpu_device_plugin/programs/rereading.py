@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from gpu_device_plugin.knobs import Settings, Sources, Texts, UsageError
+from gpu_device_plugin.settings.knobs import Settings, Sources, Texts, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

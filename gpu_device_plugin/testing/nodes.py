@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.gpus import Gpu, Inventory
-from gpu_device_plugin.core.ledger import Ledger
-from gpu_device_plugin.core.memory import MIB_PER_GIB
-from gpu_device_plugin.core.node import Node
-from gpu_device_plugin.core.shares import Shares, share_id
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB
+from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.ledger import Ledger
+from gpu_device_plugin.core.node.node import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

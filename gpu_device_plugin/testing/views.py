@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.nodeview import NodeView, PodUse
-from gpu_device_plugin.core.usage import Usage
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:

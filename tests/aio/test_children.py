@@ -14,7 +14,7 @@ import pytest
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.hardware.monitor import _Child
-from gpu_device_plugin.programs.demo_world import Agent
+from gpu_device_plugin.programs.demo.world import Agent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

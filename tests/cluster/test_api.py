@@ -19,8 +19,8 @@ from gpu_device_plugin.cluster.api import (
     version_number,
 )
 from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.annotations import MOST_TEXT
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.contract.annotations import MOST_TEXT
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))

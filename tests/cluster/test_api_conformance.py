@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.core.model.pods import Pod
     from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"

@@ -18,7 +18,7 @@ from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.core.model.pods import Pod
 
 
 class World:

@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.errors import (
 from gpu_device_plugin.cluster.mirror import MirrorTiming, PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
-from gpu_device_plugin.core.pods import Pod
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Trouble
 

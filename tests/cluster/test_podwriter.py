@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.cluster.errors import ForbiddenError, InvalidError
 from gpu_device_plugin.cluster.podwriter import PodWriter
-from gpu_device_plugin.core.pods import Pod
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 

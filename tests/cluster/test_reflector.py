@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.pods import Pod
+    from gpu_device_plugin.core.model.pods import Pod
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
 READER = PodReader([GPU_MEM], lambda key: key == "a")

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from gpu_device_plugin.core.gpus import Closeness, Inventory
-from gpu_device_plugin.core.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.policy import POLICIES
-from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.core.model.gpus import Closeness, Inventory
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind, Resource
 
 
 def test_each_kind_of_resource_excludes_the_other() -> None:

@@ -15,8 +15,9 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 import yaml
 
-from gpu_device_plugin import __version__, cli, extender_settings
-from gpu_device_plugin.settings import KNOBS, settings_for
+from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.settings import extender as extender_settings
+from gpu_device_plugin.settings.node import KNOBS, settings_for
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
@@ -24,7 +25,7 @@ from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gpu_device_plugin.knobs import Form, Knob
+    from gpu_device_plugin.settings.knobs import Form, Knob
     from tests.cluster.conftest import RealServer
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

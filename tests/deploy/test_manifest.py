@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.core.leaving import SWITCH_LABEL, SWITCHED_ON
-from gpu_device_plugin.programs.coexistence import registry_of
-from gpu_device_plugin.settings import Address, NodeSettings
+from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.settings.node import Address, NodeSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import rights_granted, rights_needed
 
@@ -85,7 +84,7 @@ def test_mounts_are_where_the_settings_look(
         if mount["name"] in host
     }
     plugins, resources = str(settings.device_plugin_dir), str(settings.pod_resources_socket.parent)
-    registry = str(registry_of(settings))
+    registry = str(settings.plugins_registry)
     assert mounts == {plugins: (plugins, False), resources: (resources, True), registry: (registry, True)}
     assert {volume["type"] for volume in host.values()} == {"Directory"}
 
@@ -166,7 +165,7 @@ def test_the_quota_covers_the_priority_class(objects: dict[str, dict[str, Any]],
 def test_f12_rbac_grants_what_the_client_calls_and_nothing_else(objects: dict[str, dict[str, Any]]) -> None:
     """Calls are read from the source: the client's methods with one of the kinds that the agent knows."""
     granted = rights_granted(objects["ClusterRole"]["rules"])
-    assert granted == rights_needed("gpu_device_plugin.programs.node_program")
+    assert granted == rights_needed("gpu_device_plugin.programs.node.program")
 
 
 def test_the_image_has_the_programs_version(container: dict[str, Any]) -> None:

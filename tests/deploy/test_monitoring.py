@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli, metrics
-from gpu_device_plugin.knobs import Texts
+from gpu_device_plugin.settings.knobs import Texts
 from tests.docs.pages import blocks
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.extender_settings import ExtenderSettings
-    from gpu_device_plugin.settings import Address, NodeSettings
+    from gpu_device_plugin.settings.extender import ExtenderSettings
+    from gpu_device_plugin.settings.node import Address, NodeSettings
 
 Json = dict[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.knobs import Texts
+from gpu_device_plugin.settings.knobs import Texts
 from tests.deploy.templates import Chart
 
 Json = dict[str, Any]

@@ -16,15 +16,15 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.events import CONTROLLER
-from gpu_device_plugin.core import annotations as wire
-from gpu_device_plugin.core.annotations import node_labels
-from gpu_device_plugin.core.gpus import Gpu, Inventory
-from gpu_device_plugin.core.grants import WAYS, Delivery, grant
-from gpu_device_plugin.core.leaving import SWITCH_LABEL, our_annotations, our_labels
-from gpu_device_plugin.core.placing import Demand, Placement
-from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.shares import Shares
-from gpu_device_plugin.settings import NodeSettings
+from gpu_device_plugin.core.contract import annotations as wire
+from gpu_device_plugin.core.contract.annotations import node_labels
+from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotations, our_labels
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.grants import WAYS, Delivery, grant
+from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.policies_cases import CASES, Case
@@ -57,7 +57,7 @@ from tests.deploy.policies_world import (
 )
 from tests.deploy.test_apply import written
 from tests.docs.pages import blocks
-from tests.programs import harness
+from tests.programs.node import harness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.extender_settings import Sources
-from gpu_device_plugin.programs.extender import Extender
+from gpu_device_plugin.programs.extender.program import Extender
+from gpu_device_plugin.settings.extender import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
-from tests.programs.cluster_harness import takes_pods
-from tests.programs.extender_harness import QUICK
-from tests.programs.harness import World, world
+from tests.programs.extender.harness import QUICK
+from tests.programs.node.cluster_harness import takes_pods
+from tests.programs.node.harness import World, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

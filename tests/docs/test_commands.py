@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.leaving import SWITCH_LABEL
-from gpu_device_plugin.core.others import OTHERS
+from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL
+from gpu_device_plugin.core.node.others import OTHERS
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_device_plugin.core import diagnosing_cluster, diagnosing_node
-from gpu_device_plugin.core.diagnosing import EXIT_CODES, Severity, examine, lines
-from tests.core.test_diagnosing_node import GPUS, MEM, WELL, agent
+from gpu_device_plugin.core.telling import diagnosing_cluster, diagnosing_node
+from gpu_device_plugin.core.telling.diagnosing import EXIT_CODES, Severity, examine, lines
+from tests.core.telling.test_diagnosing_node import GPUS, MEM, WELL, agent
 from tests.docs.pages import DOCS, blocks, text_of
 
 PAGE = text_of(DOCS / "doctor.md")

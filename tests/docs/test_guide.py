@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from gpu_device_plugin.core.nodechecks import Taint, Toleration
+from gpu_device_plugin.core.telling.nodechecks import Taint, Toleration
 from tests.docs.guide_world import EXAMPLES, NODE, documents, guide, pods_of
 from tests.docs.pages import DOCS, README, ROOT, blocks, sections, text_of
 

@@ -6,9 +6,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.inspect import _parse
+from gpu_device_plugin.programs.inspect.program import _parse
 from tests.docs.pages import DOCS, blocks, text_of
-from tests.programs.test_inspect import World, gpu, node, pod
+from tests.programs.inspect.test_program import World, gpu, node, pod
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.settings import NodeSettings, Sources
+from gpu_device_plugin.settings.node import NodeSettings, Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
 

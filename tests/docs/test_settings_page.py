@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin import extender_settings, settings
-from gpu_device_plugin.knobs import Knob, table
+from gpu_device_plugin.settings import extender as extender_settings
+from gpu_device_plugin.settings import node as settings
+from gpu_device_plugin.settings.knobs import Knob, table
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\

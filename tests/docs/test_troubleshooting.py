@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpu_device_plugin
-from gpu_device_plugin.core.asking import Ask, Part
-from gpu_device_plugin.core.candidate import candidate
-from gpu_device_plugin.core.fitting import unfit
-from gpu_device_plugin.core.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.placing import Demand
-from gpu_device_plugin.core.resources import Kind
-from gpu_device_plugin.core.usage import Usage
-from gpu_device_plugin.core.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
 from tests.docs.pages import DOCS, text_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def refusals() -> set[str]:
         for wishes in (NO_WISHES, Wishes(avoid_uuids=("GPU-0",)))
     }
     sentences = {each.sentence for each in said if each is not None}
-    return sentences | {f"node node-a: {sentence}" for sentence in sentences}  # as programs/binding.py has it
+    return sentences | {f"node node-a: {sentence}" for sentence in sentences}  # as programs/extender/binding.py has it
 
 
 def gpus_of(*sizes: int) -> NodeGpus:

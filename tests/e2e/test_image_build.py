@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "install-image.md"
 NAME = f"localhost/gpu-device-plugin:{__version__}"
-PROGRAMS = sorted(path.stem for path in (ROOT / "gpu_device_plugin" / "programs").glob("[!_]*.py"))
+PACKAGE = ROOT / "gpu_device_plugin"
+PROGRAMS = sorted(
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.glob("programs/**/[!_]*.py")
+)
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -147,7 +150,7 @@ def test_the_extender_and_the_agent_run_so_as_far_as_they_can_without_a_cluster(
 
 
 def test_every_program_can_be_imported(image: Image) -> None:
-    modules = ", ".join(f"gpu_device_plugin.programs.{name}" for name in PROGRAMS)
+    modules = ", ".join(f"gpu_device_plugin.{name}" for name in PROGRAMS)
     done = image.run("/opt/gpu-device-plugin/bin/python", "-W", "error", "-c", f"import {modules}")
     assert (done.returncode, done.stderr) == (0, "")
 

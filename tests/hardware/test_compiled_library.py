@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.core.diagnosing import examine
-from gpu_device_plugin.core.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.diagnosing import examine
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
-from gpu_device_plugin.programs.doctor_node import Deadlines, Place, examined
-from gpu_device_plugin.settings import NodeSettings
+from gpu_device_plugin.programs.doctor.program import Deadlines, Place, examined
+from gpu_device_plugin.settings.node import NodeSettings
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]

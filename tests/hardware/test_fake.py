@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.health import RecoveryAction
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.node.health import RecoveryAction
 from gpu_device_plugin.hardware import fake
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
 from gpu_device_plugin.hardware.fake import MODELS, DescriptionError, Fake, read

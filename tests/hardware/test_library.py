@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.memory import shares_of
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State, Timings, XidSeen
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]

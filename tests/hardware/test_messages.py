@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.gpus import Closeness, Gpu, Link
-from gpu_device_plugin.core.health import Probe, Xid
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link
+from gpu_device_plugin.core.node.health import Probe, Xid
 from gpu_device_plugin.hardware.child import serve
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.fake import Fake

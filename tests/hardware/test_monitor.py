@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.core.gpus import Closeness
-from gpu_device_plugin.core.health import Belief, Rules, Verdict
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.node.health import Belief, Rules, Verdict
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES
 from gpu_device_plugin.hardware.monitor import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
-from gpu_device_plugin.core.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.nvml import Nvml
 

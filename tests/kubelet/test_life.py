@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.grants import Grant
-from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.node.grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Timings, Told

@@ -11,9 +11,9 @@ import pytest
 from grpc import aio
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.grants import Grant
-from gpu_device_plugin.core.offers import Offer
-from gpu_device_plugin.core.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.node.grants import Grant
+from gpu_device_plugin.core.node.offers import Offer
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, device_list

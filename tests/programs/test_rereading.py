@@ -11,7 +11,7 @@ import pytest
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings import NodeSettings, Sources
+from gpu_device_plugin.settings.node import NodeSettings, Sources
 from tests.configmap import mount
 
 if TYPE_CHECKING:

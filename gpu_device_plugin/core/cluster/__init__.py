@@ -1,0 +1,1 @@
+"""The decisions about many nodes and one pod."""

@@ -1,0 +1,167 @@
+"""What a pod asks of a node's GPUs, as parts each of which lies on GPUs of its own choice.
+
+The kubelet hands the devices of an ordinary init container on to the containers after it and takes them before all
+others, so those containers end up on the same GPU. They form one part; its size is the most that is held at any moment,
+and stays: the kubelet frees the devices of an init container only with its pod. (Kubernetes 1.36,
+pkg/kubelet/cm/devicemanager/manager.go, Allocate and devicesToAllocate.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.core.model.pods import Container, Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+_MOST_PARTS = 16
+"""Each is placed beside all others, by trying. A node has no more than 16 GPUs, nearly always."""
+_MOST_SHARES = 1 << 20
+"""No GPU has more, however small its shares. Whoever asks for more wrote a quantity of memory, `10Gi`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Containers that are served from the same GPUs. Parts are equal if they ask the same, whoever asks it."""
+
+    demand: Demand
+    members: tuple[tuple[Container, int], ...] = field(default=(), compare=False)
+    """Each container with the amount that it asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """All that a pod asks. Equal for pods that are equal to a scheduler."""
+
+    parts: tuple[Part, ...] = ()
+    wishes: Wishes = NO_WISHES
+
+
+@dataclass(frozen=True, slots=True)
+class Impossible:
+    """A pod that no node can ever serve; the sentence is for its owner."""
+
+    sentence: str
+
+
+def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
+    """Return what a pod asks of `resources`; no parts if it asks for nothing."""
+    resources = tuple(resources)
+    try:
+        _check_containers(pod, resources)
+        parts = parts_of(pod, resources)
+        if not parts:
+            return Ask()
+        _check_size(parts)
+        return Ask(_split(parts, _gpus_each(pod)), read_wishes(pod.annotations))
+    except (_ImpossibleError, MalformedAnnotationError) as error:
+        return Impossible(str(error))
+
+
+class _ImpossibleError(ValueError):
+    """No node can ever give this; the message is for the pod's owner."""
+
+
+def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
+    if len(pod.containers) > MOST_CONTAINERS:
+        names = " or ".join(resource.name for resource in resources)
+        raise _ImpossibleError(
+            f"more than {MOST_CONTAINERS} of its containers have a limit of {names}; let fewer have one"
+        )
+    for container in pod.containers:
+        both = [resource.name for resource in resources if container.limits.get(resource.name, 0) > 0]
+        if len(both) > 1:
+            raise _ImpossibleError(
+                f"container {container.name!r} asks for {' and '.join(both)}, which are the same hardware; "
+                "ask for one of them"
+            )
+
+
+def _check_size(parts: Sequence[Part]) -> None:
+    most = {kind: max((part.demand.amount for part in parts if part.demand.kind is kind), default=0) for kind in Kind}
+    if most[Kind.MEMORY] > _MOST_SHARES:
+        raise _ImpossibleError(
+            "gpu-mem counts shares of GPU memory (1 GiB each unless configured otherwise): write 10, not 10Gi"
+        )
+    if most[Kind.COUNT] > MOST_GPUS:
+        raise _ImpossibleError(f"it asks for {most[Kind.COUNT]} whole GPUs, and no node can have more than {MOST_GPUS}")
+    if len(parts) > _MOST_PARTS:
+        raise _ImpossibleError(
+            f"more than {_MOST_PARTS} of its containers ask for GPUs of their own; ask for them in fewer"
+        )
+
+
+def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
+    """Return the parts of a pod by its containers alone, whatever else is written on it."""
+    return tuple(
+        Part(Demand(resource.kind, amount), tuple(members))
+        for resource in resources
+        for amount, members in _parts(pod, resource)
+    )
+
+
+def amount_of(pod: Pod, resource: Resource) -> int:
+    """Return what the parts of a pod ask of a resource together."""
+    return sum(amount for amount, _ in _parts(pod, resource))
+
+
+def _gpus_each(pod: Pod) -> int:
+    text = pod.labels.get(SPLIT_LABEL, "1")
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is no number of GPUs; write 2, for example")
+    if int(text) > MOST_GPUS:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} asks for {int(text)} GPUs, and no node can have more than {MOST_GPUS}"
+        )
+    return int(text)
+
+
+def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
+    """Return the parts with the one that asks for memory spread evenly over so many GPUs."""
+    memory = [part for part in parts if part.demand.kind is Kind.MEMORY]
+    if gpus == 1 or not memory:
+        return parts
+    if len(memory) > 1 or len(memory[0].members) > 1:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} splits the GPU memory of one container, and several of this pod ask for "
+            "some; let only one ask, or remove the label"
+        )
+    amount = memory[0].demand.amount
+    if amount % gpus:
+        raise MalformedAnnotationError(
+            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, over which a gpu-mem of {amount} cannot be split "
+            "evenly; ask for a multiple"
+        )
+    split = Part(Demand(Kind.MEMORY, amount, gpus), memory[0].members)
+    return tuple(split if part is memory[0] else part for part in parts)
+
+
+def _parts(pod: Pod, resource: Resource) -> Iterable[tuple[int, Sequence[tuple[Container, int]]]]:
+    """Yield the size of each part that containers form, in the order in which the kubelet serves them, and them."""
+    members: list[tuple[Container, int]] = []
+    kept = handed_on = 0
+    for container in pod.containers:
+        amount = container.limits.get(resource.name, 0)
+        if amount < 1:
+            continue
+        members.append((container, amount))
+        if container.kind is ContainerKind.INIT:
+            handed_on = max(handed_on, amount)
+        else:
+            kept += amount
+            handed_on = max(0, handed_on - amount)
+        if not handed_on:
+            yield kept, members
+            members, kept = [], 0
+    if members:
+        yield kept + handed_on, members

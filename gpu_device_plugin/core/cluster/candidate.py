@@ -1,0 +1,123 @@
+"""A node as a pod meets it: which room its GPUs have beside the pods that are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.model.placing import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The rooms of a node in the few numbers that most questions need."""
+
+    frees: tuple[int, ...] = ()
+    """Shares free on each GPU that gives shares, the most first."""
+    sizes: tuple[int, ...] = ()
+    """Shares of each healthy GPU, the most first."""
+    shared: tuple[int, ...] = ()
+    """Those of `frees` of GPUs of which some shares are in use: a pod that fits there leaves the unused ones unused."""
+    unused: tuple[int, ...] = ()
+    """Positions of the healthy GPUs of which nothing is in use."""
+    used: int = 0
+    """Shares in use of the healthy GPUs; a GPU in whole use counts in full."""
+    total: int = 0
+    """Shares of the healthy GPUs."""
+    failed: tuple[int, ...] = ()
+    """Shares of each GPU that is out of service, the most first."""
+
+    @property
+    def best(self) -> int:
+        """Most shares free on one GPU."""
+        return self.frees[0] if self.frees else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that a pod may be placed on."""
+
+    name: str
+    gpus: NodeGpus = NO_GPUS
+    rooms: tuple[Room, ...] = ()
+    summary: Summary = Summary()
+    policy: str | None = None
+    """Which GPU is preferred here, a name in `POLICIES`; None: as the scheduler's configuration says."""
+    problem: str = ""
+    """Why nothing is known of its GPUs though it claims to have some; empty: all is known."""
+    like: str = field(init=False, repr=False, compare=False)
+    """All that can be said to a pod that does not fit here depends on, but for what is free and which models the GPUs
+    are. A text, since Python reckons the hash of a text only once."""
+
+    def __post_init__(self) -> None:
+        gpus = self.gpus
+        sizes = f"{self.summary.sizes} {self.summary.failed}"
+        like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {self.problem}"
+        object.__setattr__(self, "like", like)
+
+
+def candidate(
+    name: str, gpus: NodeGpus, usages: Iterable[Usage], policy: str | None = None, problem: str = ""
+) -> Candidate:
+    """Return a node with what pods take of it."""
+    rooms = rooms_of(gpus, usages)
+    return Candidate(name, gpus, rooms, summary(rooms), policy, problem)
+
+
+def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
+    """Return every GPU as a demand meets it.
+
+    What is taken of an unknown GPU is taken of each that it may be, so that nothing is promised twice: unplaced shares
+    of every GPU, an unplaced whole GPU of every one that is not in shared use.
+    """
+    used = {gpu.position: 0 for gpu in gpus.gpus}
+    whole: set[int] = set()
+    left_shares: set[int] = set()
+    left_whole: set[int] = set()
+    loose = loose_gpus = 0
+    for usage in usages:
+        for position, shares in usage.shares:
+            # A GPU that the node does not list (any more) may be any of those that it lists.
+            if position in used:
+                used[position] += shares
+            else:
+                loose += shares
+        whole.update(usage.whole)
+        left_shares.update(usage.left_shares)
+        left_whole.update(usage.left_whole)
+        loose += usage.unplaced_shares
+        loose_gpus += usage.unplaced_gpus
+    loose_gpus += len(whole - used.keys())
+    return tuple(
+        Room(
+            position=gpu.position,
+            total=gpu.shares,
+            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - loose),
+            healthy=not gpu.unhealthy,
+            shared=bool(used[gpu.position] or gpu.position in left_shares or (loose and gpu.position not in whole)),
+            whole=bool(gpu.position in whole or (loose_gpus and not used[gpu.position])),
+        )
+        for gpu in gpus.gpus
+    )
+
+
+def summary(rooms: Sequence[Room]) -> Summary:
+    """Return some rooms in a few numbers."""
+    healthy = [room for room in rooms if room.healthy]
+    total = sum(room.total for room in healthy)
+    return Summary(
+        frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
+        sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
+        failed=tuple(sorted((room.total for room in rooms if not room.healthy), reverse=True)),
+        shared=tuple(sorted((room.free for room in healthy if room.shared and not room.whole), reverse=True)),
+        unused=tuple(room.position for room in healthy if not room.shared and not room.whole),
+        used=total - sum(room.free for room in healthy if not room.whole),
+        total=total,
+    )

@@ -1,0 +1,104 @@
+"""What a pod takes of its node's GPUs, by its own request and by what is written on it of the place.
+
+An annotation alone is never believed: how much comes from the request, only where from the annotation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
+from gpu_device_plugin.core.contract.annotations import MalformedAnnotationError, promises
+from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.cluster.asking import Part
+    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What is taken, by GPU position where it is known."""
+
+    shares: tuple[tuple[int, int], ...] = ()
+    """(position, shares), by position."""
+    whole: tuple[int, ...] = ()
+    """Positions of GPUs taken whole."""
+    unplaced_shares: int = 0
+    """Shares on GPUs that nobody has told us yet: whoever bound the pod wrote no promise on it."""
+    unplaced_gpus: int = 0
+    """Whole GPUs, likewise."""
+    left_shares: tuple[int, ...] = ()
+    """Positions of GPUs of which shares were in use until a moment ago: they cannot be had whole yet."""
+    left_whole: tuple[int, ...] = ()
+    """Positions of GPUs that were in whole use until a moment ago: shares of them cannot be had yet."""
+
+    @property
+    def unplaced(self) -> bool:
+        """Whether it is unknown where some of it lies."""
+        return bool(self.unplaced_shares or self.unplaced_gpus)
+
+    @property
+    def left(self) -> Usage:
+        """What remains of it for a moment when its pod has ended.
+
+        The node's agent has to see the end before it opens a GPU to the other resource, and the kubelet to hear of it.
+        """
+        return Usage(left_shares=tuple(position for position, _ in self.shares), left_whole=self.whole)
+
+
+NOTHING = Usage()
+
+
+def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
+    """Return what a pod takes while it is bound and has not ended; unplaced what cannot be understood of its place."""
+    resources = tuple(resources)
+    asked = {resource.kind: amount for resource in resources if (amount := amount_of(pod, resource))}
+    if not asked:
+        return NOTHING
+    try:
+        promised = promises(pod, resources)
+    except MalformedAnnotationError:
+        promised = {}
+    shares: Counter[int] = Counter()
+    whole: set[int] = set()
+    for part in parts_of(pod, resources) if promised else ():
+        held = _held(part, promised)
+        if part.demand.kind is Kind.MEMORY:
+            shares.update(held)
+        else:
+            whole.update(held)
+    return Usage(
+        tuple(sorted(shares.items())),
+        tuple(sorted(whole)),
+        asked.get(Kind.MEMORY, 0) - shares.total(),
+        asked.get(Kind.COUNT, 0) - len(whole),
+    )
+
+
+def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:
+    """Return how much of a part is known to lie on which GPU: what its containers keep, or have left to hand on.
+
+    The rule is the one by which the part has its size. A promise of more than that is not understood.
+    """
+    memory = part.demand.kind is Kind.MEMORY
+    kept: dict[int, int] = {}
+    handed_on: dict[int, int] = {}
+    for container, _ in part.members:
+        promise = promised.get((container.name, part.demand.kind))
+        for position, shares in () if promise is None else promise.shares:
+            amount = shares if memory else 1
+            if container.kind is ContainerKind.INIT:
+                handed_on[position] = max(handed_on.get(position, 0), amount)
+            else:
+                kept[position] = kept.get(position, 0) + amount
+                handed_on[position] = max(0, handed_on.get(position, 0) - amount)
+    held = {position: kept.get(position, 0) + left for position, left in handed_on.items()}
+    return held if sum(held.values()) <= part.demand.amount else {}

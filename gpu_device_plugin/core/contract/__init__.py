@@ -1,0 +1,1 @@
+"""Everything that is written on pods and nodes and in containers' variables, each with one codec."""

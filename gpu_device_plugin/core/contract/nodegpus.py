@@ -1,0 +1,178 @@
+"""The GPUs of a node as a scheduler knows them: from what the node's agent says, or by dividing what it offers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.annotations import NODE_GPUS, NODE_GPUS_VERSION, MalformedAnnotationError
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+
+_MOST_SHARES = 1 << 20
+_LEVELS = {level.name.lower(): level for level in Closeness}
+
+
+@dataclass(frozen=True, slots=True)
+class ListedGpu:
+    """One GPU of some node."""
+
+    position: int
+    """Its place in the node's list, which ``ALIYUN_COM_GPU_MEM_IDX`` means."""
+    shares: int
+    uuid: str = ""
+    """Empty where the node does not say, as with gpushare's own device plugin."""
+    model: str = ""
+    memory_mib: int | None = None
+    unhealthy: str = ""
+    """Why it is out of service; empty: it is not."""
+    numa: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How the GPUs of a node are connected. Nodes of one kind can share one; it is quickly found among others."""
+
+    pairs: tuple[tuple[int, int, Closeness, int], ...] = ()
+    """Two positions each, the lower one first, how they are connected, and the number of NVLinks."""
+    _values: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = {(a, b): level * 100 + nvlinks for a, b, level, nvlinks in self.pairs}
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hash", hash(tuple(values.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def connection(self, a: int, b: int) -> int:
+        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
+        return self._values.get((a, b) if a < b else (b, a), 0)
+
+
+NO_LINKS = Links()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGpus:
+    """All GPUs of a node that are shared, by position."""
+
+    gpus: tuple[ListedGpu, ...] = ()
+    share_mib: int | None = None
+    """None where the node does not say."""
+    policy: str | None = None
+    """Which GPU the node's own agent prefers."""
+    driver: str | None = None
+    away: bool = False
+    """The node's agent is being restarted: the kubelet would refuse whoever comes."""
+    divided: bool = False
+    """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
+    links: Links = NO_LINKS
+    models: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Of all of its GPUs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "models", frozenset(gpu.model for gpu in self.gpus))
+
+
+NO_GPUS = NodeGpus()
+
+
+def by_division(memory: int, count: int) -> NodeGpus:
+    """Return the GPUs of a node that says only how many it has, and how much memory in all.
+
+    Gpushare's device plugin says no more, and takes all GPUs of a node for equal.
+    """
+    if not 0 < count <= min(memory, MOST_GPUS):
+        return NO_GPUS
+    return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
+
+
+def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
+    """Read the annotation `NODE_GPUS` of a node. Fields that are not known are ignored, for agents newer than this.
+
+    Args:
+        text: the annotation.
+        known: the links of nodes read before, by how they are written. Those of a machine with 8 GPUs take 7 kB, and
+            machines of one kind have the same.
+
+    Raises:
+        MalformedAnnotationError: it cannot be read; the message says where.
+    """
+    try:
+        said: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _malformed("is not JSON") from error
+    if not isinstance(said, dict):
+        raise _malformed("is no JSON object")
+    if said.get("version") != NODE_GPUS_VERSION:
+        raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
+    listed = said.get("gpus")
+    if not isinstance(listed, list) or len(listed) > MOST_GPUS:
+        raise _malformed(f"has no list of at most {MOST_GPUS} gpus")
+    gpus = tuple(sorted((_gpu(each) for each in listed), key=lambda gpu: gpu.position))
+    if len({gpu.position for gpu in gpus}) != len(gpus):
+        raise _malformed("has two gpus of one index")
+    return NodeGpus(
+        gpus,
+        share_mib=_whole(said, "shareMiB", 1),
+        away=said.get("away") is True,
+        policy=_text(said, "policy") or None,
+        driver=_text(said, "driver") or None,
+        links=_links(said.get("links", []), {} if known is None else known),
+    )
+
+
+def _gpu(said: Any) -> ListedGpu:
+    if not isinstance(said, dict):
+        raise _malformed("has a gpu that is no JSON object")
+    healthy = said.get("healthy", True) is True
+    return ListedGpu(
+        position=_whole(said, "index", 0, MOST_GPUS),
+        shares=_whole(said, "shares", 1),
+        uuid=_text(said, "uuid"),
+        model=sys.intern(_text(said, "model")),
+        memory_mib=_whole(said, "memoryMiB", 0, 1 << 40) if "memoryMiB" in said else None,
+        unhealthy="" if healthy else _text(said, "reason") or "it is out of service",
+        numa=_whole(said, "numa", 0) if "numa" in said else None,
+    )
+
+
+def _links(said: Any, known: MutableMapping[str, Links]) -> Links:
+    if not isinstance(said, list):
+        raise _malformed("has links that are no list")
+    written = repr(said)
+    if written not in known:
+        known[written] = Links(tuple(sorted(map(_link, said))))
+    return known[written]
+
+
+def _link(said: Any) -> tuple[int, int, Closeness, int]:
+    match said:
+        case [int(a), int(b), str(level), int(nvlinks)] if a != b:
+            # A level of a newer agent says at least that there is some way.
+            return min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)
+        case _:
+            raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
+
+
+def _whole(said: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
+    value = said.get(key)
+    if type(value) is not int or not least <= value <= most:
+        raise _malformed(f"has for {key} no whole number from {least} to {most}")
+    return value
+
+
+def _text(said: Mapping[str, Any], key: str) -> str:
+    value = said.get(key)
+    # JSON can hold lone surrogates, which no answer of ours could.
+    return value if isinstance(value, str) and value.isprintable() else ""
+
+
+def _malformed(why: str) -> MalformedAnnotationError:
+    return MalformedAnnotationError(f"the node's annotation {NODE_GPUS} {why}")

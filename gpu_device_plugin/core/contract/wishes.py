@@ -1,0 +1,129 @@
+"""Which GPUs a pod's owner wants it to have."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.annotations import (
+    AVOID_MODEL,
+    AVOID_UUID,
+    GPU_POLICY,
+    NODE_POLICY,
+    USE_MODEL,
+    USE_UUID,
+    MalformedAnnotationError,
+)
+from gpu_device_plugin.core.model.policy import POLICIES
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+_MOST_NAMES = 64
+"""In one annotation; every model of the cluster is compared with each."""
+_MOST_TEXT = 4096
+"""Characters of one annotation. The UUIDs of 64 GPUs take 2,623."""
+_MOST_MODELS = 1000
+"""So many are remembered; then all are forgotten. Clusters have a handful."""
+
+
+def _words(text: str) -> str:
+    """Return the words of a name in small letters, with a space before and behind each."""
+    return f" {' '.join(re.findall(r'[0-9a-z]+', text.lower()))} "
+
+
+def _any_of(models: Iterable[str], words: str) -> bool:
+    return any(model in words for model in models)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the annotations on a pod say of the GPUs it wants."""
+
+    use_models: tuple[str, ...] = ()
+    """Only GPUs of one of these models; empty: of any."""
+    avoid_models: tuple[str, ...] = ()
+    """No GPU of any of these models."""
+    use_uuids: Collection[str] = frozenset()
+    """Only these GPUs; empty: any."""
+    avoid_uuids: Collection[str] = frozenset()
+    """None of these GPUs."""
+    gpu_policy: str | None = None
+    """Which GPU within a node, a name in `POLICIES`; None: as the node or the configuration says."""
+    node_policy: str | None = None
+    """Which node, likewise."""
+    _use: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """`use_models` as `_words`."""
+    _avoid: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    _models: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Which models are allowed, as far as somebody has asked."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
+        object.__setattr__(self, "_avoid", tuple(map(_words, self.avoid_models)))
+
+    @property
+    def choosy(self) -> bool:
+        """Whether some GPU might be refused."""
+        return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
+
+    def allow_model(self, model: str) -> bool:
+        """Return whether GPUs of a model may be given to the pod. On a node that does not name its GPUs it is empty.
+
+        Upper and lower case are the same, and so are all characters between words: ``a100-sxm4`` is an
+        ``NVIDIA A100-SXM4-80GB``, ``A10`` is not.
+        """
+        found = self._models.get(model)
+        if found is None:
+            if len(self._models) >= _MOST_MODELS:
+                self._models.clear()
+            found = self._models[model] = self._allow(_words(model))
+        return found
+
+    def _allow(self, words: str) -> bool:
+        return (not self._use or _any_of(self._use, words)) and not _any_of(self._avoid, words)
+
+    def allow_uuid(self, uuid: str) -> bool:
+        """Return whether one GPU may be given to the pod as far as its UUID decides."""
+        return (not self.use_uuids or uuid in self.use_uuids) and uuid not in self.avoid_uuids
+
+
+NO_WISHES = Wishes()
+
+
+def read_wishes(annotations: Mapping[str, str]) -> Wishes:
+    """Read a pod's annotations.
+
+    Raises:
+        MalformedAnnotationError: one of ours cannot be understood; to guess could give the pod the wrong GPU.
+    """
+    wishes = Wishes(
+        use_models=_list(annotations, USE_MODEL),
+        avoid_models=_list(annotations, AVOID_MODEL),
+        use_uuids=frozenset(_list(annotations, USE_UUID)),
+        avoid_uuids=frozenset(_list(annotations, AVOID_UUID)),
+        gpu_policy=_policy(annotations, GPU_POLICY),
+        node_policy=_policy(annotations, NODE_POLICY),
+    )
+    return NO_WISHES if wishes == NO_WISHES else wishes
+
+
+def _list(annotations: Mapping[str, str], key: str) -> tuple[str, ...]:
+    if key not in annotations:
+        return ()
+    if len(annotations[key]) > _MOST_TEXT:
+        raise MalformedAnnotationError(f"the annotation {key} is longer than {_MOST_TEXT} characters; name fewer")
+    named = tuple(dict.fromkeys(word.strip() for word in annotations[key].split(",") if word.strip()))
+    if not named or not all(_words(name).strip() for name in named):
+        raise MalformedAnnotationError(f"the annotation {key} names nothing; write names with commas between them")
+    if len(named) > _MOST_NAMES:
+        raise MalformedAnnotationError(f"the annotation {key} names more than {_MOST_NAMES}; name fewer")
+    return named
+
+
+def _policy(annotations: Mapping[str, str], key: str) -> str | None:
+    policy = annotations.get(key)
+    if policy is not None and policy not in POLICIES:
+        raise MalformedAnnotationError(f"the annotation {key} is none of {', '.join(POLICIES)}; write one of them")
+    return policy

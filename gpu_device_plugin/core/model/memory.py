@@ -1,0 +1,75 @@
+"""MiB arithmetic, and how large one share of a GPU is."""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpu_device_plugin.core.model.gpus import Gpu
+
+MIB_PER_GIB = 1024
+
+MAX_DEVICE_IDS = 4000
+"""Most device IDs advertised for one resource. With more, the kubelet's bookkeeping grows with the square of their
+number (0.6 s under its lock at 10,000), and past about 60,000 the list exceeds the 4 MiB that it accepts and the node
+silently offers nothing. Measured on kubelet 1.36.2."""
+
+_SIZE = re.compile(r"(?P<number>[0-9]{1,12})\s*(?P<unit>MiB|Mi|GiB|Gi)", re.ASCII)
+_ALMOST = re.compile(r"(?P<number>[0-9]{1,12})\s*(?:(?P<unit>[MG])i?)?B?", re.ASCII | re.IGNORECASE)
+# Sizes that people can reckon with. Others are allowed; these are the ones we propose.
+_ROUND_SIZES_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *(MIB_PER_GIB * n for n in (1, 2, 4, 8, 16, 32, 64)))
+
+
+class InvalidSizeError(ValueError):
+    """A text that is no amount of memory; its message says what is accepted."""
+
+
+def parse_mib(text: str) -> int:
+    """Read ``256MiB``, ``1GiB``, ``256Mi`` or ``1Gi`` as a number of MiB.
+
+    Raises:
+        InvalidSizeError: the text is none of these.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise InvalidSizeError(f"{text!r} is not an amount of memory; {_meant(text)}")
+    return int(match["number"]) * (MIB_PER_GIB if match["unit"].startswith("G") else 1)
+
+
+def _meant(text: str) -> str:
+    """Ask for the amount that somebody seems to mean who writes another unit, or none."""
+    match = _ALMOST.fullmatch(text.strip())
+    if match is None:
+        return "write it like 256MiB or 1GiB"
+    number, unit = match["number"], (match["unit"] or "").upper()
+    return f"did you mean {number}{unit}iB?" if unit else f"write its unit too: {number}MiB or {number}GiB"
+
+
+def format_mib(mib: int) -> str:
+    """Write MiB the way people read it: ``8 GiB``, ``7.5 GiB``, ``300 MiB``. Never rounded."""
+    if mib % (MIB_PER_GIB // 4) == 0 and abs(mib) >= MIB_PER_GIB:
+        return f"{mib / MIB_PER_GIB:.2f}".rstrip("0").removesuffix(".") + " GiB"
+    return f"{mib} MiB"
+
+
+def shares_of(gpu: Gpu, share_mib: int, reserve_mib: int = 0) -> int:
+    """Return into how many shares of `share_mib` MiB a GPU is cut.
+
+    What the driver reserves and `reserve_mib` (kept back on every GPU by configuration) are not given away. A GPU in
+    MIG mode gives none.
+    """
+    if gpu.mig:
+        return 0
+    return max(0, gpu.total_mib - gpu.reserved_mib - reserve_mib) // share_mib
+
+
+def smallest_share_mib(gpus: Iterable[Gpu], reserve_mib: int = 0, limit: int = MAX_DEVICE_IDS) -> int:
+    """Return the smallest round share size, MiB, at which all `gpus` together give at most `limit` shares."""
+    gpus = tuple(gpus)
+    for size in _ROUND_SIZES_MIB:
+        if sum(shares_of(gpu, size, reserve_mib) for gpu in gpus) <= limit:
+            return size
+    return max(gpu.total_mib for gpu in gpus)

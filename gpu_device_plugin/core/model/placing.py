@@ -1,0 +1,196 @@
+"""Choose GPUs for a demand, or say for each GPU why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations
+from math import comb
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.policy import Rank
+
+# Up to so many groups of whole GPUs are all compared; where there are more, groups are built step by step, one from
+# each GPU, and these compared. 3 of 16 are 560 groups, 5 of 10 are 252; 8 of 16 would be 12,870.
+_MOST_GROUPS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one container asks of one resource."""
+
+    kind: Kind
+    amount: int
+    """Shares in all, or whole GPUs."""
+    gpus: int = 1
+    """Over how many GPUs shares are spread in equal parts. More than one only where a scheduler promised it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """One GPU as a demand meets it."""
+
+    position: int
+    total: int
+    """Shares it is cut into."""
+    free: int
+    """Shares that may be given to this demand."""
+    healthy: bool = True
+    shared: bool = False
+    """A share of it is in use."""
+    whole: bool = False
+    """It is in use as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A demand, met."""
+
+    demand: Demand
+    shares: tuple[tuple[int, int], ...]
+    """(position of the GPU, number of shares) by position; for whole GPUs all of their shares."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The GPUs of this placement."""
+        return tuple(position for position, _ in self.shares)
+
+
+class Obstacle(StrEnum):
+    """Why one GPU cannot serve a demand, the most lasting reason first."""
+
+    UNHEALTHY = "unhealthy"
+    SMALL = "smaller than the demand"
+    WHOLE = "in whole use"
+    SHARED = "with shares in use"
+    FULL = "too little room"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A demand, not met: for each GPU the reason and its free shares."""
+
+    demand: Demand
+    reasons: tuple[tuple[Room, Obstacle], ...] = ()
+
+    def sentence(self, share_mib: int) -> str:
+        """Say it to the owner of the pod, who knows neither shares nor device IDs."""
+        if self.demand.kind is Kind.COUNT:
+            return self._whole_sentence()
+        asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} asked"
+        if self.demand.gpus > 1:
+            asked += f" from {self.demand.gpus} GPUs"
+        if self.demand.amount % self.demand.gpus:
+            return f"{asked}, which cannot be divided into equal parts of whole shares"
+        return f"{asked}, {self._why_no_memory(share_mib)}"
+
+    def _why_no_memory(self, share_mib: int) -> str:
+        if not self.reasons:
+            return "this node has no GPU that is shared"
+        each = self.demand.amount // self.demand.gpus
+        largest = max(room.total for room, _ in self.reasons)
+        if largest < each and self.demand.gpus == 1:
+            return (
+                f"the largest GPU of this node has {format_mib(largest * share_mib)} in all, so it can never run here"
+            )
+        healthy = [room for room, _ in self.reasons if room.healthy]
+        if not healthy:
+            return "no GPU of this node is healthy"
+        open_to_shares = [room for room in healthy if not room.whole]
+        if not open_to_shares:
+            return "every healthy GPU of this node is in whole use"
+        if self.demand.gpus == 1:
+            most = max(room.free for room in open_to_shares)
+            return f"the emptiest healthy GPU has {format_mib(most * share_mib)} free"
+        enough = sum(room.free >= each for room in open_to_shares)
+        return f"healthy GPUs with {format_mib(each * share_mib)} free: {enough}"
+
+    def _whole_sentence(self) -> str:
+        asked = f"whole GPUs: {self.demand.amount} asked"
+        if len(self.reasons) < self.demand.amount:
+            return f"{asked}, this node has {len(self.reasons)} in all, so it can never run here"
+        why = Counter(obstacle for _, obstacle in self.reasons)
+        free = why.pop(Obstacle.FULL, 0)
+        others = ", ".join(f"{count} {obstacle}" for obstacle, count in sorted(why.items()))
+        return f"{asked}, {free} free" + (f" ({others})" if others else "")
+
+
+def place(
+    demand: Demand,
+    rooms: Sequence[Room],
+    rank: Rank,
+    closeness: Callable[[int, int], int] = lambda _a, _b: 0,
+    must: Collection[int] = (),
+) -> Placement | Refusal:
+    """Choose GPUs for `demand` out of `rooms`.
+
+    Args:
+        demand: what is asked.
+        rooms: every GPU of the node.
+        rank: the policy, see `POLICIES`.
+        closeness: how well two GPUs (by position) are connected, more is better; counts for whole GPUs.
+        must: positions that have to be part of the placement.
+
+    Returns:
+        A placement, or a refusal with a reason for every GPU.
+    """
+    rooms = sorted(rooms, key=lambda room: room.position)
+    each, rest = divmod(demand.amount, demand.gpus)
+    wanted = demand.gpus if demand.kind is Kind.MEMORY else demand.amount
+    verdicts = {room.position: _obstacle(demand.kind, each, room) for room in rooms}
+    fitting = {room.position: room for room in rooms if verdicts[room.position] is None}
+    if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
+        return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
+    if demand.kind is Kind.MEMORY:
+        ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position].free), position))
+        return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
+    group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
+    return Placement(demand, tuple((position, fitting[position].total) for position in group))
+
+
+def _obstacle(kind: Kind, each: int, room: Room) -> Obstacle | None:
+    memory = kind is Kind.MEMORY
+    table: Mapping[Obstacle, bool] = {
+        Obstacle.UNHEALTHY: not room.healthy,
+        Obstacle.SMALL: memory and room.total < each,
+        Obstacle.WHOLE: room.whole,
+        Obstacle.SHARED: not memory and room.shared,
+        Obstacle.FULL: memory and room.free < each,
+    }
+    return next((obstacle for obstacle, applies in table.items() if applies), None)
+
+
+def _closest(
+    candidates: Sequence[int], size: int, closeness: Callable[[int, int], int], must: frozenset[int]
+) -> tuple[int, ...]:
+    """Return the group of `size` candidates that are best connected and leave the best connected others behind."""
+    order = sorted(candidates)
+    links = {a: {b: closeness(min(a, b), max(a, b)) for b in order if b != a} for a in order}
+    sums = {a: sum(links[a].values()) for a in order}
+
+    def worth(group: Sequence[int]) -> tuple[int, int, Sequence[int]]:
+        """What is inside a group, then what is among the others: all but each of the group has, counted once."""
+        inside = sum(links[a][b] for a, b in combinations(group, 2))
+        return -inside, sum(sums[a] for a in group) - inside, group
+
+    def grown(group: frozenset[int]) -> tuple[int, ...]:
+        gained = {c: sum(links[c][m] for m in group) for c in order if c not in group}
+        while len(group) < size:
+            best = max(gained, key=lambda c: (gained[c], -c))
+            group |= {best}
+            del gained[best]
+            for c in gained:
+                gained[c] += links[c][best]
+        return tuple(sorted(group))
+
+    if comb(len(order), size) <= _MOST_GROUPS:
+        return min((group for group in combinations(order, size) if must.issubset(group)), key=worth)
+    seeds = [seed for c in order if len(seed := must | {c}) <= size]
+    return min(map(grown, seeds), key=worth)

@@ -1,0 +1,1 @@
+"""The decisions about one node and its kubelet."""

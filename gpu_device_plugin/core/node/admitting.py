@@ -1,0 +1,139 @@
+"""May a container have the device IDs that the kubelet chose for it? The decision behind Allocate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.preferring import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+
+
+class Why(StrEnum):
+    """Why a container was refused, for metrics."""
+
+    UNKNOWN_DEVICE = "unknown_device"
+    UNHEALTHY = "unhealthy"
+    BOOKS_UNREADABLE = "books_unreadable"
+    IN_WHOLE_USE = "in_whole_use"
+    SHARES_IN_USE = "shares_in_use"
+    NO_ROOM = "no_room_on_one_gpu"
+    TOO_LARGE = "larger_than_any_gpu"
+    SCATTERED = "scattered_by_the_kubelet"
+    NO_DEVICE_NODE = "no_device_node"
+    BOTH_RESOURCES = "both_resources"
+    TOO_MANY_CONTAINERS = "too_many_containers"
+    OTHER_RESOURCE = "held_through_another_resource"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A container that does not get its devices; the sentence is for the owner of its pod."""
+
+    why: Why
+    sentence: str
+
+
+def admit(
+    node: Node,
+    kind: Kind,
+    device_ids: Sequence[str],
+    promise: Promise | None = None,
+    *,
+    after_init: bool | None = None,
+) -> Placement | Refused:
+    """Decide on one container.
+
+    Within one resource the kubelet is trusted to give every ID once, and to give again only what an init container of
+    the same pod had. What it does not know are the other resource and the borders between GPUs.
+
+    Args:
+        node: the node now.
+        kind: which resource is allocated.
+        device_ids: what the kubelet chose; not empty.
+        promise: what a scheduler promised this container, if it is known whose call this is.
+        after_init: whether an init container of the same pod was served before; None: nobody knows.
+    """
+    whole = kind is Kind.COUNT
+    places = {name: node.shares.place_of(name) for name in device_ids}
+    foreign = [name for name, found in places.items() if found is None or (found[1] < 0) is not whole]
+    if foreign:
+        return Refused(
+            Why.UNKNOWN_DEVICE,
+            f"device {foreign[0]} is not on this node (any more): the kubelet remembers it from before; "
+            "delete the pod so that it is placed anew",
+        )
+    wanted = spread_over(node, device_ids)
+    gpus = [node.shares.gpus[position] for position in sorted(wanted)]
+    barred = next((refused for shared in gpus if (refused := _barred(node, kind, shared)) is not None), None)
+    if barred is not None:
+        return barred
+    if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
+        return Refused(
+            Why.BOOKS_UNREADABLE,
+            "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
+            "the log of the GPU device plugin on this node says what to do",
+        )
+    if whole:
+        return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
+    demand = Demand(kind, len(device_ids), promise.split(len(device_ids)) if promise is not None else 1)
+    shares = tuple(sorted(wanted.items()))
+    # Other GPUs than were promised serve as well, as long as it is as many of them, and as much of each.
+    as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
+    if not as_asked and (promise is None or promise.shares != shares):
+        return _scattered(node, demand, device_ids, after_init=after_init)
+    return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
+
+
+def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:
+    name, use = f"GPU {shared.position}", node.use(shared)
+    if shared.gpu.uuid in node.unhealthy:
+        return Refused(Why.UNHEALTHY, f"{name} is out of service: {node.unhealthy[shared.gpu.uuid]}")
+    if shared.gpu.uuid in node.ledger.foreign:
+        resource = node.ledger.foreign[shared.gpu.uuid]
+        return Refused(Why.OTHER_RESOURCE, f"{name} is in use through {resource}, which this agent does not offer")
+    if kind is Kind.MEMORY and use.whole:
+        return Refused(Why.IN_WHOLE_USE, f"{name} is in whole use by another container")
+    if kind is Kind.COUNT and use.shares:
+        used = format_mib(len(use.shares) * node.shares.share_mib)
+        return Refused(Why.SHARES_IN_USE, f"{name} cannot be taken whole: {used} of its memory are in use")
+    return None
+
+
+def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after_init: bool | None) -> Refused:
+    answer = place(demand, node.rooms(), POLICIES["binpack"])
+    if isinstance(answer, Refusal):
+        largest = max(len(shared.shares) for shared in node.shares.gpus)
+        why = Why.TOO_LARGE if largest * demand.gpus < demand.amount else Why.NO_ROOM
+        return Refused(why, answer.sentence(node.shares.share_mib))
+    asked = format_mib(len(device_ids) * node.shares.share_mib)
+    reused = [name for name in device_ids if name in node.ledger.holds]
+    # What we hold may also be of a pod that has just ended, which the kubelet knows before us.
+    if reused and after_init is not False:
+        where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
+        took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"
+        return Refused(
+            Why.SCATTERED,
+            f"GPU memory: {asked} asked, but {took} {where}, which has less; "
+            "let the init container ask as much as the largest container"
+            + ("" if after_init else ", or delete the pod to try again"),
+        )
+    chose = (
+        "shares of several GPUs although one GPU has room"
+        if demand.gpus == 1
+        else f"shares that are not equal parts of {demand.gpus} GPUs"
+    )
+    return Refused(
+        Why.SCATTERED, f"GPU memory: {asked} asked, and the kubelet chose {chose}; delete the pod to try again"
+    )

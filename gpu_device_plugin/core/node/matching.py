@@ -1,0 +1,220 @@
+"""Which waiting container does this call of the kubelet belong to?
+
+No call names a pod. What is known: the kubelet admits pods one after the other, in the order in which they were bound
+to the node, and asks for the containers of one pod consecutively, init containers first. A pod once begun is therefore
+finished first, and among the others the one bound first is meant. Two containers that ask the same amount are told
+apart by nothing else, and if both were promised equal things, need not be; unless one of them would get a GPU that its
+owner does not want, or memory of another number of GPUs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.annotations import Promise
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one container of a waiting pod asks of one resource."""
+
+    container: str
+    kind: Kind
+    amount: int
+    init: bool = False
+    """An ordinary init container: what it gets is used again by the containers after it."""
+    promise: Promise | None = None
+    served: bool = False
+    allowed: frozenset[int] | None = None
+    """Positions of the GPUs that the pod's owner wants for it; None: any."""
+
+    @property
+    def split(self) -> int:
+        """Over how many GPUs its memory is spread in equal parts; more than one only where a scheduler promised it."""
+        return self.promise.split(self.amount) if self.kind is Kind.MEMORY and self.promise is not None else 1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod bound to this node, some of whose containers have no devices yet."""
+
+    uid: str
+    name: str
+    """With its namespace, for people."""
+    wanted: tuple[Wanted, ...]
+    """In the order in which the kubelet asks."""
+    total_shares: int = 0
+    """gpu-mem of all its containers, as the kubelet's scheduler counts it."""
+    policy: str | None = None
+    """Which GPU its owner prefers, a key of `POLICIES`; None: as the node does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one call of the kubelet tells."""
+
+    kind: Kind
+    amount: int
+    free: Mapping[int, int]
+    """Device IDs that may be used, counted by GPU position; those of `must` are among them."""
+    must: frozenset[int] = frozenset()
+    """GPUs on which devices of an init container of the same pod are to be used again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The container that a call belongs to."""
+
+    pod: WaitingPod
+    wanted: Wanted
+
+    @property
+    def asks_both(self) -> bool:
+        """Whether this container asks for shares and for whole GPUs, which it cannot have at once."""
+        return any(w.container == self.wanted.container and w.kind is not self.wanted.kind for w in self.pod.wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """An answer: whose call it is, as far as can be told, and what is kept for others."""
+
+    match: Match | None
+    """None if no waiting pod explains the call."""
+    reserved: Mapping[int, int]
+    """Shares by GPU position that are promised to other containers and not given out yet."""
+    whole: frozenset[int] = frozenset()
+    """GPUs promised as a whole to other containers and not given out yet."""
+
+
+def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -> Matched:
+    """Find out whose call this is.
+
+    Args:
+        call: what the kubelet asks.
+        waiting: the pods in the order in which they were bound to the node.
+        begun: UID of the pod that was last given devices and may still need more.
+    """
+    ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
+    candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
+    promised = _Promised(waiting)
+    # The first one asks, if the order is right. Whoever is taken for it goes on with what the first one was promised.
+    equal = [c for c in candidates if c is candidates[0] or _may_swap(c.wanted, candidates[0].wanted)]
+    fitting = [c for c in equal if c.wanted.promise is None or _fits(call, c.wanted.promise)]
+    kept = (c for c in fitting if _others_keep(call, c, promised))
+    chosen = next(kept, None) or next(iter(fitting or candidates), None)
+    reserved, whole = promised.to_others_than(chosen)
+    return Matched(chosen, reserved, whole)
+
+
+def _next(pod: WaitingPod, call: Call) -> Wanted | None:
+    """Return what the pod's next unserved container asks, if it is what the call asks.
+
+    A container's resources are asked for in random order, hence all of the next container's are looked at.
+    """
+    first = next((wanted.container for wanted in pod.wanted if not wanted.served), None)
+    return next(
+        (
+            wanted
+            for wanted in pod.wanted
+            if wanted.container == first
+            and not wanted.served
+            and wanted.kind is call.kind
+            and wanted.amount == call.amount
+        ),
+        None,
+    )
+
+
+def _may_swap(one: Wanted, other: Wanted) -> bool:
+    """Whether each of the two may have the GPUs that the other was promised."""
+    return one.split == other.split and within(one.promise, other.allowed) and within(other.promise, one.allowed)
+
+
+def within(promise: Promise | None, allowed: Collection[int] | None) -> bool:
+    """Return whether a promise names only GPUs that are `allowed`; None allows all."""
+    return promise is None or allowed is None or all(position in allowed for position, _ in promise.shares)
+
+
+def _fits(call: Call, promise: Promise) -> bool:
+    positions = {position for position, _ in promise.shares}
+    if not call.must <= positions:
+        return False
+    if call.kind is Kind.COUNT:
+        return all(call.free.get(position, 0) >= 1 for position in positions)
+    return all(call.free.get(position, 0) >= shares for position, shares in promise.shares)
+
+
+def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:
+    """Whether every other promise can still be kept after `candidate` got its own."""
+    if call.kind is Kind.COUNT or candidate.wanted.promise is None:
+        return True
+    reserved, _ = promised.to_others_than(candidate)
+    return all(
+        call.free.get(position, 0) - shares >= reserved.get(position, 0)
+        for position, shares in candidate.wanted.promise.shares
+    )
+
+
+class _Promised:
+    """What is promised and not given out: each pod is looked at once, however many may be the one that asks."""
+
+    def __init__(self, waiting: Iterable[WaitingPod]) -> None:
+        self._shares: Counter[int] = Counter()
+        self._whole: Counter[int] = Counter()
+        for pod in waiting:
+            shares, whole = _outstanding(pod)
+            self._shares.update(shares)
+            self._whole.update(whole)
+
+    def to_others_than(self, chosen: Match | None) -> tuple[dict[int, int], frozenset[int]]:
+        """Return shares by GPU, and whole GPUs, without what `chosen` gets now."""
+        shares, whole = self._shares.copy(), self._whole.copy()
+        if chosen is not None:
+            before, after = _outstanding(chosen.pod), _outstanding(chosen.pod, chosen.wanted)
+            shares.subtract(before[0])
+            shares.update(after[0])
+            whole.subtract(before[1])
+            whole.update(after[1])
+        return {position: count for position, count in shares.items() if count > 0}, frozenset(+whole)
+
+
+def _outstanding(pod: WaitingPod, given: Wanted | None = None) -> tuple[Mapping[int, int], Sequence[int]]:
+    """Return what a pod was promised and does not have once it has what is `given`: shares by GPU, and whole GPUs."""
+    served = {(w.container, w.kind) for w in pod.wanted if w.served or w is given}
+    whole = [
+        position
+        for w in pod.wanted
+        if w.kind is Kind.COUNT and w.promise is not None and (w.container, w.kind) not in served
+        for position, _ in w.promise.shares
+    ]
+    return _still_needed(pod, served), whole
+
+
+def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int, int]:
+    """Return the further shares by GPU that a pod's promises need, counting what its init containers hand on."""
+    peak: Counter[int] = Counter()
+    have: Counter[int] = Counter()
+    handed_on: Counter[int] = Counter()
+    running: Counter[int] = Counter()
+    for wanted in pod.wanted:
+        if wanted.kind is not Kind.MEMORY or wanted.promise is None:
+            continue
+        for position, count in wanted.promise.shares:
+            done = (wanted.container, wanted.kind) in served
+            if wanted.init:
+                peak[position] = max(peak[position], running[position] + count)
+                if done:
+                    handed_on[position] = max(handed_on[position], have[position] + count)
+            else:
+                running[position] += count
+                peak[position] = max(peak[position], running[position])
+                if done:
+                    have[position] += count
+    return {position: count - max(have[position], handed_on[position]) for position, count in peak.items()}

@@ -1,0 +1,77 @@
+"""Which device IDs of a resource do we call healthy at this moment?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One GPU as one resource shows it."""
+
+    shared: SharedGpu
+    fenced: frozenset[int] = frozenset()
+    """Numbers of shares that are free and not offered; for a whole GPU 0 if it is not offered."""
+    unhealthy: bool = False
+    """The GPU is out of service: none of its IDs is healthy."""
+
+    def devices(self, kind: Kind) -> Iterator[tuple[str, bool]]:
+        """Yield every device ID with whether it is healthy."""
+        for number, name in enumerate(self.shared.ids(kind)):
+            yield name, not (self.unhealthy or number in self.fenced)
+
+
+def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer, ...]:
+    """Return what is offered of every GPU.
+
+    gpu-mem and gpu-count describe the same hardware, so use of a GPU through one of them fences what is free of it in
+    the other. IDs in use never change for this reason: a kubelet that admits a pod anew refuses it if one of its IDs
+    is unhealthy. A GPU out of service is different: all of its IDs change, at once.
+
+    Args:
+        node: the node now.
+        kind: the resource.
+        most_free: offer no more than so many free shares, see `refusals`; None for no bound.
+    """
+    plain = tuple(_offer(node, kind, shared) for shared in node.shares.gpus)
+    if most_free is None or kind is Kind.COUNT:
+        return plain
+    left = most_free
+    bounded: dict[int, Offer] = {}
+    # The emptiest GPUs keep what they have: they serve the largest of the demands that still fit.
+    for offer in sorted(plain, key=lambda o: (-len(_open(node, o)), o.shared.position)):
+        free = _open(node, offer)
+        shown = min(left, len(free))
+        left -= shown
+        bounded[offer.shared.position] = Offer(
+            offer.shared, offer.fenced.union(free[shown:]), unhealthy=offer.unhealthy
+        )
+    return tuple(bounded[shared.position] for shared in node.shares.gpus)
+
+
+def _offer(node: Node, kind: Kind, shared: SharedGpu) -> Offer:
+    use = node.use(shared)
+    doubtful = not node.ledger.certain or shared.gpu.uuid in node.ledger.foreign
+    if kind is Kind.MEMORY:
+        fence = use.whole or doubtful
+        free = frozenset(range(len(shared.shares))) - use.shares
+    else:
+        fence = bool(use.shares) or doubtful
+        free = frozenset() if use.whole else frozenset({0})
+    return Offer(shared, free if fence else frozenset(), unhealthy=shared.gpu.uuid in node.unhealthy)
+
+
+def _open(node: Node, offer: Offer) -> list[int]:
+    """Return the free shares of a GPU that are offered."""
+    if offer.unhealthy:
+        return []
+    return sorted(set(range(len(offer.shared.shares))) - node.use(offer.shared).shares - offer.fenced)

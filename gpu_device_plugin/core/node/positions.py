@@ -1,0 +1,59 @@
+"""Which position in a node's list of GPUs does each GPU have? The one that it had before, as long as that is known."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.model.gpus import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_UNLISTED = -1
+"""NVML's index of a GPU that NVML has not listed. No configuration can mean it."""
+
+
+def last_said(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that the annotation `NODE_GPUS` of our own node names, by position; none if it cannot be read."""
+    try:
+        listed = sorted(json.loads(text)["gpus"], key=lambda gpu: int(gpu["index"]))
+        return tuple(
+            Gpu(
+                uuid=_typed(gpu, "uuid", str),
+                index=_UNLISTED,
+                product=_typed(gpu, "model", str),
+                total_mib=_typed(gpu, "memoryMiB", int),
+                reserved_mib=_typed(gpu, "reservedMiB", int),
+                pci_bus_id=_typed(gpu, "pci", str) if "pci" in gpu else None,
+                numa_node=_typed(gpu, "numa", int) if "numa" in gpu else None,
+            )
+            for gpu in listed
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ()
+
+
+def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the GPUs of a node in the order of their positions.
+
+    Each GPU keeps its place, whether it is found now or not; one that is new takes the place of the one in whose PCI
+    slot it sits, or comes last. Where none from before is found the machine is another, and all of them are forgotten.
+
+    Args:
+        before: the GPUs that the node had, by position.
+        found: those that it has now, not empty.
+    """
+    here, known = {gpu.uuid: gpu for gpu in found}, {gpu.uuid for gpu in before}
+    if known.isdisjoint(here):
+        return tuple(found)
+    new = {gpu.pci_bus_id: gpu for gpu in found if gpu.uuid not in known and gpu.pci_bus_id is not None}
+    # Two of them may have been in one slot, one after the other. Whoever is in it now takes one place.
+    kept = [here.get(gpu.uuid) or new.pop(gpu.pci_bus_id or "", None) or gpu for gpu in before]
+    return tuple({gpu.uuid: gpu for gpu in (*kept, *found)}.values())
+
+
+def _typed(gpu: Any, key: str, kind: type) -> Any:
+    if type(gpu[key]) is not kind:
+        raise TypeError
+    return gpu[key]

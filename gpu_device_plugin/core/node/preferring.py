@@ -1,0 +1,128 @@
+"""Which device IDs would we rather see allocated? The answer to GetPreferredAllocation."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.placing import Demand, Placement, place
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.matching import Call, Matched, within
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.placing import Room
+    from gpu_device_plugin.core.model.policy import Rank
+    from gpu_device_plugin.core.node.node import Node
+
+UNMATCHED = Matched(None, {})
+
+
+class Question:
+    """One question of the kubelet, sorted by GPU: which of these IDs, so many of them, these among them?
+
+    IDs that are not ours are ignored.
+    """
+
+    __slots__ = ("_free", "_must", "amount", "kind")
+
+    def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
+        self.kind = kind
+        self.amount = amount
+        self._free: Mapping[int, list[int]] = _by_position(node, kind, available)
+        self._must: Mapping[int, list[int]] = _by_position(node, kind, must)
+
+    @property
+    def call(self) -> Call:
+        """What matching needs to know of it."""
+        free = {position: len(numbers) for position, numbers in self._free.items()}
+        return Call(self.kind, self.amount, free, frozenset(self._must))
+
+    def answer(self, node: Node, rank: Rank, matched: Matched = UNMATCHED) -> tuple[str, ...]:
+        """Return the IDs to allocate; fewer than asked where no good answer exists.
+
+        The kubelet fills a short answer up at random, and Allocate refuses the result with a sentence. An error here
+        would reject the pod too, with a text that says less.
+        """
+        return self._ids(node, self._wanted(node, rank, matched))
+
+    def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
+        """Return how many IDs to take from which GPU; only those that must be taken where no good answer exists."""
+        wanted = matched.match.wanted if matched.match is not None else None
+        promise, allowed, split = (None, None, 1) if wanted is None else (wanted.promise, wanted.allowed, wanted.split)
+        # A GPU that the pod's owner does not want comes after all others. A promise can name one after a swap.
+        for among in dict.fromkeys((allowed, None)):
+            if promise is not None and within(promise, among) and self._has(promise.shares):
+                return dict(promise.shares)
+            # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet:
+            # their container may have been deleted by force and still be running, and a kubelet that cleans up its
+            # books while an Allocate is on its way can lose an ID that it has just given out.
+            for ours, others in ((True, matched), (False, matched), (False, None)):
+                rooms = self._rooms(node, others, only_free_by_our_books=ours)
+                usable = [room for room in rooms if among is None or room.position in among]
+                found = place(Demand(self.kind, self.amount, split), usable, rank, node.connection, tuple(self._must))
+                if isinstance(found, Placement) and self._covers(found.shares):
+                    return dict(found.shares)
+        return {position: len(numbers) for position, numbers in self._must.items()}
+
+    def _rooms(self, node: Node, others: Matched | None, *, only_free_by_our_books: bool) -> tuple[Room, ...]:
+        """Return the GPUs without what is promised to `others`."""
+        reserved, whole = ({}, frozenset[int]()) if others is None else (others.reserved, others.whole)
+        rooms: list[Room] = []
+        for position, numbers in self._free.items():
+            shared = node.shares.gpus[position]
+            if self.kind is Kind.MEMORY:
+                usable = self._fresh(node, position) if only_free_by_our_books else numbers
+                rooms.append(node.room(shared, 0 if position in whole else len(usable) - reserved.get(position, 0)))
+            elif position not in whole and position not in reserved:
+                room = node.room(shared)
+                # What an init container of the same pod has is in whole use, and to be used again.
+                in_use = room.whole and only_free_by_our_books and position not in self._must
+                rooms.append(replace(room, whole=in_use))
+        return tuple(rooms)
+
+    def _fresh(self, node: Node, position: int) -> set[int]:
+        """Return the shares of a GPU that are free by our books too."""
+        return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
+
+    def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
+        return self._covers(shares) and all(
+            len(self._free.get(position, ())) >= (count if self.kind is Kind.MEMORY else 1)
+            for position, count in shares
+        )
+
+    def _covers(self, shares: Sequence[tuple[int, int]]) -> bool:
+        """Return whether all that must be used has its place there."""
+        there = dict(shares)
+        return all(len(numbers) <= there.get(position, 0) for position, numbers in self._must.items())
+
+    def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
+        """Return the IDs: on each GPU those that must be used, then those free by our books, by their numbers."""
+        chosen: list[str] = []
+        for position, count in sorted(wanted.items()):
+            shared = node.shares.gpus[position]
+            if self.kind is Kind.COUNT:
+                chosen.append(shared.gpu.uuid)
+                continue
+            must, fresh = frozenset(self._must.get(position, ())), self._fresh(node, position)
+            ordered = sorted(self._free.get(position, ()), key=lambda n: (n not in must, n not in fresh, n))
+            chosen.extend(shared.shares[number] for number in ordered[:count])
+        return tuple(chosen)
+
+
+def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[int, list[int]]:
+    numbers: dict[int, list[int]] = defaultdict(list)
+    place_of = node.shares.place_of
+    for name in device_ids:
+        found = place_of(name)
+        if found is not None and (found[1] < 0) == (kind is Kind.COUNT):
+            numbers[found[0]].append(found[1])
+    return numbers
+
+
+def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:
+    """Return how many of these IDs lie on each GPU (by position). IDs that are not ours are left out."""
+    places = (node.shares.place_of(name) for name in device_ids)
+    return Counter(found[0] for found in places if found is not None)

@@ -1,0 +1,139 @@
+"""What a doctor has to say: what was checked, what was found, and what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpu_device_plugin.core.telling.printing import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+
+class Severity(StrEnum):
+    """How bad it is, the least first."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Worth knowing; nothing is wrong."""
+    UNKNOWN = "unknown"
+    """It could not be looked at from here."""
+    WARNING = "warning"
+    """Works, and not as one would wish."""
+    ERROR = "error"
+    """GPUs are not shared, or not safely."""
+
+
+EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
+"""What a program returns by the worst that was found, if not 0. 1 and 2 say that it could not do its work."""
+
+_COUNTED: Mapping[Severity, tuple[str, str]] = MappingProxyType(
+    {
+        Severity.OK: ("ok", "ok"),
+        Severity.NOTE: ("note", "notes"),
+        Severity.UNKNOWN: ("could not be looked at", "could not be looked at"),
+        Severity.WARNING: ("warning", "warnings"),
+        Severity.ERROR: ("error", "errors"),
+    }
+)
+"""How one and how several are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line."""
+
+    severity: Severity
+    found: str
+    """A sentence, without the full stop."""
+    advice: str = ""
+    """What to do; empty where nothing is to be done."""
+    check: str = ""
+    """What was checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In the place of a fact that could not be learned."""
+
+    why: str
+    advice: str = ""
+    """How it could be."""
+
+
+def ok(found: str) -> Finding:
+    """Say that something is as it should be."""
+    return Finding(Severity.OK, found)
+
+
+def note(found: str, advice: str = "") -> Finding:
+    """Say what is worth knowing."""
+    return Finding(Severity.NOTE, found, advice)
+
+
+def unknown(fact: Unknown) -> Finding:
+    """Say what could not be looked at."""
+    return Finding(Severity.UNKNOWN, fact.why, fact.advice)
+
+
+def warning(found: str, advice: str) -> Finding:
+    """Say what is not as one would wish."""
+    return Finding(Severity.WARNING, found, advice)
+
+
+def error(found: str, advice: str) -> Finding:
+    """Say what is wrong."""
+    return Finding(Severity.ERROR, found, advice)
+
+
+S = TypeVar("S")
+
+
+def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
+    """Return what the checks say of `symptoms`, in their order."""
+    return tuple(replace(finding, check=name) for name, check in checks.items() for finding in check(symptoms))
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """Return the worst of all that was found."""
+    severities = {finding.severity for finding in findings}
+    return next((severity for severity in reversed(Severity) if severity in severities), Severity.OK)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return what the program is to return: 0, or one of `EXIT_CODES`."""
+    return EXIT_CODES.get(worst(findings), 0)
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """Return a table for people: a line for each finding, below it what to do, and a summary."""
+    width = max((len(finding.check) for finding in findings), default=0)
+    told: list[str] = []
+    for finding in findings:
+        told.append(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}")
+        if finding.advice:
+            told.append(f"{'':<{width + 11}}-> {finding.advice}")
+    count = Counter(finding.severity for finding in findings)
+    parts = [f"{count[each]} {_COUNTED[each][count[each] > 1]}" for each in Severity if count[each]]
+    return [*told, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
+
+
+def document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the same for machines. New fields may come; `version` goes up when one changes its meaning."""
+    return {
+        "version": 1,
+        "severity": worst(findings).value,
+        "findings": [
+            {
+                "check": finding.check,
+                "severity": finding.severity.value,
+                "found": finding.found,
+                "advice": finding.advice,
+            }
+            for finding in findings
+        ],
+    }

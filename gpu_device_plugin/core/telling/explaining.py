@@ -1,0 +1,246 @@
+"""Why a pod does not run: node by node and GPU by GPU, and what would have to end for it to fit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.ending import ends_needed
+from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, place
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.overview_wide import short_uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask, Part
+    from gpu_device_plugin.core.cluster.ending import Ends
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView, PodUse
+    from gpu_device_plugin.core.model.resources import Resource
+
+_WEIGHED = 20
+"""For so many of the nodes that lack least it is found out which pods would have to end; the best come first."""
+
+_WORDS = {
+    Obstacle.SMALL: "too small",
+    Obstacle.WHOLE: "in whole use",
+    Obstacle.SHARED: "shares in use",
+    Obstacle.FULL: "too little free",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """What there is to say of one node."""
+
+    node: NodeView
+    found: Fit | Unfit
+    excluded: tuple[str, ...] = ()
+    """Why kube-scheduler does not consider the node at all."""
+    besides: tuple[str, ...] = ()
+    """What else keeps the pod away."""
+    ends: Ends | None = None
+    """What would have to end for its GPUs to have room; None: nothing that ends makes any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What keeps a pod from a node beside its GPUs, in sentences about the node."""
+
+    excluded: tuple[str, ...] = ()
+    """Why kube-scheduler does not consider it at all."""
+    besides: tuple[str, ...] = ()
+    """What else does."""
+
+
+_BY_NOTHING = Kept()
+
+
+def answers(
+    ask: Ask, nodes: Iterable[NodeView], kept_away: Mapping[str, Kept], policy: str, most: int
+) -> list[NodeAnswer]:
+    """Return an answer for every node, the nearest to having room first; excluded ones last, whatever they have.
+
+    Args:
+        ask: what the pod asks; of something.
+        nodes: every node that shares GPUs, or claims to.
+        kept_away: by node what keeps the pod away beside GPUs.
+        policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
+        most: so many of them are going to be told; of others it is not found out what would have to end.
+    """
+    weigh = max(most, _WEIGHED)
+    first = [
+        NodeAnswer(node, fit(ask, node.candidate, policy), kept.excluded, kept.besides)
+        for node in sorted(nodes, key=lambda node: node.name)
+        for kept in [kept_away.get(node.name, _BY_NOTHING)]
+    ]
+    first.sort(key=lambda answer: (*_rank(answer), _lacking(ask, answer.node)))
+    weighed = [replace(answer, ends=ends_needed(ask, answer.node)) for answer in first[:weigh]]
+    weighed.sort(key=lambda answer: (*_rank(answer), *_loss(answer)))
+    return weighed + first[weigh:]
+
+
+def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
+    """Where the pod fits comes first, then where it could, and of each first where nothing else keeps it away."""
+    refused = isinstance(answer.found, Unfit)
+    lasting = isinstance(answer.found, Unfit) and answer.found.lasting
+    return bool(answer.excluded), lasting, refused, bool(answer.besides)
+
+
+def _loss(answer: NodeAnswer) -> tuple[float, ...]:
+    return (inf,) if answer.ends is None else (len(answer.ends.pods), answer.ends.shares)
+
+
+def _lacking(ask: Ask, node: NodeView) -> int:
+    """Return roughly how many shares a node is short of."""
+    numbers = node.candidate.summary
+    largest = max(numbers.sizes, default=0)
+    return sum(
+        max(0, _each(part.demand) - numbers.best)
+        if part.demand.kind is Kind.MEMORY
+        else largest * max(0, part.demand.amount - len(numbers.unused))
+        for part in ask.parts
+    )
+
+
+# --- In words ---------------------------------------------------------------------------------------------------------
+
+
+def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
+    """Say what a pod asks, as the end of a sentence. Shares are written as memory if they are of one size everywhere.
+
+    Args:
+        ask: what the pod asks; of something.
+        resources: what is managed.
+        nodes: every node that shares GPUs.
+    """
+    sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
+    (share_mib,) = sizes if len(sizes) == 1 else (None,)
+    names = {resource.kind: resource.name for resource in resources}
+    return " and ".join(_part(part, names, share_mib) for part in ask.parts)
+
+
+def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
+    demand = part.demand
+    if demand.kind is Kind.COUNT:
+        return "one whole GPU" if demand.amount == 1 else f"{demand.amount} whole GPUs"
+    memory = f"{names[Kind.MEMORY]}: {demand.amount}" if share_mib is None else format_mib(demand.amount * share_mib)
+    return f"{memory} {'of one GPU' if demand.gpus == 1 else f'in equal parts of {demand.gpus} GPUs'}"
+
+
+def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
+    """Tell it: first how many nodes there are of each kind, then node by node.
+
+    Args:
+        ask: what the pod asks; of something.
+        found: see `answers`.
+        most: so many nodes are told one by one.
+    """
+    lines: list[str] = []
+    if len(found) > most:
+        kinds = Counter(_headline(answer) for answer in found)
+        rows = [(f"  {number}", kind) for kind, number in sorted(kinds.items(), key=lambda one: (-one[1], one[0]))]
+        lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
+    for answer in found[:most]:
+        lines += ["", *_block(ask, answer)]
+    return lines
+
+
+def _headline(answer: NodeAnswer) -> str:
+    if isinstance(answer.found, Unfit):
+        return "; ".join((*answer.excluded, answer.found.sentence))
+    why = (*answer.excluded, *answer.besides)
+    return "its GPUs have room" + (f", but {'; '.join(why)}" if why else "")
+
+
+def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
+    node = answer.node
+    yield f"{node.name}: {_headline(answer)}"
+    if isinstance(answer.found, Unfit):
+        yield from (f"  Besides, {why}." for why in answer.besides)
+    views = node.gpus()
+    if views:
+        heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
+        rows = [_gpu_row(ask, answer, view) for view in views]
+        yield from aligned([heading, *rows])
+    for loose in node.loose():
+        amount = " and ".join(
+            [*([node.amount(loose.shares)] if loose.shares else []), *([f"{loose.gpus} whole"] if loose.gpus else [])]
+        )
+        yield f"  {loose.pod} has {amount} on a GPU that nobody has named, so that it counts on each it may be on."
+    if isinstance(answer.found, Unfit):
+        yield f"  {_what_would_help(answer)}"
+
+
+def _gpu_row(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, ...]:
+    node = answer.node
+    return (
+        f"  {view.gpu.position}",
+        short_uuid(view.gpu.uuid),
+        view.gpu.model.removeprefix("NVIDIA ") or "-",
+        f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)}",
+        _verdict(ask, answer, view),
+        ", ".join(_held(node, held) for held in view.held) or "-",
+    )
+
+
+def _held(node: NodeView, held: Held) -> str:
+    ending = ", being deleted" if held.pod.deleting else ""
+    return f"{held.pod} ({'whole' if held.whole else node.amount(held.shares)}{ending})"
+
+
+def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
+    """Say why one GPU does not serve even the least of what the pod asks, or that it does."""
+    if isinstance(answer.found, Fit):
+        chosen = any(view.gpu.position in placement.positions for placement in answer.found.placements)
+        if chosen:
+            return "would be chosen"
+    if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid)):
+        return "not one that its annotations allow"
+    if view.gpu.unhealthy:
+        return f"unhealthy: {view.gpu.unhealthy}"
+    obstacles = [obstacle for part in ask.parts if (obstacle := _obstacle(part, view)) is not None]
+    if len(obstacles) == len(ask.parts):
+        return _WORDS[obstacles[0]]
+    return "has room" if not obstacles else "has room for a part of it"
+
+
+def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
+    """Return what keeps one GPU from serving its share of a part."""
+    kind = part.demand.kind
+    demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
+    answer = place(demand, [view.room], next(iter(POLICIES.values())))
+    return answer.reasons[0][1] if isinstance(answer, Refusal) else None
+
+
+def _each(demand: Demand) -> int:
+    return demand.amount // demand.gpus
+
+
+def _what_would_help(answer: NodeAnswer) -> str:
+    if answer.ends is None:
+        return "No pod that ends would change that."
+    pods = answer.ends.pods
+    names = ", ".join(_ending(answer.node, pod) for pod in pods)
+    fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"
+    this = "this pod" if len(pods) == 1 else f"these {len(pods)} pods"
+    return f"There would be room if {this} ended{fewer}: {names}."
+
+
+def _ending(node: NodeView, pod: PodUse) -> str:
+    usage = pod.usage
+    shares = sum(shares for _, shares in usage.shares) + usage.unplaced_shares
+    gpus = len(usage.whole) + usage.unplaced_gpus
+    facts = [
+        *([node.amount(shares)] if shares else []),
+        *([f"{gpus} whole"] if gpus else []),
+        f"priority {pod.priority}",
+        *(["being deleted"] if pod.deleting else []),
+    ]
+    return f"{pod} ({', '.join(facts)})"

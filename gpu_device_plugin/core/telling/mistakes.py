@@ -1,0 +1,85 @@
+"""What to write instead, where a pod seems to mean another resource than it asks for, or another unit."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.others import OTHERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.resources import Resource
+
+_OF_OTHERS = ("nvidia.com/*", "amd.com/gpu", "volcano.sh/vgpu-*", *(name for each in OTHERS for name in each.resources))
+_LARGEST_GIB = 512
+"""More than any GPU has."""
+_INSTEAD = {
+    Kind.MEMORY: "{name}: N for N units of the memory of one GPU",
+    Kind.COUNT: "{name}: 1 for a whole GPU",
+}
+
+
+def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Iterator[str]:
+    """Say of each resource that agents do not offer, and that stands for GPUs, what to write instead.
+
+    Args:
+        limits: the names of all resources that a pod asks for.
+        resources: what is managed.
+    """
+    resources = tuple(resources)
+    names = [resource.name for resource in resources]
+    short = {resource.name.partition("/")[2]: resource.name for resource in resources}
+    domains = {resource.name.partition("/")[0] for resource in resources}
+    instead = " or ".join(_INSTEAD[resource.kind].format(name=resource.name) for resource in resources)
+    for name in dict.fromkeys(limits):
+        domain, _, last = name.partition("/")
+        if name in names:
+            continue
+        if domain in domains:
+            like = get_close_matches(last, short, n=1)
+            meant = f"did you mean {short[like[0]]}?" if like else f"write {instead}."
+            yield f"It asks for {name}, which no agent offers: {meant}"
+        elif any(fnmatchcase(name, pattern) for pattern in _OF_OTHERS):
+            yield f"It asks for {name}, which nodes that share their GPUs do not offer: write {instead}."
+
+
+def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[str]:
+    """Say how many units so many MiB are, where a pod asks for more units than any GPU has.
+
+    Args:
+        asked: what the pod asks.
+        resources: what is managed.
+        nodes: every node that shares GPUs; None: that is not known.
+    """
+    name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
+    amount = max(
+        (part.demand.amount // part.demand.gpus for part in asked.parts if part.demand.kind is Kind.MEMORY), default=0
+    )
+    # By the size of a share, the most of them that a GPU has.
+    most = {MIB_PER_GIB: _LARGEST_GIB} if nodes is None else _most_shares(nodes)
+    if len(most) != 1:
+        return
+    ((share_mib, shares),) = most.items()
+    units = -(-amount // share_mib)
+    if units <= shares < amount and amount * 2 >= share_mib:  # nobody asks for so few MiB
+        usual = " unless configured otherwise" if nodes is None else ""
+        yield (
+            f"It asks for {amount} units, which are {format_mib(share_mib)} each{usual}: no GPU has as much. If "
+            f"{amount} MiB are meant, write {name}: {units}."
+        )
+
+
+def _most_shares(nodes: Iterable[NodeView]) -> dict[int, int]:
+    most: dict[int, int] = {}
+    for node in nodes:
+        share_mib = node.candidate.gpus.share_mib
+        if share_mib is not None:
+            most[share_mib] = max(most.get(share_mib, 0), *(gpu.shares for gpu in node.candidate.gpus.gpus), 0)
+    return most

@@ -1,0 +1,211 @@
+"""What keeps kube-scheduler from a node besides its GPUs, as far as a glance shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.resources import Resource
+
+CORDON = "node.kubernetes.io/unschedulable"
+_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_KEEP_AWAY = ("NoSchedule", "NoExecute")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What a node says to keep pods away."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+    def __str__(self) -> str:
+        """Return it the way kubectl takes it."""
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
+
+@dataclass(frozen=True, slots=True)
+class Toleration:
+    """What a pod says of taints that do not keep it away. Empty texts stand for all."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def covers(self, taint: Taint) -> bool:
+        """Return whether this taint is no reason to stay away."""
+        return (
+            self.effect in {"", taint.effect}
+            and self.key in {"", taint.key}
+            and (self.operator == "Exists" or (self.operator == "Equal" and self.value == taint.value))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands on a node beside what concerns GPUs."""
+
+    taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a pod's node affinity says of one label."""
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        values = f" ({', '.join(self.values)})" if self.values else ""
+        return f"{self.key} {self.operator}{values}"
+
+    def holds(self, labels: Mapping[str, str]) -> bool:
+        """Return whether labels are so, as k8s.io/component-helpers says; of an operator that is not known they are."""
+        holds = _OPERATORS.get(self.operator)
+        return holds is None or holds(labels.get(self.key), self.values)
+
+
+def _numbers(label: str | None, values: Sequence[str]) -> tuple[int, int] | None:
+    """Return the number that a node's label is, and the one that it is compared with; None if one is none."""
+    texts = (label or "", *values)
+    if len(texts) != len(("label", "bound")) or not all(map(_NUMBER.fullmatch, texts)):
+        return None
+    found, bound = map(int, texts)
+    return found, bound
+
+
+_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingProxyType(
+    {
+        "In": lambda label, values: label in values,
+        "NotIn": lambda label, values: label not in values,
+        "Exists": lambda label, _: label is not None,
+        "DoesNotExist": lambda label, _: label is None,
+        "Gt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] > pair[1],
+        "Lt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] < pair[1],
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One of the kinds of nodes that a pod's node affinity allows."""
+
+    labels: tuple[Requirement, ...] = ()
+    fields: tuple[Requirement, ...] = ()
+    """Of the node itself; Kubernetes knows ``metadata.name``."""
+
+    def failing(self, node: NodeView, labels: Mapping[str, str]) -> Requirement | None:
+        """Return what a node does not meet; None if it is one of these."""
+        for requirements, facts in ((self.labels, labels), (self.fields, {"metadata.name": node.name})):
+            for requirement in requirements:
+                if not requirement.holds(facts):
+                    return requirement
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a pod says of the nodes it may go to."""
+
+    tolerations: tuple[Toleration, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Node labels that it wants."""
+    affinity: tuple[Alternative, ...] | None = None
+    """What its node affinity requires, of which one is enough; None: nothing."""
+
+
+NO_TERMS = Terms()
+
+
+def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, ...]:
+    """Return why kube-scheduler does not consider a node for a pod at all, in sentences about the node.
+
+    Args:
+        node: the node.
+        around: its taints and labels.
+        pod: what the pod says of nodes.
+    """
+
+    def tolerated(taint: Taint) -> bool:
+        return any(toleration.covers(taint) for toleration in pod.tolerations)
+
+    told_otherwise = {*([CORDON] if node.unschedulable else []), *([] if node.ready else _NOT_READY)}
+    return (
+        *(["it is cordoned"] if node.unschedulable and not tolerated(Taint(CORDON)) else []),
+        *([] if node.ready else ["it is not ready"]),
+        *(
+            f"the pod does not tolerate its taint {taint}"
+            for taint in around.taints
+            if taint.effect in _KEEP_AWAY and taint.key not in told_otherwise and not tolerated(taint)
+        ),
+        *(
+            f"the pod wants the node label {key}={value}"
+            for key, value in sorted(pod.selector.items())
+            if around.labels.get(key) != value
+        ),
+        *_by_affinity(node, around, pod.affinity),
+    )
+
+
+def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
+    if wanted is None:
+        return ()
+    # What says nothing allows nothing.
+    failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
+    if any(requirement is None for requirement in failing):
+        return ()
+    if len(failing) == 1:
+        return (f"the pod's node affinity wants {failing[0]}",)
+    return (f"it is none of the {len(failing)} kinds of nodes that the pod's node affinity allows",)
+
+
+def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[str, ...]:
+    """Return what else keeps a pod from a node that kube-scheduler considers, in sentences about the node.
+
+    Of what it compares only what its kubelet says of GPUs: no CPU, no memory.
+
+    Args:
+        node: the node with its pods.
+        ask: what the pod asks of GPUs.
+        resources: what is managed.
+    """
+    return tuple(why for resource in resources if (why := _too_little(node, ask, resource)))
+
+
+def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
+    """Say why the kubelet's numbers are too small for the pod, where its GPUs would not tell; empty: they are not."""
+    asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
+    if not asked or node.candidate.problem:
+        return ""
+    if resource.name not in node.capacity:
+        return f"its kubelet knows no {resource.name}: no agent has registered there since it started"
+    offered = node.allocatable.get(resource.name, 0)
+    memory = resource.kind is Kind.MEMORY
+    # A GPU that is in use the other way is withheld by its agent, and that is no news.
+    rooms = [room for room in node.candidate.rooms if room.healthy and not (room.whole if memory else room.shared)]
+    if not offered:
+        return f"its agent offers no {resource.name} at the moment; see the agent's log" if rooms else ""
+    taken = sum(
+        usage.unplaced_shares + sum(shares for _, shares in usage.shares)
+        if memory
+        else usage.unplaced_gpus + len(usage.whole)
+        for usage in (pod.usage for pod in node.pods)
+    )
+    free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
+    if offered - taken >= asked or free < asked:  # the second is told by the GPUs
+        return ""
+    return f"of {offered} allocatable {resource.name} {taken} are taken"

@@ -1,0 +1,145 @@
+"""The GPU memory of a cluster, printed as gpushare's own `kubectl inspect gpushare` prints it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
+from gpu_device_plugin.core.telling.columns import aligned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+
+_UNKNOWN = "unknown"
+_LARGE = 100
+"""More shares than this on one GPU are taken for MiB, where nobody says how large they are."""
+
+
+def summary(nodes: Iterable[NodeView]) -> list[str]:
+    """Draw one line for each node: what is allocated of each GPU.
+
+    Args:
+        nodes: by name. One without shares has no line, as in the original.
+    """
+    nodes = [node for node in nodes if node.total]
+    unit, amount = _unit(nodes)
+    places = range(max((gpu.position + 1 for node in nodes for gpu in node.candidate.gpus.gpus), default=0))
+    pending = any(node.loose() for node in nodes)
+    rows = []
+    for node in nodes:
+        cells = {
+            view.gpu.position: f"{amount(node, view.used)}/{amount(node, view.gpu.shares)}" for view in node.gpus()
+        }
+        rows.append(
+            [
+                node.name,
+                node.address or _UNKNOWN,
+                *(cells.get(position, "0/0") for position in places),
+                *([str(amount(node, node.unplaced)) if node.loose() else ""] if pending else []),
+                f"{amount(node, node.used)}/{amount(node, node.total)}",
+            ]
+        )
+    heading = [
+        "NAME",
+        "IPADDRESS",
+        *(f"GPU{position}(Allocated/Total)" for position in places),
+        *(["PENDING(Allocated)"] if pending else []),
+        f"GPU Memory({unit})" if unit else "GPU Memory",
+    ]
+    # The original counts the bytes of its first row, each cell with the character after it.
+    rule = sum(len(cell.encode()) + 1 for cell in rows[0]) + 20 if rows else 0
+    return [
+        *aligned([heading, *rows]),
+        "-" * rule,
+        "Allocated/Total GPU Memory In Cluster:",
+        *aligned([[_share_of_total(nodes, amount), ""]]),
+    ]
+
+
+def details(nodes: Iterable[NodeView]) -> list[str]:
+    """Draw one table for each node: what each pod has of each GPU. A star marks a GPU that is taken whole.
+
+    Args:
+        nodes: by name. One without shares has no table, as in the original.
+    """
+    nodes = [node for node in nodes if node.total]
+    _, amount = _unit(nodes)
+    lines: list[list[str]] = []
+    rule = 0
+    starred = False
+    for node in nodes:
+        rows = _pod_rows(node, amount)
+        starred = starred or any(cell.endswith("*") for row in rows for cell in row)
+        used, total = amount(node, node.used), amount(node, node.total)
+        # The rule is as long as the rows of the first node are in all; the original counts their bytes, tabs and ends.
+        rule = rule or sum(len(cell.encode()) + 1 for row in rows for cell in row) + 10
+        lines += [
+            [""],
+            ["NAME:", node.name],
+            ["IPADDRESS:", node.address or _UNKNOWN],
+            [""],
+            [
+                "NAME",
+                "NAMESPACE",
+                *(f"GPU{gpu.position}(Allocated)" for gpu in node.candidate.gpus.gpus),
+                *(["Pending(Allocated)"] if node.loose() else []),
+                "",
+            ],
+            *rows,
+            ["Allocated :", f"{used} ({_percent(used, total)}%)", ""],
+            ["Total :", f"{total} ", ""],
+            ["-" * rule],
+        ]
+    lines += [[""], [""], ["Allocated/Total GPU Memory In Cluster:", _share_of_total(nodes, amount), ""]]
+    return aligned([*lines, *([["* the whole GPU"]] if starred else [])])
+
+
+def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:
+    views, loose = node.gpus(), {each.pod: each for each in node.loose()}
+    rows = []
+    for pod in sorted(node.pods, key=lambda pod: pod in loose):  # those without a place of their own come last
+        cells = []
+        for view in views:
+            held = [each for each in view.held if each.pod == pod]
+            star = "*" if any(each.whole for each in held) else ""
+            cells.append(f"{amount(node, sum(each.shares for each in held))}{star}")
+        if loose:
+            cells.append(str(amount(node, node.size(loose[pod]) if pod in loose else 0)))
+        rows.append([pod.name, pod.namespace, *cells, ""])
+    return rows
+
+
+def _unit(nodes: Sequence[NodeView]) -> tuple[str, Callable[[NodeView, int], int]]:
+    """Return the name of the unit in which memory is printed, and how shares of a node become a number of it.
+
+    Without nodes there is no unit.
+
+    Agents say how large a share is, and one size in the whole cluster is the unit. Where sizes differ it is MiB, so
+    that sums are right. Where no agent says anything, the original guesses by the first node's GPUs.
+    """
+    if not nodes:
+        return "", lambda _node, shares: shares
+    first = nodes[0].candidate.gpus.gpus
+    guessed = 1 if nodes[0].total // len(first) > _LARGE else MIB_PER_GIB
+    sizes = {size for node in nodes if (size := node.candidate.gpus.share_mib) is not None} or {guessed}
+    if len(sizes) == 1:
+        return _unit_name(sizes.pop()), lambda _node, shares: shares
+    return "MiB", lambda node, shares: shares * (node.candidate.gpus.share_mib or guessed)
+
+
+def _unit_name(share_mib: int) -> str:
+    names = {1: "MiB", MIB_PER_GIB: "GiB"}
+    return names.get(share_mib) or f"{format_mib(share_mib).replace(' ', '')} units"
+
+
+def _share_of_total(nodes: Iterable[NodeView], amount: Callable[[NodeView, int], int]) -> str:
+    pairs = [(amount(node, node.used), amount(node, node.total)) for node in nodes]
+    used, total = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
+    return f"{used}/{total} ({_percent(used, total)}%)"
+
+
+def _percent(used: int, total: int) -> int:
+    # In floating point and cut off, as the original reckons: 29 of 100 are 28 %.
+    return int(used / total * 100) if total else 0

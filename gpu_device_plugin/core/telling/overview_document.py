@@ -1,0 +1,75 @@
+"""The GPUs of a cluster as one document for machines; docs/inspect.md is its contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView, PodUse
+
+VERSION = 1
+"""Goes up when a field changes its meaning or goes away. New fields may come at any time."""
+
+
+def document(nodes: Iterable[NodeView]) -> dict[str, Any]:
+    """Return everything that is known, as what JSON can write.
+
+    Args:
+        nodes: by name.
+    """
+    return {"version": VERSION, "nodes": [_node(node) for node in nodes]}
+
+
+def _node(node: NodeView) -> dict[str, Any]:
+    gpus = node.candidate.gpus
+    return {
+        "name": node.name,
+        "address": node.address or None,
+        "ready": node.ready,
+        "unschedulable": node.unschedulable,
+        "problem": node.candidate.problem or None,
+        "shareMiB": gpus.share_mib,
+        "policy": node.candidate.policy,
+        "driver": gpus.driver,
+        "divided": gpus.divided,
+        "capacity": dict(node.capacity),
+        "allocatable": dict(node.allocatable),
+        "totalShares": node.total,
+        "usedShares": node.used,
+        "gpus": [_gpu(view) for view in node.gpus()],
+        "links": [
+            {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
+            for a, b, closeness, nvlinks in gpus.links.pairs
+        ],
+        "unplaced": [{**_pod(loose.pod), "shares": loose.shares, "wholeGpus": loose.gpus} for loose in node.loose()],
+    }
+
+
+def _gpu(view: GpuView) -> dict[str, Any]:
+    gpu = view.gpu
+    return {
+        "index": gpu.position,
+        "uuid": gpu.uuid or None,
+        "model": gpu.model or None,
+        "memoryMiB": gpu.memory_mib,
+        "numa": gpu.numa,
+        "healthy": not gpu.unhealthy,
+        "reason": gpu.unhealthy or None,
+        "totalShares": gpu.shares,
+        "usedShares": view.used,
+        "freeShares": view.free,
+        "whole": view.room.whole,
+        "pods": [{**_pod(held.pod), "shares": held.shares, "whole": held.whole} for held in view.held],
+    }
+
+
+def _pod(pod: PodUse) -> dict[str, Any]:
+    return {
+        "namespace": pod.namespace,
+        "name": pod.name,
+        "uid": pod.uid,
+        "priority": pod.priority,
+        "deleting": pod.deleting,
+    }

@@ -1,0 +1,179 @@
+"""What there is to know of a pod before one looks at any node: where it is, or why nothing looks for a place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
+from gpu_device_plugin.core.cluster.usage import usage_of
+from gpu_device_plugin.core.contract.annotations import ASSIGNED, ASSUME_TIME, MalformedAnnotationError, promises
+from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
+from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
+from gpu_device_plugin.core.telling.printing import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+SCHEDULER = "gpushare-scheduler"
+"""The scheduler that comes with the extender."""
+DEFAULT_SCHEDULER = "default-scheduler"
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What stands on a pod beside what concerns GPUs."""
+
+    scheduler: str = DEFAULT_SCHEDULER
+    reason: str = ""
+    """Of the pod's status: why it ended, or was refused."""
+    message: str = ""
+    condition_reason: str = ""
+    """Of its condition PodScheduled, where that is not true."""
+    condition: str = ""
+    gates: tuple[str, ...] = ()
+    """What has to be removed before a scheduler looks at it."""
+    terms: Terms = NO_TERMS
+    ignored: tuple[str, ...] = ()
+    """Limits that make no sense, one sentence each."""
+    limits: tuple[str, ...] = ()
+    """Names of all resources that its containers ask for, ours too."""
+    events: tuple[str, ...] = ()
+    """What Kubernetes said of it lately, one sentence each."""
+
+
+def causes(
+    pod: Pod, told: Told, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
+) -> tuple[list[str], Ask | None]:
+    """Return the plain facts as sentences, and what the pod asks where it is worth looking for a place.
+
+    Args:
+        pod: the pod.
+        told: what else stands on it.
+        resources: what is managed.
+        nodes: every node that shares GPUs, by name; None: that is not known.
+    """
+    resources = tuple(resources)
+    name = f"{pod.namespace}/{pod.name}"
+    asked = ask(pod, resources)
+    ignored = [f"Ignored: {why}." for why in told.ignored]
+    instead = list(asks_for_others(told.limits, resources))
+    if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
+        facts = [
+            *asks_in_mib(asked, resources, None if nodes is None else nodes.values()),
+            *_waiting(told, resources, nodes),
+        ]
+        return [*ignored, *instead, *facts, *told.events], asked if nodes or nodes is None else None
+    if pod.ended:
+        why = ": ".join(filter(None, (told.reason, told.message)))
+        fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
+    elif isinstance(asked, Impossible):
+        where = f" (on node {pod.node_name})" if pod.node_name else ""
+        fact = [f"{name}{where} asks what no node can give: {asked.sentence}."]
+    elif not asked.parts and (nothing := _nothing(pod, resources)):
+        fact = [*nothing, *_said(told)]
+    elif not asked.parts:
+        names = " nor ".join(resource.name for resource in resources)
+        so = "" if instead else ", so GPUs are not what it waits for"
+        fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(told)]
+    elif pod.node_name:
+        fact = list(_whereabouts(pod, told, resources, nodes))
+    else:
+        fact = [f"{name} is being deleted and gets no node any more."]
+    return [*fact, *ignored, *told.events], None
+
+
+def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
+    """Say of which container the limit is 0; nothing if of none."""
+    return [
+        f"Container {container.name!r} of {pod.namespace}/{pod.name} asks for 0 of {resource.name}, which is nothing, "
+        "so GPUs are not what it waits for. Write how much it needs, or leave the line out."
+        for container in pod.containers
+        for resource in resources
+        if container.limits.get(resource.name) == 0
+    ]
+
+
+def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
+    """Say what a pod that asks for something waits for, wherever it is to go."""
+    if told.gates:
+        yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(told.gates)}."
+    yield from _said(told)
+    if not told.gates and not told.condition_reason and not told.condition:
+        yield f"{told.scheduler} has not looked at it yet; if that stays so, no scheduler of this name runs."
+    if told.scheduler == DEFAULT_SCHEDULER:
+        yield (
+            f"It will be placed by {DEFAULT_SCHEDULER}; if that one does not call the extender, it knows only the sum "
+            f"of a node's free GPU memory. Set schedulerName: {SCHEDULER}."
+        )
+    if nodes is not None and not nodes:
+        yield (
+            f"No node shares GPUs: none has GPUs written on it by an agent, nor {resources[0].name} in its capacity. "
+            "Label GPU nodes gpushare=true and see the agent's log there."
+        )
+
+
+def _said(told: Told) -> list[str]:
+    if not told.condition_reason and not told.condition:
+        return []
+    reason = f" ({told.condition_reason})" if told.condition_reason else ""
+    return [f"{told.scheduler} says{reason}: {told.condition or 'nothing more'}"]
+
+
+def _whereabouts(
+    pod: Pod, told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
+) -> Iterable[str]:
+    """Say where a pod is."""
+    name, usage = f"{pod.namespace}/{pod.name}", usage_of(pod, resources)
+    state = "is being deleted from" if pod.deleting else "is on"
+    yield f"{name} {state} node {pod.node_name} ({pod.phase})."
+    node = None if nodes is None else nodes.get(pod.node_name)
+    if node is None and nodes is not None:
+        yield "That node is gone, or shares no GPUs (any more)."
+    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    places = [(at, _amount(node, shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
+    for position, amount in sorted(places):
+        gpu = listed.get(position)
+        unlisted = "" if nodes is None else "not listed by its node"
+        facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else unlisted
+        yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
+    if usage.unplaced:
+        yield _why_unplaced(pod, told, resources)
+    if since := _moment(pod.annotations.get(ASSUME_TIME, "")):
+        yield f"Placed at {since}."
+    if pod.annotations.get(ASSIGNED) == "false":
+        yield "Its node has not given it the GPU yet."
+    if told.message:
+        yield f"Its status says{f' ({told.reason})' if told.reason else ''}: {told.message}"
+
+
+def _why_unplaced(pod: Pod, told: Told, resources: tuple[Resource, ...]) -> str:
+    try:
+        promises(pod, resources)
+    except MalformedAnnotationError as error:
+        return f"What is written on it of its GPU makes no sense: {error}."
+    if told.scheduler == DEFAULT_SCHEDULER:
+        return (
+            f"Nobody has written on it which GPU it has: it was placed by {DEFAULT_SCHEDULER}; if that one does not "
+            f"call the extender, set schedulerName: {SCHEDULER}."
+        )
+    return (
+        f"Nobody has written on it which GPU it has: {told.scheduler} did not ask the extender, or somebody set the "
+        "pod's nodeName."
+    )
+
+
+def _amount(node: NodeView | None, shares: int) -> str:
+    return counted(shares, "unit") if node is None else node.amount(shares)
+
+
+def _moment(nanoseconds: str) -> str:
+    """Return a time of ours as people write it, in UTC; empty if it is none."""
+    if not (nanoseconds.isascii() and nanoseconds.isdigit() and len(nanoseconds) < 20):
+        return ""
+    return datetime.fromtimestamp(int(nanoseconds) // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

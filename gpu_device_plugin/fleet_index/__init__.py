@@ -1,0 +1,1 @@
+"""The nodes of a fleet in columns, and the verdicts on them by kind of pod."""

@@ -1,0 +1,135 @@
+"""What `core.cluster.fitting` and `core.cluster.scoring` say of thousands of nodes, in the time that a scheduler waits.
+
+They look at node by node. Here all nodes are looked at together, column by column, every answer is remembered for as
+long as its node stays as it is, and one request tries only so much.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gpu_device_plugin.fleet_index.effort import Effort
+from gpu_device_plugin.fleet_index.points import points
+from gpu_device_plugin.fleet_index.rows import Rows
+from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.fitting import Unfit
+    from gpu_device_plugin.fleet_index.effort import Find
+    from gpu_device_plugin.fleet_index.rows import Nodes
+
+V = TypeVar("V")
+
+_MOST_ASKS = 64
+"""So many different pods are remembered. At 5,000 nodes each takes 80 kB."""
+
+
+class Judge:
+    """Judges nodes for pods.
+
+    Whatever it remembers, it answers as the core does, with one exception: where a pod could go onto nodes in so many
+    ways that one request cannot try them all, the nodes left over do not fit (`UNTRIED`), or are scored as if their
+    GPUs were not connected, and as if the pod might have any of them. What was tried is remembered, so that the next
+    request comes further.
+    """
+
+    def __init__(self, nodes: Nodes) -> None:
+        """Judge `nodes`."""
+        self._rows = Rows(nodes)
+        self._begun = 0
+        self._pods: OrderedDict[Ask, _Pod] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Judge: {self._rows!r}, remembers {len(self._pods)} pods>"
+
+    def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
+        """Return `fitting.unfit` for one pod and each of some nodes; `UNKNOWN` of a name that no node has."""
+        found = self._pod(ask).verdicts()
+        return [UNKNOWN if row is None else found[row] for row in map(self._rows.index.get, names)]
+
+    def scores(self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str) -> Sequence[int]:
+        """Return `core.cluster.scoring.score` for one pod and each of some nodes; 0 for a name that no node has."""
+        found = self._pod(ask).scores(node_policy, gpu_policy)
+        return [0 if row is None else found[row] for row in map(self._rows.index.get, names)]
+
+    def prepare(self) -> None:
+        """Take over what has changed, so that the next pod need not wait for that."""
+        self._rows.update()
+
+    def _pod(self, ask: Ask) -> _Pod:
+        self.prepare()
+        if self._begun != self._rows.begun:
+            self._begun = self._rows.begun
+            self._pods.clear()
+        found = self._pods.pop(ask, None) or _Pod(ask, self._rows)
+        self._pods[ask] = found
+        if len(self._pods) > _MOST_ASKS:
+            self._pods.popitem(last=False)
+        return found
+
+
+class _Answers(Generic[V]):
+    """What is said of every row, found out anew when it has changed."""
+
+    def __init__(self, rows: Rows, find: Find[V], effort: Effort) -> None:
+        self._rows = rows
+        self._find = find
+        self._effort = effort
+        self._mark = 0
+        self._left_over: list[int] = []
+        self.known: list[V] = []
+
+    def now(self) -> list[V]:
+        """Return the answers by row, to be read before anything changes."""
+        self._mark, changed = self._rows.changed_since(self._mark)
+        self._effort.renew()
+        left_over, self._left_over = self._left_over, []
+        if changed is None or not self.known:
+            self.known = self._find(range(len(self._rows)), self._left_over)
+        elif changed or left_over:
+            rows = sorted({*changed, *left_over})
+            found = self._find(rows, self._left_over)
+            self.known += found[:1] * (len(self._rows) - len(self.known))
+            for row, answer in zip(rows, found, strict=True):
+                self.known[row] = answer
+        return self.known
+
+
+class _Pod:
+    """All that is remembered of pods that ask the same."""
+
+    def __init__(self, ask: Ask, rows: Rows) -> None:
+        self._ask = ask
+        self._rows = rows
+        effort = Effort()
+        self._verdicts = _Answers(rows, verdicts(ask, rows, effort), effort)
+        self._policies = ("", "")
+        self._scores: _Answers[int] | None = None
+
+    def verdicts(self) -> list[Unfit | None]:
+        return self._verdicts.now()
+
+    def scores(self, node_policy: str, gpu_policy: str) -> list[int]:
+        self._verdicts.now()
+        if self._scores is None or self._policies != (node_policy, gpu_policy):
+            self._policies = node_policy, gpu_policy
+            effort = Effort()
+            find = self._where_it_fits(points(self._ask, self._rows, node_policy, gpu_policy, effort))
+            self._scores = _Answers(self._rows, find, effort)
+        return self._scores.now()
+
+    def _where_it_fits(self, points: Find[int]) -> Find[int]:
+        def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
+            verdicts = self._verdicts.known
+            fitting = [row for row in rows if verdicts[row] is None]
+            if len(fitting) == len(rows):
+                return points(fitting, left_over)
+            left_over += [row for row in rows if verdicts[row] is UNTRIED]
+            found = iter(points(fitting, left_over))
+            return [next(found) if verdicts[row] is None else 0 for row in rows]
+
+        return find

@@ -1,0 +1,127 @@
+"""How well thousands of nodes suit a pod: what `core.cluster.scoring.score_of_fit` says of each, found by columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.scoring import connected, points_for, score_of_fit, wanted
+from gpu_device_plugin.fleet_index.effort import TooLongError
+from gpu_device_plugin.fleet_index.rows import column, picked
+from gpu_device_plugin.fleet_index.verdicts import allowing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.fleet_index.effort import Effort, Find
+    from gpu_device_plugin.fleet_index.rows import Rows
+
+_MOST_ANSWERS = 50_000
+"""So many answers are remembered for one pod; then all are forgotten."""
+_STEPS_OF_A_GROUP = 5
+"""What it takes to find out how well some GPUs are connected, in the measure of `Effort`."""
+_STEPS_OF_A_ROW = 1
+"""What it takes to score one node of which a pod may have some GPUs and not others."""
+
+
+def points(ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effort) -> Find[int]:
+    """Return what says how well some rows suit one pod, which fits on all of them."""
+    if not ask.parts:
+        return lambda rows, _left_over: [0] * len(rows)
+    every = _Points(ask, data, node_policy, gpu_policy, effort)
+    if not ask.wishes.choosy:
+        return every
+    allowed = allowing(ask.wishes, data)
+
+    def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
+        suited = [row for row, model in zip(rows, picked(data.model, rows), strict=True) if allowed(row, model)]
+        found: dict[int, int] = {}
+        for row in set(rows).difference(suited):
+            try:
+                effort.check()
+            except TooLongError:
+                suited.append(row)
+                left_over.append(row)
+            else:
+                effort.spend(_STEPS_OF_A_ROW)
+                found[row] = score_of_fit(ask, data.nodes[row], node_policy, gpu_policy)
+        found.update(zip(suited, every(suited, left_over), strict=True))
+        return [found[row] for row in rows]
+
+    return find
+
+
+class _Points:
+    """The points of rows of which a pod may have any GPU."""
+
+    def __init__(self, ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effort) -> None:
+        self._wanted = wanted(ask)
+        self._data = data
+        self._policy = ask.wishes.node_policy or node_policy
+        self._wished = ask.wishes.gpu_policy
+        self._gpu_policy = gpu_policy
+        self._effort = effort
+        self._connected: dict[tuple[int, int], float] = {}
+        self._known: dict[tuple[int, float], int] = {}
+
+    def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[int]:
+        known = self._known
+        keys = zip(picked(self._data.fill, rows), self._spared(rows, left_over), strict=True)
+        return [known.get(key) or self._score(key) for key in keys]
+
+    def _score(self, key: tuple[int, float]) -> int:
+        fill, spared = key
+        if len(self._known) >= _MOST_ANSWERS:
+            self._known.clear()
+        full = self._wanted.full(*self._data.fills.examples[fill])
+        found = self._known[key] = points_for(self._policy, full, spared / self._wanted.things)
+        return found
+
+    def _spared(self, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
+        """Return for each row how much of what the pod could spoil it does not; nothing where that does not count."""
+        spared: Sequence[float] = [0] * len(rows)
+        if self._policy == "spread":
+            return spared
+        for each, gpus in self._wanted.memory:
+            spared = self._opened(spared, each, gpus, rows)
+        for amount, pairs in self._wanted.counts:
+            spared = [a + pairs * b for a, b in zip(spared, self._near(amount, rows, left_over), strict=True)]
+        return spared
+
+    def _opened(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
+        """Add for each row of how many GPUs from which the pod gets memory some is in use already."""
+        said = {self._wished} if self._wished else set(self._data.policy)
+        packs = {policy: (policy or self._gpu_policy) == "binpack" for policy in said}
+        if all(packs.values()):
+            return self._opened_by_packing(spared, each, gpus, rows)
+        left = [max(0, gpus - unused) for unused in picked(self._data.unused, rows)]
+        if not any(packs.values()):
+            return [a + b for a, b in zip(spared, left, strict=True)]
+        found = self._opened_by_packing([0] * len(rows), each, gpus, rows)
+        packing = [packs[policy] for policy in picked(self._data.policy, rows)]
+        return [a + (b if p else c) for a, b, c, p in zip(spared, found, left, packing, strict=True)]
+
+    def _opened_by_packing(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
+        for at in range(gpus):
+            spared = [a + (free >= each) for a, free in zip(spared, column(self._data.shared, at, rows), strict=True)]
+        return spared
+
+    def _near(self, amount: int, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
+        """Return how well the best of so many unused GPUs of each row are connected; 0 where no steps are left."""
+        groups = picked(self._data.group, rows)
+        found: dict[int, float] = {}
+        for group in dict.fromkeys(groups):
+            try:
+                found[group] = self._best(group, amount)
+            except TooLongError:
+                continue
+        left_over += [row for row, group in zip(rows, groups, strict=True) if group not in found]
+        return [found.get(group, 0.0) for group in groups]
+
+    def _best(self, group: int, amount: int) -> float:
+        found = self._connected.get((group, amount))
+        if found is None:
+            self._effort.check()
+            self._effort.spend(_STEPS_OF_A_GROUP)
+            found = self._connected[group, amount] = connected(*self._data.groups.examples[group], amount)
+        return found

@@ -1,0 +1,216 @@
+"""The demo: the agent at work between a kubelet and GPUs, told scene by scene in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from contextlib import asynccontextmanager, suppress
+from textwrap import wrap
+from typing import TYPE_CHECKING, TextIO
+
+from gpu_device_plugin.programs.demo import report
+from gpu_device_plugin.programs.demo.report import Look, Tone
+from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
+from gpu_device_plugin.programs.demo.world import AgentGoneError, NoGpusError, world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gpu_device_plugin.programs.demo.scenes import Scenes, Shown
+
+_NARROWEST, _WIDEST = 80, 120
+_REDRAW_S = 0.1
+_READING_S = 3.0
+_COLOURS = {
+    Tone.PLAIN: "",
+    Tone.HEADING: "\x1b[1m",
+    Tone.FAINT: "\x1b[2m",
+    Tone.GOOD: "\x1b[32m",
+    Tone.SHARED: "\x1b[36m",
+    Tone.WHOLE: "\x1b[35m",
+    Tone.BAD: "\x1b[31m",
+}
+_RESET = "\x1b[0m"
+
+
+def main(gpus: str | None, *, once: bool) -> int:
+    """Play the demo.
+
+    Args:
+        gpus: where they come from, as for the agent; invented ones by default.
+        once: print every scene when it is over, without waiting and without colour.
+
+    Returns:
+        0 if everything came about as told; 1 if not, or if there are no GPUs.
+
+    Raises:
+        UsageError: `gpus` names none.
+    """
+    terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    stage = Stage(sys.stdout, live=terminal and not once, colour="NO_COLOR" not in os.environ)
+    try:
+        return asyncio.run(_play_until_told(gpus or DEFAULT_GPUS, stage))
+    except NoGpusError as error:
+        print(f"No GPUs to share: {error}", file=sys.stderr)
+    except AgentGoneError as error:
+        print(f"The agent ended: {error}", file=sys.stderr)
+    except asyncio.CancelledError:
+        print("The demo was told to stop.", file=sys.stderr)
+    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+async def _play_until_told(gpus: str, stage: Stage) -> int:
+    """Play to the end, or until SIGTERM or SIGHUP; the agent and its folder are not to be left behind then."""
+    playing = asyncio.create_task(play(gpus, stage), name="demo")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
+    return await playing
+
+
+async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
+    """Play `scenes` on `stage` and return the exit code; see `main`.
+
+    Raises:
+        UsageError: `gpus` names none.
+        NoGpusError: there are none to share.
+        AgentGoneError: the agent ended by itself.
+    """
+    failed = []
+    async with world(gpus) as made:
+        story = Story(made, stage.pause)
+        stage.introduce(gpus)
+        for number, (title, scene) in enumerate(scenes.items(), 1):
+            async with stage.showing(f"{number}/{len(scenes)}", story):
+                shown = await story.play(title, scene)
+            if not shown.as_told:
+                failed.append(str(number))
+            await stage.pause(_READING_S)
+    stage.conclude(failed)
+    return 1 if failed else 0
+
+
+class Stage:
+    """Where the scenes are shown: drawn again in place on a terminal, printed once everywhere else."""
+
+    def __init__(self, stream: TextIO, *, live: bool, colour: bool) -> None:
+        """Show on `stream`.
+
+        Args:
+            stream: where to write.
+            live: it is a terminal, and somebody watches: draw what changes, and leave time to read.
+            colour: colour what is live.
+        """
+        self._stream = stream
+        self._live = live
+        self._paint = _coloured if live and colour else _plain
+        self._drawn: list[str] = []
+        self._marks = {"full": "█", "empty": "░"} if _can_write(stream, "█░") else {"full": "#", "empty": "."}
+
+    def __repr__(self) -> str:
+        return f"<Stage {'live' if self._live else 'printing'}: {len(self._drawn)} lines on show>"
+
+    async def pause(self, seconds: float) -> None:
+        """Leave time to read where somebody watches."""
+        if self._live:
+            await asyncio.sleep(seconds)
+
+    def introduce(self, gpus: str) -> None:
+        """Say what is going to be shown."""
+        real = "the GPUs of this machine" if gpus == "nvml" else f"invented GPUs ({gpus})"
+        lines = _paragraph(
+            f"A kubelet made for the purpose, {real}, and between them the agent as it runs in a cluster. Everything "
+            "below is read from the kubelet's books; pods are real to both, and run nothing.",
+            self._look().width,
+        )
+        self._write(*lines, "")
+
+    def conclude(self, failed: list[str]) -> None:
+        """Say how it went."""
+        if failed:
+            text, tone = f"Not everything came about as told: see NO in scene {', '.join(failed)}.", Tone.BAD
+        else:
+            text, tone = "Everything came about as told, and in no scene was anything given twice.", Tone.GOOD
+        self._write(*(self._paint(line, tone) for line in _paragraph(text, self._look().width)))
+
+    @asynccontextmanager
+    async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
+        """Show the scene that is being played in the body."""
+        painter = asyncio.create_task(self._keep_drawing(number, story), name="draw") if self._live else None
+        try:
+            yield
+        finally:
+            if painter is not None:
+                painter.cancel()
+                await asyncio.gather(painter, return_exceptions=True)
+            self._draw(frame(number, story.look(), self._look()))
+            self._write("")
+            self._drawn = []
+
+    async def _keep_drawing(self, number: str, story: Story) -> None:
+        while True:
+            size = shutil.get_terminal_size()
+            lines = frame(number, story.look(), self._look())
+            # What is wider than the terminal is broken by it, and what is longer cannot be reached any more.
+            if size.columns >= _NARROWEST and len(lines) < size.lines:
+                self._draw(lines)
+            await asyncio.sleep(_REDRAW_S)
+
+    def _draw(self, lines: list[str]) -> None:
+        if lines == self._drawn:
+            return
+        if self._drawn:
+            self._stream.write(f"\x1b[{len(self._drawn)}A\x1b[J")
+        self._write(*lines)
+        self._drawn = lines
+
+    def _write(self, *lines: str) -> None:
+        self._stream.write("".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+
+    def _look(self) -> Look:
+        width = shutil.get_terminal_size().columns if self._live else _NARROWEST
+        return Look(min(max(width, _NARROWEST), _WIDEST), **self._marks, paint=self._paint)
+
+
+def frame(number: str, shown: Shown, look: Look) -> list[str]:
+    """Draw one scene as lines of text."""
+    rule = "─" if look.full == "█" else "-"
+    lines = [look.paint(f"{number} {shown.title} ".ljust(look.width, rule), Tone.HEADING)]
+    lines += [*_paragraph(shown.caption, look.width), ""]
+    if shown.left_out:
+        return lines[:-1]
+    lines += [*report.table(shown.table, shown.share_mib, look), ""]
+    lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
+    for who, what in shown.quotes:
+        lines += _paragraph(f"{who}: {what}", look.width, "    ")
+    for sentence, held in shown.checks:
+        mark, tone = ("ok", Tone.GOOD) if held else ("NO", Tone.BAD)
+        first, *rest = _paragraph(sentence, look.width - 4)
+        lines += [f"{look.paint(mark, tone)}  {first}", *(f"    {line}" for line in rest)]
+    return lines
+
+
+def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
+    together = text.replace(" GiB", "\N{NO-BREAK SPACE}GiB")  # an amount stays on one line
+    lines = wrap(together, width, subsequent_indent=indent, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _plain(text: str, _tone: Tone) -> str:
+    return text
+
+
+def _coloured(text: str, tone: Tone) -> str:
+    return f"{_COLOURS[tone]}{text}{_RESET}" if _COLOURS[tone] else text
+
+
+def _can_write(stream: TextIO, text: str) -> bool:
+    with suppress(UnicodeEncodeError, LookupError):
+        text.encode(stream.encoding or "ascii")
+        return True
+    return False

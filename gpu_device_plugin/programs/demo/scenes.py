@@ -1,0 +1,357 @@
+"""The story of the demo: what happens on the node, and what must come of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
+from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.programs.demo import report
+from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.core.model.placing import Room
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.testing.pods import Pod
+
+DEFAULT_GPUS = "fake:1xP4,3xT4"
+"""A 7 GiB card (as much is left of a P4 for containers) and three larger ones."""
+
+_SERVICES = 7
+_PATIENCE_S = 10.0
+_XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
+_XID_ASKS = 154
+"""With this one, drivers say that they want something done with a GPU."""
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a scene has shown so far."""
+
+    title: str
+    caption: str = ""
+    quotes: list[tuple[str, str]] = field(default_factory=list)
+    """(who says it, what)."""
+    checks: list[tuple[str, bool]] = field(default_factory=list)
+    """What must have come of the scene, and whether it did."""
+    left_out: bool = False
+    table: tuple[report.GpuRow, ...] = ()
+    """The node as it was the last time that somebody looked."""
+    share_mib: int = 0
+    allocatable: str = ""
+
+    @property
+    def as_told(self) -> bool:
+        """Whether everything came of it that must."""
+        return all(held for _, held in self.checks)
+
+
+class Story:
+    """One node, and what happens on it, scene by scene."""
+
+    def __init__(self, world: World, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Tell of `world`; `pause` (seconds) gives a reader time, where there is one."""
+        self.world = world
+        self.pause = pause
+        self.now = Shown("")
+        self.offered_at_first: Mapping[str, frozenset[str]] = {}
+        self._pods: dict[str, Pod] = {}
+
+    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
+        """Play one scene and return what it showed."""
+        self.now = Shown(title)
+        await scene(self)
+        if not await self.world.until(self.world.settled, _PATIENCE_S):
+            self.check("What is in use through one resource is fenced in the other.", held=False)
+        self._expect_no_conflict()
+        return self.look()
+
+    def look(self) -> Shown:
+        """Return the scene with the node as it is at this moment."""
+        world = self.world
+        self.now.table = report.rows(world.node, world.holders)
+        self.now.share_mib = world.shares.share_mib
+        self.now.allocatable = ", ".join(
+            f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
+        )
+        return self.now
+
+    # What a scene is made of
+
+    def say(self, caption: str) -> None:
+        """Say what is about to happen."""
+        self.now.caption = caption
+
+    def quote(self, who: str, what: str | None) -> None:
+        """Show what somebody in the story says; nothing if he says nothing."""
+        if what:
+            self.now.quotes.append((who, what))
+
+    def leave_out(self, why: str) -> None:
+        """Say that this scene cannot be played here."""
+        self.now.left_out = True
+        self.now.caption = f"Left out: {why}."
+
+    def check(self, sentence: str, held: bool) -> None:  # noqa: FBT001 (the value to be shown)
+        """Show what must be so, and whether it is."""
+        self.now.checks.append((sentence, held))
+
+    async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
+        """Show what must become so, and whether it does."""
+        self.check(sentence, await self.world.until(condition, _PATIENCE_S))
+
+    async def admit(self, name: str, **limits: int) -> Pod:
+        """Have the kubelet start a pod of one container that asks for mem=shares or count=GPUs."""
+        names = {"mem": self.world.memory, "count": self.world.count}
+        spec = ContainerSpec("main", {names[kind]: amount for kind, amount in limits.items()})
+        pod = await self.world.kubelet.admit(PodSpec(name, (spec,)))
+        if pod.phase == "Running":
+            self._pods[name] = pod
+        else:
+            await self.world.kubelet.delete(pod)  # its controller would; its message was read
+        await self.pause(0.4)
+        return pod
+
+    async def end(self) -> None:
+        """End all pods that run."""
+        for name in tuple(self._pods):
+            await self.world.kubelet.delete(self._pods.pop(name))
+            await self.pause(0.15)
+
+    def running(self) -> dict[str, frozenset[str]]:
+        """Return who runs with which devices."""
+        return {pod.name: self.world.devices(pod) for pod in self.world.kubelet.running}
+
+    def open(self) -> list[Room]:
+        """Return the GPUs that could take one more share."""
+        return [room for room in self.world.node.rooms() if room.healthy and not room.whole and room.free]
+
+    def gib(self, shares: int) -> str:
+        """Return how much memory so many shares are."""
+        return format_mib(shares * self.world.shares.share_mib)
+
+    def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
+        """Return the GPUs on which pods have devices."""
+        uuids = {parse_id(name)[0] for pod in pods for name in self.world.devices(pod)}
+        return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
+
+    def _expect_no_conflict(self) -> None:
+        """Whatever happens: no device twice, and no GPU shared and whole at once."""
+        devices = [name for held in self.running().values() for name in held]
+        twice = [name for name, times in Counter(devices).items() if times > 1]
+        whole = {uuid for uuid, number in map(parse_id, devices) if number is None}
+        shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
+        if twice or whole & shared:
+            self.check("No share is given twice, and no GPU is shared and whole at once.", held=False)
+
+
+# The scenes, in their order
+
+
+async def _begin(story: Story) -> None:
+    world = story.world
+    story.say(
+        "A kubelet runs; the agent starts, finds the GPUs and registers. One share is "
+        f"{format_mib(world.shares.share_mib)} of the memory of one GPU."
+    )
+    await story.pause(1.0)
+    await world.agent.start()
+    await story.expect("The kubelet knows every share and every whole GPU.", world.complete)
+    story.offered_at_first = world.offered()
+
+
+async def _share(story: Story) -> None:
+    world = story.world
+    smallest = min((room.total for room in story.open()), default=0)
+    number = min(_SERVICES, smallest)
+    if not number:
+        story.check("There is a healthy GPU.", held=False)
+        return
+    each = smallest // number
+    story.say(
+        f"{_many(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
+        "fullest GPU that has room before it begins another."
+    )
+    pods = [await story.admit(f"web-{n}", mem=each) for n in range(1, number + 1)]
+    story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
+    story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
+    told = [pod.only.received.envs for pod in pods]
+    limit = str(each * world.shares.share_mib)
+    story.check(
+        f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
+        all(
+            env.get("NVIDIA_VISIBLE_DEVICES") == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
+            for pod, env in zip(pods, told, strict=True)
+            for shared in story.gpus_of(pod)
+        ),
+    )
+    names = ("NVIDIA_VISIBLE_DEVICES", MEMORY_LIMIT)
+    story.quote("environment of web-1", " ".join(f"{name}={told[0].get(name, '')}" for name in names))
+
+
+async def _take_whole(story: Story) -> None:
+    world = story.world
+    if all(room.shared for room in world.node.rooms() if room.healthy):
+        story.say(f"A pod asks for {world.count}: 1. Every GPU is shared, so that the services have to end first.")
+        await story.end()
+    else:
+        story.say(f"A pod asks for {world.count}: 1. It gets a GPU that nobody shares, and nobody shares it from now.")
+    await story.expect("A GPU that nobody uses is offered as a whole.", lambda: world.healthy(world.count) > 0)
+    before = world.healthy(world.memory)
+    pod = await story.admit("training", count=1)
+    story.check("The pod runs.", pod.phase == "Running")
+    taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
+    await story.expect(
+        f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} offered to nobody.",
+        lambda: taken > 0 and world.healthy(world.memory) == before - taken,
+    )
+
+
+async def _refuse(story: Story) -> None:
+    begun = await _begin_notebooks(story)
+    free = [room.free for room in story.open()]
+    largest = max((room.total for room in story.open()), default=0)
+    most, together = max(free, default=0), min(sum(free), largest)
+    # Where free memory lies on several GPUs, the kubelet counts enough of it, and only the agent knows better.
+    scattered = together > most
+    asked = (most + together + 1) // 2 if scattered else most + 1
+    though = f", though {story.gib(sum(free))} are free" if scattered else ""
+    story.say(f"{begun} pod asks for {story.gib(asked)}{though}. Its owner reads in its status why it cannot run:")
+    pod = await story.admit("large", mem=asked)
+    story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
+    story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
+    if scattered:
+        story.check(
+            f"The reason names what was asked ({story.gib(asked)}) and what one GPU has ({story.gib(most)}).",
+            f"{story.gib(asked)} asked" in pod.message and f"{story.gib(most)} free" in pod.message,
+        )
+
+
+async def _begin_notebooks(story: Story) -> str:
+    """Begin one on every GPU that is as large as any and free, each too large for two of them.
+
+    Returns:
+        The beginning of the next sentence.
+    """
+    largest = max((room.total for room in story.open()), default=0)
+    size = largest * 9 // 14
+    if not size:
+        return "A"
+    began = 0
+    while any(room.free == largest for room in story.open()):
+        story.say(f"Notebooks of {story.gib(size)} begin.")
+        if (await story.admit(f"notebook-{began + 1}", mem=size)).phase != "Running":
+            break
+        began += 1
+    return f"After {_many(began, 'notebook')} of {story.gib(size)} a" if began else "A"
+
+
+def _many(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+async def _fail(story: Story) -> None:
+    world = story.world
+    if world.invented is None:
+        story.leave_out("only invented GPUs without a script of their own are broken for a demo")
+        return
+    before, in_use = story.running(), story.gpus_of(*world.kubelet.running)
+    if not in_use:
+        story.check("Some GPU is in use.", held=False)
+        return
+    broken = in_use[0]
+    name = f"GPU {broken.position}"
+    story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod asks for {world.memory}: 1.")
+
+    def why() -> str | None:
+        return world.agent.unhealthy(broken.gpu.uuid)
+
+    error = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID}
+    world.invented.happens(error)
+    await story.expect(
+        f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
+    )
+    # Only now, for the error to be the first that is heard of it: a reading could come before the driver's event.
+    asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
+    world.invented.happens(error, asks)
+    await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
+    story.check("Running pods are left alone.", story.running() == before)
+    others = bool(story.open())
+    pod = await story.admit("newcomer", mem=1)
+    if others:
+        story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
+    else:
+        story.quote(f"status of newcomer: {pod.phase}, {pod.reason}", pod.message)
+        story.check("The new pod is refused: there is no other GPU with room.", pod.phase == "Failed")
+
+
+async def _recover(story: Story) -> None:
+    world = story.world
+    if world.invented is None:
+        story.leave_out("no GPU was broken")
+        return
+    story.say("The GPU is reset. The agent reads it until it believes it, and says why; nobody restarts anything.")
+    world.invented.happens()
+    await story.expect("The GPU is offered again.", lambda: not world.node.unhealthy)
+    await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
+    story.quote("log of the agent", world.agent.said("healthy again"))
+
+
+async def _crash(story: Story) -> None:
+    world = story.world
+    before, offered = story.running(), world.offered()
+    story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's books, then registers.")
+    await world.agent.kill()
+    await story.expect("Nothing is offered while it is away.", lambda: not any(world.offered().values()))
+    await story.pause(1.5)
+    story.check("Pods run on all the while.", story.running() == before)
+    await world.agent.start()
+    await story.expect("It offers what it offered before, and not one share more.", lambda: world.offered() == offered)
+    story.check("Every pod has what it had.", story.running() == before)
+
+
+async def _restart_kubelet(story: Story) -> None:
+    world = story.world
+    before, offered = story.running(), world.offered()
+    story.say("The kubelet restarts, removes all sockets, and at first knows of no pod: only its checkpoint does.")
+    await world.kubelet.stop()
+    await story.pause(1.5)
+    await world.start_kubelet()
+    await story.expect("The agent registers again and offers what it offered.", lambda: world.offered() == offered)
+    await world.kubelet.sources_ready()
+    story.check(
+        "The kubelet admits every pod again, and every pod has what it had.",
+        story.running() == before and all(pod.phase == "Running" for pod in world.kubelet.pods),
+    )
+
+
+async def _end(story: Story) -> None:
+    world = story.world
+    story.say("All pods end. No call tells a device plugin so: the agent finds it in the kubelet's books.")
+    await story.end()
+    await story.expect(
+        "Every share and every whole GPU is offered again.", lambda: world.offered() == story.offered_at_first
+    )
+
+
+Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
+"""What to play, by its title."""
+
+SCENES: Scenes = {
+    "The agent finds the GPUs": _begin,
+    "Services share a GPU": _share,
+    "A pod takes a GPU whole": _take_whole,
+    "A pod is refused, and told why": _refuse,
+    "A GPU fails": _fail,
+    "It comes back": _recover,
+    "The agent is killed": _crash,
+    "The kubelet restarts": _restart_kubelet,
+    "Everything ends": _end,
+}

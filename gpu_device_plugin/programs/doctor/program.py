@@ -1,0 +1,401 @@
+"""`gpu-device-plugin doctor`: look at everything that sharing this node's GPUs needs, and say what is wrong.
+
+Nothing is changed, and nothing that hangs is waited for longer than its deadline: the driver is asked by a process of
+its own, everything else over sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.access import Right, may
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
+from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.grants import CONTROL_NODES
+from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
+from gpu_device_plugin.core.telling.diagnosing import Unknown, document, examine, exit_code, lines
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.hardware.fake import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
+from gpu_device_plugin.kubelet import checkpoint
+from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
+from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
+from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
+from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
+from gpu_device_plugin.programs.doctor import runtime
+from gpu_device_plugin.programs.doctor.agent import ask
+from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.settings.node import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.settings.knobs import Sources, Texts
+    from gpu_device_plugin.settings.node import NodeSettings
+
+RIGHTS = (
+    Right("get", "nodes"),
+    Right("patch", "nodes"),
+    Right("list", "pods"),
+    Right("watch", "pods"),
+    Right("patch", "pods"),
+    Right("create", "events", "events.k8s.io"),
+    Right("patch", "events", "events.k8s.io"),
+)
+"""What the agent does."""
+
+_HIDDEN = Unknown(
+    "the node's files are not to be seen from this container",
+    "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
+    "node itself, where this is no container, use --host-root=/",
+)
+_API_OFF = Unknown("the agent is set up to go without the API server", "give it --api=in-cluster and NODE_NAME")
+_API_UNREACHABLE = Unknown(
+    "there is no service account here, so the API server cannot be asked",
+    "kubectl -n gpushare exec POD -- gpu-device-plugin doctor, or --api with a kubeconfig",
+)
+
+
+_LIBRARIES = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/lib64",
+    "usr/lib",
+    "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "home/kubernetes/bin/nvidia/lib64",
+)
+"""Where drivers put NVML; the last two are the GPU Operator's and GKE's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each thing may take, in seconds."""
+
+    driver_s: float = 20.0
+    """Without persistence mode a driver takes a second or two for each GPU."""
+    answer_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the doctor looks."""
+
+    host_root: Path | None = None
+    """The node's own file system; None: not to be seen."""
+    in_container: bool = False
+    dev: Path = Path("/dev")
+    libraries: Path | None = None
+    """Where NVML is, if the system's loader does not find it."""
+
+
+def place(host_root: str, environ: Mapping[str, str]) -> Place:
+    """Return where to look.
+
+    Args:
+        host_root: where the node's file system is, if that was said; else empty.
+        environ: tells a pod.
+
+    Raises:
+        UsageError: there is no such directory.
+    """
+    in_container = "KUBERNETES_SERVICE_HOST" in environ or Path("/.dockerenv").exists()
+    if host_root:
+        root = Path(host_root)
+        if not root.is_dir():
+            raise UsageError(
+                f"--host-root: {host_root} is no directory; name the one where the node's own file system is: / on the "
+                "node itself, /host in a pod that kubectl debug node/NODE made"
+            )
+        return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
+    return Place(None if in_container else Path("/"), in_container)
+
+
+def _library_dir(root: Path) -> Path | None:
+    """Return the folder of NVML below a file system that is not ours, None if there is none."""
+    return next((root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None)
+
+
+def below(settings: NodeSettings, where: Place) -> NodeSettings:
+    """Return settings that name the kubelet's files as they are called here."""
+    root = where.host_root or Path("/")
+    return replace(
+        settings,
+        device_plugin_dir=root / settings.device_plugin_dir.relative_to("/"),
+        pod_resources_socket=root / settings.pod_resources_socket.relative_to("/"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The settings that a node may have by its label."""
+
+    folder: str = ""
+    """Where they are; empty: there are none."""
+    names: tuple[str, ...] = ()
+    last: str | None = None
+    """The one that the agent had last, empty for none; None: nobody remembers."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why what is written cannot be used, by profile, empty for none."""
+
+
+NO_PROFILES = Profiles()
+
+
+def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
+    """Return the settings that the agent has, as far as it wrote that down, and what it may choose from.
+
+    Raises:
+        UsageError: something cannot be used that stands in no file.
+    """
+    problems = {name: why for name in ("", *texts.profiles) if (why := _problem(sources, texts, name))}
+    settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
+    last = Remembered(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
+    if last is not None and last in texts.profiles and last not in problems:
+        settings = below(sources.read(last, texts), where)
+    return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
+
+
+def _problem(sources: Sources[NodeSettings], texts: Texts, profile: str) -> str:
+    try:
+        sources.read(profile, texts)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def main(
+    settings: NodeSettings,
+    where: Place,
+    *,
+    agents_running: int | None,
+    as_json: bool,
+    profiles: Profiles = NO_PROFILES,
+) -> int:
+    """Examine this node and print what was found; return the exit code.
+
+    Args:
+        settings: those of the agent.
+        where: where to look.
+        agents_running: how many agents are seen to run; None: that is not to be seen.
+        as_json: print for machines.
+        profiles: what the agent's settings may be by the node's label.
+    """
+    with suppress(OSError):
+        # In the agent's container we share its memory: if that does not suffice for both, the kernel is to end us.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
+    findings = examine(CHECKS, symptoms)
+    told = json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)
+    for line in told:
+        say(sys.stdout, line)
+    return exit_code(findings)
+
+
+async def examined(
+    settings: NodeSettings,
+    where: Place,
+    deadlines: Deadlines,
+    agents_running: int | None = None,
+    profiles: Profiles = NO_PROFILES,
+) -> NodeSymptoms:
+    """Look at everything, at once."""
+    async with asyncio.TaskGroup() as tasks:
+        driver = tasks.create_task(_driver(settings, where, deadlines), name="driver")
+        held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
+        agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
+        api = tasks.create_task(_api(settings, deadlines), name="API server")
+    seen = api.result()
+    names = {resource.kind: resource.name for resource in replace(settings, resources=tuple(Kind)).offered}
+    symptoms = NodeSymptoms(
+        resources=settings.offered,
+        memory_resource=names[Kind.MEMORY],
+        count_resource=names[Kind.COUNT],
+        share_mib=settings.share_size_mib,
+        share_mib_in_force=Remembered(settings.device_plugin_dir, SHARE_SIZE).number(),
+        reserve_mib=settings.reserve_mib,
+        exclude_gpus=settings.exclude_gpus,
+        devices=settings.devices,
+        cdi_kind=settings.cdi_kind,
+        allow_other_plugins=settings.allow_other_plugins,
+        invented=settings.gpus != "nvml",
+        in_container=where.in_container,
+        settings_in=profiles.folder,
+        profiles=profiles.names,
+        profile=profiles.last,
+        settings_problems=profiles.problems,
+        inventory=driver.result().inventory,
+        driver_problem=driver.result().problem,
+        unhealthy=driver.result().unhealthy,
+        directory=str(settings.device_plugin_dir),
+        directory_problem=_problem_of_directory(settings.device_plugin_dir),
+        kubelet_listens=is_listened_to(settings.device_plugin_dir / KUBELET_SOCKET),
+        pod_resources_problem=held.result(),
+        checkpoint_problem=_problem_of_checkpoint(settings.device_plugin_dir),
+        others=sightings(
+            listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
+            listened_to(settings.plugins_registry, DRIVER_SOCKETS),
+            {} if isinstance(seen, Unknown) else seen.allocatable,
+            {resource.name for resource in settings.offered},
+        ),
+        agent=agent.result(),
+        agents_running=agents_running,
+        api=seen,
+        node_name=settings.node_name,
+    )
+    return _with_device_nodes(where, _with_files(where, symptoms))
+
+
+# --- The hardware -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _DriverSeen:
+    inventory: Inventory = field(default_factory=Inventory)
+    problem: str = ""
+    unhealthy: Mapping[str, str] = field(default_factory=dict)
+
+
+async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> _DriverSeen:
+    timings = Timings(start_within_s=deadlines.driver_s)  # within which there is a first view, whatever the driver does
+    try:
+        hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
+    except DescriptionError as problem:
+        return _DriverSeen(problem=str(problem))
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(hardware.run(), name="hardware")
+        _, view = await hardware.view.after(0)
+        watching.cancel()
+    unhealthy = {uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy}
+    return _DriverSeen(view.inventory, "" if view.state is State.WATCHING else view.sentence, unhealthy)
+
+
+def _with_device_nodes(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
+    if symptoms.invented:
+        return symptoms
+    minors = [gpu.minor for gpu in symptoms.inventory.gpus if gpu.minor is not None]
+    nodes: dict[str, str] = {}
+    unlinked = []
+    for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
+        try:
+            found = (where.dev / Path(path).name).stat()
+        except OSError as problem:
+            nodes[path] = "is missing" if isinstance(problem, FileNotFoundError) else str(problem.strerror)
+            continue
+        nodes[path] = "" if stat.S_ISCHR(found.st_mode) else "is no device"
+        link = where.dev / "char" / f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+        if not nodes[path] and where.host_root is not None and not link.exists():
+            unlinked.append(path)
+    return replace(symptoms, device_nodes=nodes, unlinked_nodes=tuple(unlinked))
+
+
+def _with_files(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
+    root = where.host_root
+    if root is None:
+        return replace(
+            symptoms,
+            runtimes=_HIDDEN,
+            cdi_devices=_HIDDEN,
+            toolkit=_HIDDEN,
+            obeys_images=_HIDDEN,
+            cgroup=runtime.cgroup(Path("/")),
+        )
+    return replace(
+        symptoms,
+        runtimes=runtime.runtimes(root),
+        cdi_devices=runtime.cdi_devices(root),
+        toolkit=runtime.toolkit(root, run=root == Path("/")),
+        obeys_images=runtime.obeys_images(root),
+        cgroup=runtime.cgroup(root),
+    )
+
+
+# --- The kubelet ------------------------------------------------------------------------------------------------------
+
+
+def _problem_of_directory(directory: Path) -> str:
+    try:
+        check_directory(directory)
+    except DirectoryError as problem:
+        return str(problem)
+    return ""
+
+
+def _problem_of_checkpoint(directory: Path) -> str:
+    try:
+        checkpoint.read(directory / checkpoint.NAME)
+    except checkpoint.CheckpointUnreadableError as problem:
+        return str(problem)
+    return ""
+
+
+async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
+    names = [resource.name for resource in settings.offered]
+    try:
+        await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
+    except PodResourcesUnavailableError as problem:
+        return f"{problem}; is the kubelet running, and its directory the one that --pod-resources-socket names?"
+    return ""
+
+
+# --- The API server ---------------------------------------------------------------------------------------------------
+
+
+async def _api(settings: NodeSettings, deadlines: Deadlines) -> ApiSeen | Unknown:
+    if settings.api == "off":
+        return _API_OFF
+    try:
+        config = config_if_any(settings.api, os.environ)
+    except ClusterConfigError as problem:
+        return ApiSeen(settings.api, problem=str(problem))
+    if config is None:
+        return _API_UNREACHABLE
+    timing = Timing(connect_s=deadlines.answer_s, request_s=deadlines.answer_s)
+    async with Client(config, timing=timing) as client:
+        asked_s = time.time()
+        try:
+            server = await client.server()
+        except ApiError as problem:
+            return ApiSeen(config.url, problem=f"{config.url}: {problem}")
+        # The server's clock shows whole seconds.
+        skew_s = None if server.clock_s is None else (asked_s + time.time() - 1) / 2 - server.clock_s
+        verdicts = await asyncio.gather(*(_may(client, right) for right in RIGHTS))
+        rights = {str(right): verdict for right, verdict in zip(RIGHTS, verdicts, strict=True)}
+        seen = ApiSeen(config.url, version=server.version, skew_s=skew_s, rights=rights)
+        return await _with_node(seen, client, settings.node_name)
+
+
+async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
+    if not name:
+        return replace(seen, node_problem="which node this is is not known; set NODE_NAME, or --node-name")
+    try:
+        node = await NodeSelf(client, name).read()
+    except ApiError as problem:
+        return replace(seen, node_problem=str(problem))
+    return replace(
+        seen,
+        labels=node.labels,
+        allocatable=node.allocatable,
+        capacity=node.capacity,
+        gpus=read_facts(node.annotations, node.labels, 0, 0).gpus,
+    )
+
+
+async def _may(client: Client, right: Right) -> bool | None:
+    try:
+        return await may(client, right)
+    except ApiError:
+        return None

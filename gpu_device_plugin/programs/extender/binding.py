@@ -1,0 +1,268 @@
+"""Bind a pod: choose its GPUs, claim them, tell the API server, in this order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+from gpu_device_plugin.cluster.binder import BindError
+from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
+from gpu_device_plugin.core.cluster.asking import Impossible, ask
+from gpu_device_plugin.core.cluster.fitting import Unfit, fit
+from gpu_device_plugin.core.cluster.promising import promise
+from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX, INIT_ALLOCATION
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.binder import PodRef
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.fleet import Fleet
+
+_log = logging.getLogger(__name__)
+
+LATEST_COMMIT_S = 60.0
+"""So long after we gave up on it, a request may still take effect: kube-apiserver's default request timeout."""
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+"""A name becomes part of a path; the API server gives no other names than these."""
+
+_VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}"})
+"""What says nothing. `IDX` is not read where the others tell of every container, as a promise does."""
+
+
+class Cluster(Protocol):
+    """What of the API server binding needs."""
+
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
+        """Bind a pod and write its promise in one step; see `cluster.binder.Binder`."""
+
+    async def read(self, namespace: str, name: str) -> Pod:
+        """Return a pod as it is now. Raises ApiError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """A binding that the API server may have made, or may yet make. All requests for it ask for the same."""
+
+    ref: PodRef
+    claimed: Pod
+    """With the node and the promise that it has if the binding was made."""
+    promised: Mapping[str, str]
+    since: float
+    """When the last request was given up that may still be carried out, monotonic seconds."""
+
+
+class Binding:
+    """Binds pods, many at a time. The only place that makes and gives back claims in a fleet."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        cluster: Cluster,
+        resources: Sequence[Resource],
+        *,
+        current: Callable[[], Awaitable[None]],
+        gpu_policy: Callable[[], str],
+        timeout_s: Callable[[], float],
+        clock: Callable[[], float],
+        wall_ns: Callable[[], int],
+        look_s: float = 5.0,
+    ) -> None:
+        """Bind within `fleet`.
+
+        Args:
+            fleet: who takes what.
+            cluster: the API server.
+            resources: what is managed.
+            current: returns when the fleet knows what others did while we bound nothing. Raises ApiError or
+                TimeoutError.
+            gpu_policy: which GPU is preferred where neither pod nor node says.
+            timeout_s: how long one binding may take.
+            clock: monotonic seconds.
+            wall_ns: nanoseconds since the epoch, for people.
+            look_s: how often to look what became of a binding that is in doubt.
+        """
+        self._fleet = fleet
+        self._cluster = cluster
+        self._resources = tuple(resources)
+        self._current = current
+        self._gpu_policy = gpu_policy
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._wall_ns = wall_ns
+        self._look_s = look_s
+        self._underway: dict[str, asyncio.Future[str]] = {}
+        self._doubts: dict[str, _Doubt] = {}
+        self._doubted = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Binding: {len(self._underway)} under way, {len(self._doubts)} in doubt>"
+
+    @property
+    def doubts(self) -> int:
+        """Pods of which it is not known whether they are bound; their claims stand."""
+        return len(self._doubts)
+
+    async def bind(self, ref: PodRef, node: str) -> str:
+        """Bind a pod to `node`; return an empty text, or a sentence for the pod's owner on why it is not bound.
+
+        A scheduler that got no answer in time asks again: the second call waits for the first and then looks anew.
+        """
+        if not all(map(_NAME.fullmatch, (ref.namespace, ref.name))):
+            return "this is no name of a pod: it has something else in it than small letters, digits, dashes and dots"
+        try:
+            async with asyncio.timeout(self._timeout_s()):
+                while (first := self._underway.get(ref.uid)) is not None:
+                    await asyncio.wait({first})
+                done = self._underway[ref.uid] = asyncio.get_running_loop().create_future()
+                try:
+                    return await self._bind(ref, node)
+                finally:
+                    del self._underway[ref.uid]
+                    done.set_result("")
+        except ApiError as error:
+            return str(error)
+        except TimeoutError as error:
+            return str(error) or f"the API server did not answer within {self._timeout_s():g} s"
+
+    async def _bind(self, ref: PodRef, node: str) -> str:
+        await self._current()
+        pod = self._fleet.pending(ref.uid)
+        if pod is None or (pod.namespace, pod.name) != (ref.namespace, ref.name):
+            pod = await self._cluster.read(ref.namespace, ref.name)
+        if (why := self._unbindable(pod, ref, node)) is not None:
+            return why
+        doubt = self._doubts.get(ref.uid)
+        if doubt is not None and not self._stands(doubt):
+            del self._doubts[ref.uid]
+        elif doubt is not None and doubt.claimed.node_name != node:
+            where = doubt.claimed.node_name
+            return f"pod {ref} may still be bound to node {where}: the API server has not answered; wait for it"
+        elif doubt is not None:
+            # It is asked for once more as it was: of two equal bindings it is all one which is made.
+            return await self._claimed(pod, ref, node, doubt.promised)
+        found = self._promise(pod, node)
+        if isinstance(found, str):
+            return found
+        promised, wait_s = found
+        return await self._claimed(pod, ref, node, promised, wait_s)
+
+    def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
+        """Say why nothing is to be done; an empty text if it has been done already."""
+        who = f"pod {ref}"
+        if pod.uid != ref.uid:
+            return f"{who} was deleted, and another pod now has its name"
+        entry = self._fleet.entries.get(pod.uid)
+        if pod.node_name == node and entry is not None and not entry.usage.unplaced:
+            return ""  # the answer to an earlier call was lost
+        if pod.node_name:
+            return f"{who} is already bound to node {pod.node_name}"
+        if pod.deleting:
+            return f"{who} is being deleted"
+        return None
+
+    def _promise(self, pod: Pod, node: str) -> tuple[Mapping[str, str], float] | str:
+        """Return the promise to write on a pod, and in how many seconds it can be kept; or say why it does not fit."""
+        asked = ask(pod, self._resources)
+        if isinstance(asked, Impossible):
+            return asked.sentence
+        there: Candidate | None = self._fleet.candidates.get(node)
+        if there is None:
+            return f"node {node} is not known to the GPU scheduler"
+        found, wait_s = fit(asked, there, self._gpu_policy()), 0.0
+        if (closed := self._fleet.closed(node)) is not None:
+            rest, opens = closed
+            at_once = fit(asked, rest, self._gpu_policy())
+            found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
+        if isinstance(found, Unfit):
+            return f"node {node}: {found.sentence}"
+        promised = promise(asked, found, there.gpus, self._wall_ns())
+        # A binding can write over an annotation but remove none. What a pod's owner wrote would stand beside the
+        # promise, and if it made no sense, the promise made none.
+        void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
+        return {**void, **promised}, wait_s
+
+    async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
+        # No await between the choice and this line: whoever asks next finds the GPU taken.
+        claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
+        self._fleet.claim(claimed)
+        if wait_s > 0:
+            try:
+                await asyncio.sleep(wait_s)
+            except BaseException:
+                self._fleet.release(ref.uid)
+                raise
+        again = ref.uid in self._doubts
+        try:
+            await self._cluster.bind(ref, node, promised, again=again)
+        except BindError:
+            # That is certain of this request, and says nothing of those before, which may still be carried out.
+            if not again:
+                self._fleet.release(ref.uid)
+            raise
+        except BaseException:
+            self._doubts[ref.uid] = _Doubt(ref, claimed, promised, self._clock())
+            self._fleet.doubt(ref.uid)
+            self._doubted.set()
+            raise
+        self._doubts.pop(ref.uid, None)
+        self._fleet.confirm(ref.uid)
+        where = promised.get(ALLOCATION) or promised.get(INIT_ALLOCATION, "")
+        _log.info("bound", extra={"pod": str(ref), "node": node, "gpus": where})
+        return ""
+
+    # --- Doubts -------------------------------------------------------------------------------------------------------
+
+    async def settle(self) -> NoReturn:
+        """Find out what became of bindings that are in doubt. Ends only by cancellation."""
+        while True:
+            await self._doubted.wait()
+            await asyncio.sleep(self._look_s)
+            await self.look()
+            if not self._doubts:
+                self._doubted.clear()
+
+    async def look(self) -> None:
+        """Look once what became of each binding that is in doubt."""
+        for doubt in tuple(self._doubts.values()):
+            if await self._settled(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
+                del self._doubts[doubt.ref.uid]
+
+    async def _settled(self, doubt: _Doubt) -> bool:
+        if not self._stands(doubt):
+            return True  # the watch has shown it
+        asked_at = self._clock()
+        try:
+            pod: Pod | None = await self._cluster.read(doubt.ref.namespace, doubt.ref.name)
+        except NotFoundError:
+            pod = None
+        except ApiError:
+            return False
+        # Meanwhile the watch may have shown it, or a request for it may have been answered.
+        return not self._stands(doubt) or self._learn(doubt, pod, asked_at)
+
+    def _learn(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
+        """Take over what became of a pod, as it was at `asked_at` or later; return whether the doubt is over."""
+        if pod is None or pod.uid != doubt.ref.uid:
+            # It may have been bound and deleted by force, so that its containers may still run.
+            self._fleet.remove_pod(doubt.claimed, self._clock())
+        elif pod.node_name:
+            self._fleet.put_pod(pod, self._clock())
+        elif not pod.deleting and (doubt.ref.uid in self._underway or asked_at - doubt.since < LATEST_COMMIT_S):
+            return False
+        else:  # no request is left, or the API server binds no pod that is being deleted
+            where = {"pod": str(doubt.ref), "node": doubt.claimed.node_name}
+            _log.warning("a binding that was not answered has not been made", extra=where)
+            self._fleet.release(doubt.ref.uid)
+        return True
+
+    def _stands(self, doubt: _Doubt) -> bool:
+        entry = self._fleet.entries.get(doubt.ref.uid)
+        return self._doubts.get(doubt.ref.uid) is doubt and entry is not None and entry.claimed

@@ -1,0 +1,69 @@
+"""Put into a fleet what the API server tells of pods and nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.fleet import Fleet
+
+_MOST_LINKS = 200
+"""So many kinds of machines are remembered; then all are forgotten."""
+
+
+class PodStore:
+    """Where pods go."""
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+        """Put into `fleet`; `clock` is in monotonic seconds."""
+        self._fleet = fleet
+        self._clock = clock
+
+    def replace(self, pods: Sequence[Pod]) -> None:
+        """Take over a list of all pods that concern us."""
+        self._fleet.replace_pods(pods, self._clock())
+
+    def put(self, pod: Pod) -> None:
+        """Take over a pod."""
+        self._fleet.put_pod(pod, self._clock())
+
+    def remove(self, pod: Pod) -> None:
+        """Let go of a pod, by its last state."""
+        self._fleet.remove_pod(pod, self._clock())
+
+
+class NodeStore:
+    """Where nodes go."""
+
+    def __init__(self, fleet: Fleet, resources: Iterable[Resource]) -> None:
+        self._fleet = fleet
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in resources}
+        self._links: dict[str, Links] = {}
+
+    def replace(self, nodes: Sequence[NodeRecord]) -> None:
+        """Take over a list of all nodes."""
+        self._fleet.replace_nodes({node.name: self._facts(node) for node in nodes})
+
+    def put(self, node: NodeRecord) -> None:
+        """Take over a node."""
+        self._fleet.put_node(node.name, self._facts(node))
+
+    def remove(self, node: NodeRecord) -> None:
+        """Let go of a node."""
+        self._fleet.remove_node(node.name)
+
+    def _facts(self, node: NodeRecord) -> NodeFacts:
+        memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        if len(self._links) > _MOST_LINKS:
+            self._links.clear()
+        return read_facts(node.annotations, node.labels, memory, count, self._links)

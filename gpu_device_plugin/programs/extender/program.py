@@ -1,0 +1,539 @@
+"""The scheduler extender: follows the cluster's nodes and pods, and answers kube-scheduler about them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import math
+import os
+import time
+import uuid
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import STRANGERS, Json, ListenError, Page, Request, Route, serving_routes, written
+from gpu_device_plugin.aio.tls import server_tls
+from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import (
+    SERVICE_ACCOUNT,
+    ClusterConfig,
+    ClusterConfigError,
+    config_for,
+)
+from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
+from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
+from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.core.contract.annotations import (
+    NODE_GPUS,
+    PLACEMENT_LABEL,
+    POD_ANNOTATIONS,
+    SPLIT_LABEL,
+    WISHES,
+    MalformedAnnotationError,
+    promises,
+)
+from gpu_device_plugin.fleet import Entry, Fleet
+from gpu_device_plugin.programs.extender.binding import Binding
+from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.programs.extender.freshness import Freshness
+from gpu_device_plugin.programs.extender.verbs import Verbs
+from gpu_device_plugin.programs.lifetime import until_told
+from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.scheduler import wire
+from gpu_device_plugin.settings.knobs import UsageError, reload
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    import msgspec
+
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.settings.extender import ExtenderSettings
+    from gpu_device_plugin.settings.forms import Address
+    from gpu_device_plugin.settings.knobs import Sources, Texts
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/gpushare-scheduler"
+"""Where gpushare's extender answered, too."""
+
+_LONGEST_FIELD = 600
+"""Characters of a log line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When the parts of an extender give up and when they look again, in seconds."""
+
+    api: Timing = field(default_factory=Timing)
+    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
+    bind: BinderTiming | None = None
+    """None: what the setting of how long binding may take leaves."""
+    lease: LeaseTiming = field(default_factory=LeaseTiming)
+    catch_up_s: float = 3.0
+    """How long to learn what others did. A scheduler gives up on a binding after 5 s."""
+    look_s: float = 5.0
+    """How often to look what became of a binding that is in doubt."""
+    settle_s: float = 2.0
+    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent's look at both books and
+    at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
+    tick_s: float = 0.5
+    """How often to let go of pods that vanished."""
+    quiet_s: float = 1.0
+    """How much longer than a binding a scheduler that ends waits for us, which are told to end in the same moment."""
+    unfollowed_s: float = 60.0
+    """After so long without a way to follow nodes or pods, what is known of them is too old to answer by."""
+
+
+DEFAULT_TIMINGS = Timings()
+
+
+def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
+    """Run the extender until it is told to stop; return its exit code.
+
+    Args:
+        sources: where settings come from.
+        texts: what the files among them said.
+        settings: what that made.
+
+    Raises:
+        UsageError: an address, or a certificate, cannot be used.
+    """
+    try:
+        config = config_for(settings.api, os.environ)
+    except ClusterConfigError as error:
+        raise UsageError(f"api: {error}") from error
+    extender = Extender(settings, config, when_known=collect_seldom())
+    rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
+    try:
+        asyncio.run(until_told(rereading.beside(extender.run()), "extender", partial(rereading.look, anyway=True)))
+    except OSError as error:
+        _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=error)
+        return 1
+    return 0
+
+
+def collect_seldom() -> Callable[[], None]:
+    """Have the collector look at what is young only, for as long as much is read that stays; return what ends that."""
+    usual = gc.get_threshold()
+    # It went over everything again whenever there was a quarter more: a sixth of the time until we are ready.
+    gc.set_threshold(100_000, 50, 1000)
+
+    def as_usual() -> None:
+        keep_for_good()
+        gc.set_threshold(*usual)
+
+    return as_usual
+
+
+def keep_for_good() -> None:
+    """Spare the collector what is there by now: it stays, and need not be looked at while the scheduler waits."""
+    gc.collect()
+    gc.freeze()
+
+
+class _Pods:
+    """The API server's pods, as binding needs them."""
+
+    def __init__(self, client: Client, reader: PodReader, timing: Callable[[], BinderTiming]) -> None:
+        self._client = client
+        self._reader = reader
+        self._binder = Binder(client, timing=timing)
+
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
+        await self._binder.bind(pod, node, annotations, again=again)
+
+    async def read(self, namespace: str, name: str) -> Pod:
+        raw = await self._client.get(PODS, name, namespace=namespace)
+        try:
+            return self._reader.read(raw)[0]
+        except UnreadableObjectError as error:
+            raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
+
+
+class Extender:
+    """Everything an extender is, wired together. Makes no decision itself."""
+
+    def __init__(
+        self,
+        settings: ExtenderSettings,
+        config: ClusterConfig,
+        *,
+        timings: Timings = DEFAULT_TIMINGS,
+        when_known: Callable[[], None] = keep_for_good,
+    ) -> None:
+        """Prepare; nothing is sent before `run`.
+
+        Args:
+            settings: what to run with; `reload` changes some.
+            config: where the API server is.
+            timings: how patient to be.
+            when_known: called once, when the cluster has been read.
+        """
+        self.settings = settings
+        self._timings = timings
+        self._when_known = when_known
+        self._resources = resources = settings.offered
+        names = tuple(resource.name for resource in resources)
+        self._metrics: m.Metrics = (
+            m.PrometheusMetrics(self.state, m.EXTENDER_COUNTS, m.EXTENDER_DURATIONS)
+            if settings.http is not None
+            else m.NoMetrics()
+        )
+        self._client = Client(config, timing=timings.api, on_error=self._count_error)
+        kept = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
+        self._pod_reader = PodReader(names, kept.__contains__, sums=True)
+        # A pod that names none of our resources anywhere is none of ours, and need not be understood.
+        self._ours = tuple(f'"{name}"'.encode() for name in names)
+        node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
+        self._changed = asyncio.Event()
+        self.fleet = Fleet(
+            resources,
+            drain_s=settings.drain_s,
+            settle_s=timings.settle_s,
+            on_drift=self._drifted,
+            on_unplaced=self._unplaced,
+            on_change=self._changed.set,
+        )
+        self._nodes: Reflector[NodeRecord] = Reflector(
+            self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
+        )
+        self._pods: Reflector[Pod] = Reflector(
+            self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic), timing=timings.follow
+        )
+        self._lease = (
+            Lease(
+                self._client,
+                settings.namespace(SERVICE_ACCOUNT),
+                settings.lease_name,
+                # Never the same after a restart: the lease of our former life is not ours.
+                f"{settings.holder()}_{uuid.uuid4()}",
+                timing=timings.lease,
+            )
+            if settings.leader_election
+            else None
+        )
+        self._fresh = Freshness(self._catch_up, time.monotonic)
+        self.binding = Binding(
+            self.fleet,
+            _Pods(self._client, self._pod_reader, self._bind_timing),
+            resources,
+            current=self._fresh,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            timeout_s=lambda: self.settings.bind_timeout_s,
+            clock=time.monotonic,
+            wall_ns=time.time_ns,
+            look_s=timings.look_s,
+        )
+        self.verbs = Verbs(
+            self.fleet,
+            self._pod_reader,
+            resources,
+            node_policy=lambda: self.settings.node_policy,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            ready=lambda: next(iter(self._unready()), ""),
+            metrics=self._metrics,
+        )
+        self.ports: dict[str, int] = {}
+        """Where we listen, once we do."""
+        self._ending = False
+        self._quiet = asyncio.Event()
+        """We end, and bind nothing any more."""
+        self._followed_at: dict[str, float] = {}
+        """When nothing was last wrong with following what, monotonic seconds."""
+
+    def __repr__(self) -> str:
+        return f"<Extender: {self.fleet!r}, {self.binding!r}>"
+
+    def reload(self, wanted: ExtenderSettings) -> None:
+        """Take over what can be changed while we run."""
+        outcome = reload(self.settings, wanted)
+        self.settings = outcome.settings
+        self.fleet.drain_s = outcome.settings.drain_s
+        logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+
+    def keep_settings(self, why: str) -> None:
+        """Say that other settings cannot be used, and that all stay as they are."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+
+    async def run(self) -> NoReturn:
+        """Do all of it until cancelled. Owns the listening sockets and the connections.
+
+        Raises:
+            UsageError: an address cannot be listened on, or a certificate not be used.
+        """
+        settings = self.settings
+        _log.info("the scheduler extender begins", extra={"version": __version__, "listen": written(*settings.listen)})
+        if settings.exposed:
+            _log.warning(
+                "whoever reaches this address can have pods bound; let only the scheduler reach it, "
+                "or give tls_cert, tls_key and client_ca",
+                extra={"listen": written(*settings.listen)},
+            )
+        tls = _tls(settings)
+        async with self._client, AsyncExitStack() as servers:
+            if settings.http is not None:
+                pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
+                pages.append(Route("GET", "/quiet", self._when_quiet))
+                await self._serve(servers, "http", settings.http, pages, limits=STRANGERS)
+            servers.callback(self._quiet.set)  # once nothing comes from the scheduler, before the probes end
+            routes, patience_s = self._routes(), settings.bind_timeout_s
+            await self._serve(servers, "listen", settings.listen, routes, tls=tls, finish_within_s=patience_s)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._nodes.run(), name="follow nodes")
+                tasks.create_task(self._pods.run(), name="follow pods")
+                tasks.create_task(self.binding.settle(), name="settle doubts")
+                tasks.create_task(self._look_at_changes(), name="look at what changed")
+                tasks.create_task(self._tick(), name="let go of pods that vanished")
+                tasks.create_task(self._say_when_ready(), name="say when ready")
+                if self._lease is not None:
+                    tasks.create_task(self._lease.run(), name="elect a leader")
+                    tasks.create_task(self._follow_the_lead(self._lease), name="follow the lead")
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    # First what was begun is ended, then the lead is given away: our successor lists before it binds,
+                    # and would not find a binding that is still on its way.
+                    self._ending = True
+                    await servers.aclose()
+        raise AssertionError  # pragma: no cover (nobody sets the event)
+
+    async def _serve(
+        self, servers: AsyncExitStack, setting: str, address: Address, routes: Iterable[Route], **more: Any
+    ) -> None:
+        try:
+            self.ports[setting] = await servers.enter_async_context(serving_routes(*address, routes, **more))
+        except ListenError as error:
+            raise UsageError(f"{setting}: {error}") from error
+
+    # --- The cluster ----------------------------------------------------------------------------------------------
+
+    def _read_pod(self, raw: msgspec.Raw) -> Pod | None:
+        whole = bytes(raw)
+        if not any(name in whole for name in self._ours):
+            return None
+        pod, ignored = self._pod_reader.read(raw)
+        if ignored:
+            _log.warning(
+                "a pod asks for something odd", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
+            )
+        return pod if pod.containers else None
+
+    def _unplaced(self, pod: Pod) -> None:
+        """Count a pod of which nobody can tell where it is, if that is because of its annotations."""
+        try:
+            promises(pod, self._resources)
+        except MalformedAnnotationError:
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
+
+    async def _catch_up(self) -> None:
+        await self._pods.caught_up(self._timings.catch_up_s)
+
+    def _bind_timing(self) -> BinderTiming:
+        return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
+
+    async def _tick(self) -> NoReturn:
+        self._followed_at = {what: time.monotonic() for what, _ in self._followed}
+        while True:
+            now = time.monotonic()
+            self.fleet.expire(now)
+            fine = (what for what, reflector in self._followed if reflector.live or reflector.problem is None)
+            self._followed_at.update(dict.fromkeys(fine, now))
+            await asyncio.sleep(self._timings.tick_s)
+
+    async def _look_at_changes(self) -> NoReturn:
+        """Do between two requests what the next one would have to wait for."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            self.verbs.prepare()
+
+    async def _say_when_ready(self) -> None:
+        began = time.monotonic()
+        await self._nodes.wait_synced()
+        await self._pods.wait_synced()
+        took_s = time.monotonic() - began
+        self._when_known()
+        _log.info(
+            "the cluster is known",
+            extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},
+        )
+
+    async def _follow_the_lead(self, lease: Lease) -> NoReturn:
+        async for leads in lease.leader.values():
+            if leads:
+                self._fresh.lost()
+            _log.info("we are the leader" if leads else "somebody else is to lead", extra={"holder": lease.holder})
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def _drifted(self, before: Entry, now: Entry) -> None:
+        self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
+        _log.warning(
+            "a pod has other GPUs than our books had",
+            extra={
+                "pod": f"{now.namespace}/{now.name}",
+                "node": now.node,
+                "had": str(before.usage),
+                "has": str(now.usage),
+            },
+        )
+
+    def _count_error(self, error: ApiError) -> None:
+        self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
+
+    # --- What is answered -----------------------------------------------------------------------------------------
+
+    def _routes(self) -> list[Route]:
+        return [
+            Route("POST", f"{PREFIX}/filter", self._verb("filter", self.verbs.filter)),
+            Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self.verbs.prioritize)),
+            Route("POST", f"{PREFIX}/preempt", self._verb("preempt", self.verbs.preempt)),
+            Route("POST", f"{PREFIX}/bind", self._bind),
+            Route("GET", f"{PREFIX}/inspect", self._inspect),
+            Route("GET", f"{PREFIX}/inspect/", self._inspect),
+            Route("GET", "/version", _version),
+            *(Route("GET", path, _page(page)) for path, page in self._pages().items() if path != "/metrics"),
+        ]
+
+    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Json]]:
+        async def answered(request: Request) -> Json:
+            began = time.perf_counter()
+            body = answer(request.body)
+            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            return self._json(body)
+
+        return answered
+
+    def _json(self, body: bytes) -> Json:
+        """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
+        return Json(body, last=bool(self._unready()))
+
+    async def _bind(self, request: Request) -> Json:
+        """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
+        began = time.perf_counter()
+        try:
+            args = wire.read_binding(request.body)
+            why = next(iter(self._unready()), "")
+            why = why or await self.binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
+            if why:
+                self._tell_refused(args, why)
+        except wire.UnreadableRequestError as error:
+            why = str(error)
+        outcome = "refused" if why else "bound"
+        self._metrics.count(m.BINDS, outcome)
+        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        return self._json(wire.binding_result(why))
+
+    def _tell_refused(self, args: wire.BindingArgs, why: str) -> None:
+        said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
+        brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # whoever calls chose the names
+        _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})
+
+    async def _inspect(self, request: Request) -> Json:
+        if unknown := self._unknown():
+            return Json(wire.inspect_result([], unknown[0]), status=503, last=True)
+        return self.verbs.inspect(request.rest.strip("/"))
+
+    # --- Probes and metrics ---------------------------------------------------------------------------------------
+
+    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        pages = {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
+        return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
+
+    async def _ready(self) -> tuple[str, ...]:
+        return self._unready()
+
+    async def _when_quiet(self, _request: Request) -> Page:
+        """Answer when we have been told to end and bind nothing any more, or when that does not come about.
+
+        Beside us kube-scheduler waits for it before it gives its lease away.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.bind_timeout_s + self._timings.quiet_s):
+                await self._quiet.wait()
+        return Page("quiet\n" if self._quiet.is_set() else "nobody has told this extender to end\n")
+
+    @property
+    def _followed(self) -> tuple[tuple[str, Reflector[NodeRecord] | Reflector[Pod]], ...]:
+        return (("nodes", self._nodes), ("pods", self._pods))
+
+    def _unready(self) -> tuple[str, ...]:
+        """Return why we had better not answer the scheduler; nothing if we can."""
+        ending = ("this extender is ending, another one takes over",) if self._ending else ()
+        return (*ending, *self._unknown(), *self._unled())
+
+    def _unknown(self) -> tuple[str, ...]:
+        """Return what we know too little of."""
+        oldest = time.monotonic() - self._timings.unfollowed_s
+        found = []
+        for what, reflector in self._followed:
+            why = f": {reflector.problem}" if reflector.problem is not None else ""
+            if not reflector.synced:
+                found.append(f"the cluster's {what} have not all been read yet{why}")
+            elif why and not reflector.live and self._followed_at.get(what, math.inf) < oldest:
+                found.append(f"the cluster's {what} cannot be followed{why}")
+        return tuple(found)
+
+    def _unled(self) -> tuple[str, ...]:
+        """Return why we do not lead, if one of several is to."""
+        if self._lease is None or self._lease.leading:
+            return ()
+        if self._lease.problem is not None:
+            return (f"whether this extender may lead is unknown: {self._lease.problem}",)
+        return (f"another extender leads: {self._lease.holder or 'none yet'}",)
+
+    def state(self) -> m.ExtenderState:
+        """Return the cluster as metrics show it."""
+        nodes = self.fleet.candidates.values()
+        return m.ExtenderState(
+            leader=self._lease is None or self._lease.leading,
+            nodes=sum(bool(node.rooms) for node in nodes),
+            pods=len(self.fleet.entries),
+            pending=self.fleet.waiting,
+            claims=sum(entry.claimed for entry in self.fleet.entries.values()),
+            in_doubt=self.binding.doubts,
+            memory_mib=sum(node.summary.total * (node.gpus.share_mib or 0) for node in nodes),
+            taken_mib=sum(node.summary.used * (node.gpus.share_mib or 0) for node in nodes),
+            watches=tuple(
+                m.WatchState(
+                    kind=kind,
+                    live=reflector.live,
+                    silent_s=reflector.silent_s,
+                    lists=reflector.lists,
+                    unreadable=reflector.unreadable,
+                )
+                for kind, reflector in self._followed
+            ),
+        )
+
+
+def _tls(settings: ExtenderSettings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    try:
+        return server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
+    except OSError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _alive() -> tuple[str, ...]:
+    return ()
+
+
+async def _version(_request: Request) -> Page:
+    return Page(f"{__version__}\n")
+
+
+def _page(make: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
+    return lambda _request: make()

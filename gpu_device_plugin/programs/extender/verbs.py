@@ -1,0 +1,299 @@
+"""What kube-scheduler asks of the extender, answered from what is known at this moment: nothing is changed by it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_device_plugin.aio.http import Json
+from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
+from gpu_device_plugin.core.cluster.preempting import Occupant, Preemptor, choose_on_each
+from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
+from gpu_device_plugin.metrics import VERDICTS
+from gpu_device_plugin.scheduler import wire
+from gpu_device_plugin.scheduler.preemptor import wants_sums_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from msgspec import Raw
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.fleet import Entry, Fleet
+    from gpu_device_plugin.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+class _NotReadyError(Exception):
+    """Too little is known as yet."""
+
+
+_NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
+
+
+ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
+_SOON = "there is room once the pods no longer count that vanished while they ran, or whose binding was not answered"
+
+
+class PodReader(Protocol):
+    """Reads pods."""
+
+    def read(self, raw: bytes | Raw) -> tuple[Pod, tuple[str, ...]]:
+        """Return the pod, and a sentence for each limit that is no whole number. Raises UnreadableObjectError."""
+
+
+class Verbs:
+    """Answers to the scheduler, each from the request's body to the answer's; none awaits, none raises.
+
+    `filter` can tell an error. An answer of the other two cannot, so that their safe answer is given instead, and the
+    error is logged: no node suits better than another, and nobody is evicted.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        pods: PodReader,
+        resources: Sequence[Resource],
+        *,
+        gpu_policy: Callable[[], str],
+        node_policy: Callable[[], str],
+        ready: Callable[[], str],
+        metrics: Metrics,
+    ) -> None:
+        """Answer from `fleet`.
+
+        Args:
+            fleet: who takes what.
+            pods: reads the pods in requests.
+            resources: what is managed.
+            gpu_policy: which GPU is preferred, where neither pod nor node says.
+            node_policy: which node is preferred, where the pod does not say.
+            ready: returns why the fleet does not know enough yet, a sentence; empty: it does.
+            metrics: where verdicts are counted.
+        """
+        self._fleet = fleet
+        self._pods = pods
+        self._resources = tuple(resources)
+        self._gpu_policy = gpu_policy
+        self._node_policy = node_policy
+        self._ready = ready
+        self._metrics = metrics
+        self._judge = Judge(fleet)
+        self._judge_soon = Judge(fleet.soon)
+
+    def __repr__(self) -> str:
+        return f"<Verbs: {self._fleet!r}, {self._judge!r}>"
+
+    def prepare(self) -> None:
+        """Look at every node once, so that the first pods need not wait for that; to be called once all are known."""
+        self._judge.prepare()
+        self._judge_soon.prepare()
+
+    def filter(self, body: bytes) -> bytes:
+        """Say to which of some nodes a pod may go, and why not to the others.
+
+        A pod that fits nowhere waits until something happens in the API that may help it. Where time alone will help,
+        nothing does: there the answer is an error, after which the scheduler asks again by itself, after 1 to 10 s.
+        """
+        try:
+            args = wire.read_args(body)
+            pod, asked = self._asked(args.pod)
+        except _NO_ANSWER as error:
+            return wire.filter_error(str(error))
+        claim = self._fleet.entries.get(pod.uid)
+        unknown = 0
+        passed: list[str] = []
+        failed: dict[str, str] = {}
+        hopeless: dict[str, str] = {}
+        if isinstance(asked, Impossible):
+            hopeless = dict.fromkeys(args.names, asked.sentence)
+        elif not asked.parts:
+            passed = args.names
+        elif claim is not None and claim.claimed:
+            # Its binding was not answered. It stands in its own way on the one node, and may not go to another.
+            passed = [name for name in args.names if name == claim.node]
+            failed = {name: ELSEWHERE for name in args.names if name != claim.node}
+        else:
+            verdicts = self._judge.verdicts(asked, args.names)
+            passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
+            for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
+                if why is not None:
+                    (hopeless if why.lasting else failed)[name] = why.sentence
+                    unknown += why is UNKNOWN
+        counts = {
+            "fits": len(passed),
+            "full": len(failed) - unknown,
+            "hopeless": len(hopeless),
+            "unknown": unknown,
+        }
+        self._count(counts)
+        if not passed and claim is not None and claim.claimed:
+            return wire.filter_error(ELSEWHERE)
+        if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
+            return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
+        return wire.filter_result(args, passed, failed, hopeless)
+
+    def _count(self, verdicts: Mapping[str, int]) -> None:
+        for what, number in verdicts.items():
+            if number:
+                self._metrics.count(VERDICTS, what, times=number)
+
+    def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
+        """Return one of some nodes on which a pod will fit though nothing happens; None if there is none."""
+        opening = self._fleet.soon.candidates
+        names = [name for name in names if name in opening] if opening else ()
+        verdicts = self._judge_soon.verdicts(asked, names) if names else ()
+        return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
+
+    def prioritize(self, body: bytes) -> bytes:
+        """Say how well some nodes suit a pod, in their order; 0 where it does not fit."""
+        names: Sequence[str] = ()
+        try:
+            args = wire.read_args(body)
+            names = args.names
+            _, asked = self._asked(args.pod)
+        except _NO_ANSWER as error:
+            self._unanswered("prioritize", error)
+            asked = Impossible("")
+        if isinstance(asked, Impossible) or not asked.parts:
+            return wire.priorities([wire.HostPriority(name, 0) for name in names])
+        scores = self._judge.scores(asked, names, self._node_policy(), self._gpu_policy())
+        return wire.priorities(list(map(wire.HostPriority, names, scores)))
+
+    def preempt(self, body: bytes) -> bytes:
+        """Say whom to evict on which of some nodes so that the pod fits there."""
+        try:
+            args = wire.read_preemption(body)
+            pod, asked = self._asked(args.pod)
+        except _NO_ANSWER as error:
+            self._unanswered("preempt", error)
+            return wire.preemption_result({})
+        if isinstance(asked, Impossible):
+            return wire.preemption_result({})
+        if not asked.parts:
+            return wire.preemption_result(args.victims)
+        there = (
+            (node, [_occupant(entry) for entry in self._fleet.on_node(name)], frozenset(victims.uids))
+            for name, victims in args.victims.items()
+            if (node := self._fleet.candidates.get(name)) is not None
+        )
+        chosen: dict[str, wire.Victims] = {}
+        preemptor = Preemptor(asked, pod.priority, pod.requests if wants_sums_alone(args.pod) else None)
+        for node, found in choose_on_each(preemptor, there):
+            victims = args.victims[node.name]
+            kept = [uid for uid in victims.uids if uid in found]
+            # It is not told which of its victims are against a budget; no more than those that are left.
+            violations = min(victims.pdb_violations, len(kept))
+            chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
+        return wire.preemption_result(chosen)
+
+    def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
+        """Return victims as kube-scheduler wants them, the most important first; `kept` are in its own order."""
+        entries = self._fleet.entries
+        priorities: dict[str, int] = {}
+        highest = 2**31
+        for uid in kept:
+            # Of a pod without GPUs the priority is not known here: it is none higher than that of the one before.
+            highest = priorities[uid] = entries[uid].priority if uid in entries else highest
+        priorities.update({uid: entries[uid].priority for uid in sorted(added)})
+        return tuple(sorted(priorities, key=lambda uid: -priorities[uid]))
+
+    def inspect(self, name: str = "") -> Json:
+        """Show a node, or all that share GPUs, in the form of gpushare's extender; 404 if there is none of the name."""
+        candidates = self._fleet.candidates
+        if name and name not in candidates:
+            error = "no node of this name is known to the GPU scheduler"
+            return Json(wire.inspect_result([], error), status=404)
+        shown = [candidates[name]] if name else [node for _, node in sorted(candidates.items()) if _shares(node)]
+        return Json(wire.inspect_result([_inspected(node, self._fleet.on_node(node.name)) for node in shown]))
+
+    def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
+        why = self._ready()
+        if why:
+            raise _NotReadyError(why)
+        try:
+            pod, ignored = self._pods.read(raw)
+        except UnreadableObjectError:
+            pod, ignored = self._pods.read(wire.with_identity(raw))
+        if ignored:
+            raise UnreadableObjectError("; ".join(ignored))
+        return pod, ask(pod, self._resources)
+
+    def _unanswered(self, verb: str, error: Exception) -> None:
+        _log.warning(
+            "a request of the scheduler has no answer", extra={"verb": verb, "why": str(error), "once_per_s": 60}
+        )
+
+
+def _occupant(entry: Entry) -> Occupant:
+    leaving = entry.deleting or entry.until is not None
+    return Occupant(entry.uid, entry.usage, entry.priority, leaving, entry.requests)
+
+
+# --- Inspect ---------------------------------------------------------------------------------------------------------
+
+
+def _shares(node: Candidate) -> bool:
+    return bool(node.gpus.gpus or node.problem)
+
+
+def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
+    rooms = {room.position: room for room in node.rooms}
+    devs = []
+    for gpu in node.gpus.gpus:
+        pods = [pod for entry in entries if (pod := _on_gpu(entry, gpu)) is not None]
+        devs.append(
+            wire.InspectedGpu(
+                gpu.position,
+                gpu.shares,
+                sum(pod.used for pod in pods),
+                pods,
+                gpu.uuid,
+                gpu.model,
+                gpu.memory_mib,
+                not gpu.unhealthy,
+                gpu.unhealthy,
+                any(pod.gpus for pod in pods),
+            )
+        )
+    unplaced = [pod for entry in entries if (pod := _unplaced(entry, rooms)) is not None]
+    return wire.InspectedNode(
+        node.name,
+        sum(dev.total for dev in devs),
+        sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
+        devs,
+        node.gpus.share_mib,
+        node.policy,
+        node.gpus.driver,
+        node.problem,
+        unplaced,
+    )
+
+
+def _on_gpu(entry: Entry, gpu: ListedGpu) -> wire.InspectedPod | None:
+    whole = gpu.position in entry.usage.whole
+    shares = gpu.shares if whole else dict(entry.usage.shares).get(gpu.position, 0)
+    return _pod(entry, shares, int(whole))
+
+
+def _unplaced(entry: Entry, listed: Collection[int]) -> wire.InspectedPod | None:
+    usage = entry.usage
+    shares = usage.unplaced_shares + sum(shares for at, shares in usage.shares if at not in listed)
+    return _pod(entry, shares, usage.unplaced_gpus + sum(at not in listed for at in usage.whole))
+
+
+def _pod(entry: Entry, shares: int, gpus: int) -> wire.InspectedPod | None:
+    if not shares and not gpus:
+        return None
+    return wire.InspectedPod(entry.name, entry.namespace, shares, gpus, _state(entry), entry.uid)
+
+
+def _state(entry: Entry) -> str:
+    states = {"vanished": entry.until is not None, "deleting": entry.deleting, "binding": entry.claimed}
+    return next((state for state, is_so in states.items() if is_so), "bound")

@@ -1,0 +1,421 @@
+"""`kubectl inspect gpushare doctor`: read what the API shows of sharing GPUs, for the checks in core."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.quantity import whole_quantity
+from gpu_device_plugin.core.contract.annotations import (
+    ASSUME_TIME,
+    CONFIG_LABEL,
+    POD_ANNOTATIONS,
+    MalformedAnnotationError,
+    promises,
+)
+from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotations, our_labels
+from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.others import sightings
+from gpu_device_plugin.core.telling.diagnosing import Unknown
+from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+
+T = TypeVar("T")
+
+_UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
+_AGENT, _SCHEDULER, _EXTENDER = "node", "scheduler", "extender"
+"""Values of ``app.kubernetes.io/component`` in our manifests."""
+_ORIGINAL = {"gpushare-device-plugin": _AGENT, "gpushare-schd-extender": _EXTENDER}
+"""Values of ``component`` in those of Alibaba's gpushare."""
+_LEASES = {_SCHEDULER: "gpushare-scheduler", _EXTENDER: "gpu-device-plugin-extender"}
+_CONFIGURATION = "gpushare-scheduler"
+"""The ConfigMap with the configuration of our own kube-scheduler."""
+_WRITER = "gpu-device-plugin"
+"""By which name the API server remembers our agent's writing; what a Binding brings is remembered of nobody."""
+_METRICS_PORT = 9402
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_HARMLESS = frozenset({"void", "none"})
+_TELLING = frozenset({"OOMKilled", "StartError"})
+"""Why a container ended, where it did not end by itself."""
+_BESIDE = "kube-scheduler"
+"""The container beside the extender in our own scheduler's pods."""
+
+
+def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms:
+    """Read the cluster.
+
+    Raises:
+        ClusterUnreadableError: its nodes or pods cannot be read. Anything else may be unknown.
+    """
+    names = {resource.kind: resource.name for resource in resources}
+    nodes = _nodes(kubectl.items("/api/v1/nodes"), resources)
+    every = list(_pods(kubectl.items("/api/v1/pods", _UNFINISHED)))
+    pods = [pod for pod, _ in every]
+    parts = {pod.name: pod.part for pod in pods if pod.part}
+    places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
+    sharing = {node.name for node in nodes if node.labelled}
+    reader = PodReader((resource.name for resource in resources), POD_ANNOTATIONS.__contains__)
+    daemonset = _known(lambda: _daemonset(kubectl))
+    return ClusterSymptoms(
+        memory_resource=names[Kind.MEMORY],
+        count_resource=names[Kind.COUNT],
+        version=_known(lambda: _decoded(kubectl.raw("/version"), _Version).git_version),
+        nodes=tuple(node for node in nodes if node.switch is not None or node.told or node.capacity),
+        agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
+        extenders=tuple(_seen(pod, _asked(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
+        own_scheduler=(_SCHEDULER, False) in parts.values(),
+        daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
+        runtime_class=daemonset if isinstance(daemonset, str) else "",
+        runtime_classes=_known(lambda: _names(kubectl, "/apis/node.k8s.io/v1/runtimeclasses")),
+        pods=tuple(_asking(pod, raw, reader, resources) for pod, raw in every if _asks(pod, resources)),
+        meddling=tuple(pod.name for pod in pods if pod.spec.node_name in sharing and not pod.part and _meddles(pod)),
+        leases=_known(lambda: _leases(kubectl, places, {part for part, original in parts.values() if not original})),
+        configurations=_known(lambda: _configurations(kubectl, places)),
+        policies=_known(lambda: _names(kubectl, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")),
+    )
+
+
+def _known(read: Callable[[], T]) -> T | Unknown:
+    try:
+        return read()
+    except (ClusterUnreadableError, UnreadableObjectError) as error:
+        return unread(str(error))
+
+
+def _decoded(raw: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableObjectError(f"the API server said something else than was asked: {error}") from None
+
+
+class _Version(msgspec.Struct, rename="camel"):
+    git_version: str = ""
+
+
+class _Named(msgspec.Struct):
+    metadata: ObjectMeta
+
+
+def _items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
+    return [_decoded(item, kind) for item in _decoded(kubectl.raw(path), Page).items or ()]
+
+
+def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
+    return frozenset(found.metadata.name for found in _items(kubectl, path, _Named))
+
+
+# --- Nodes ------------------------------------------------------------------------------------------------------------
+
+
+class _NodeStatus(msgspec.Struct):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+
+
+class _Node(msgspec.Struct):
+    metadata: ObjectMeta
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+
+def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[NodeSeen]:
+    names = {resource.kind: resource.name for resource in resources}
+    found = []
+    for raw in raw_nodes:
+        node = _decoded(raw, _Node)
+        labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
+        capacity, allocatable = _amounts(node.status.capacity), _amounts(node.status.allocatable)
+        facts = read_facts(annotations, labels, 0, 0)
+        found.append(
+            NodeSeen(
+                name=node.metadata.name,
+                switch=labels.get(SWITCH_LABEL),
+                profile=labels.get(CONFIG_LABEL, ""),
+                told=bool(our_annotations(annotations) or our_labels(labels)),
+                problem=facts.problem,
+                gpus=facts.gpus,
+                capacity={name: capacity[name] for name in names.values() if name in capacity},
+                allocatable={name: allocatable[name] for name in names.values() if name in allocatable},
+                others=sightings((), (), allocatable, frozenset(names.values())),
+            )
+        )
+    return found
+
+
+def _amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
+    amounts = ((name, whole_quantity(text)) for name, text in (quantities or {}).items())
+    return {name: amount for name, amount in amounts if amount is not None}
+
+
+# --- Pods -------------------------------------------------------------------------------------------------------------
+
+
+class _Env(msgspec.Struct):
+    name: str = ""
+    value: str | None = None
+
+
+class _Port(msgspec.Struct, rename="camel"):
+    name: str = ""
+    container_port: int = 0
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, Any] | None = None
+
+
+class _Container(msgspec.Struct):
+    name: str = ""
+    image: str = ""
+    env: list[_Env] | None = None
+    ports: list[_Port] | None = None
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
+    scheduler_name: str = "default-scheduler"
+    containers: list[_Container] = []
+    init_containers: list[_Container] | None = None
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class _Halt(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _State(msgspec.Struct):
+    waiting: _Halt | None = None
+    terminated: _Halt | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    ready: bool = False
+    state: _State = msgspec.field(default_factory=_State)
+    last_state: _State = msgspec.field(default_factory=_State)
+
+    @property
+    def halt(self) -> _Halt:
+        """Why it does not run; empty: it does."""
+        waiting, ended = self.state.waiting or _Halt(), self.last_state.terminated or _Halt()
+        # Of a container that ends again and again the kubelet says only that, and beside it how it ended last.
+        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _TELLING else waiting
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    conditions: list[_Condition] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
+
+
+class _Managed(msgspec.Struct, rename="camel"):
+    manager: str = ""
+    fields_v1: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _PodMeta(ObjectMeta, rename="camel"):
+    managed_fields: list[_Managed] | None = None
+
+
+class _Pod(msgspec.Struct):
+    metadata: _PodMeta
+    spec: _Spec
+    status: _Status = msgspec.field(default_factory=_Status)
+
+    @property
+    def name(self) -> str:
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def containers(self) -> list[_Container]:
+        return [*(self.spec.init_containers or ()), *self.spec.containers]
+
+    @property
+    def part(self) -> tuple[str, bool] | None:
+        """Which part of the system it is, and whether that is the original's; None: none."""
+        labels = self.metadata.labels or {}
+        component = labels.get("app.kubernetes.io/component", "")
+        if labels.get("app.kubernetes.io/name") == "gpushare" and component in {_AGENT, _SCHEDULER, _EXTENDER}:
+            return component, False
+        original = _ORIGINAL.get(labels.get("component", "")) if labels.get("app") == "gpushare" else None
+        return (original, True) if original else None
+
+    def condition(self, kind: str) -> _Condition:
+        return next((one for one in self.status.conditions or () if one.type == kind), _Condition())
+
+
+def _pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[tuple[_Pod, msgspec.Raw]]:
+    for raw in raw_pods:
+        yield _decoded(raw, _Pod), raw
+
+
+def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
+    names = {resource.name for resource in resources}
+    return any(each.resources and names & (each.resources.limits or {}).keys() for each in pod.containers)
+
+
+def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[Resource]) -> PodSeen:
+    scheduled = pod.condition("PodScheduled")
+    return PodSeen(
+        name=pod.name,
+        node=pod.spec.node_name,
+        scheduler=pod.spec.scheduler_name,
+        promised=_promised(pod, reader.read(raw)[0], resources),
+        seen=bool(scheduled.type),
+        age_s=_age_s(pod.metadata.creation_timestamp or ""),
+    )
+
+
+def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
+    """Return whether a scheduler wrote on a pod where it is to be.
+
+    The agent writes the same on pods of which it was not told, so that who wrote it decides.
+    """
+    try:
+        told = bool(promises(read, resources))
+    except MalformedAnnotationError:
+        told = True  # somebody promised something
+    mark = f'"f:{ASSUME_TIME}"'.encode()
+    by_agent = any(one.manager == _WRITER and mark in bytes(one.fields_v1) for one in pod.metadata.managed_fields or ())
+    return told and not by_agent
+
+
+def _meddles(pod: _Pod) -> bool:
+    return any(
+        env.name == _VISIBLE and env.value not in _HARMLESS
+        for container in pod.containers
+        for env in container.env or ()
+    )
+
+
+def _age_s(moment: str) -> float:
+    try:
+        return time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
+    ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
+    idle = [each for each in pod.status.container_statuses or () if not each.ready]
+    held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
+    unplaced = scheduled if scheduled.status == "False" else _Condition()
+    return PartSeen(
+        name=pod.name,
+        node=pod.spec.node_name,
+        ready=ready.status == "True",
+        why=" ".join((held.halt.message if held.halt.reason else unplaced.message or ready.message or "").split()),
+        container=held.name,
+        reason=held.halt.reason or unplaced.reason or "",
+        version=next((_tag(each) for each in pod.spec.containers if each.name != _BESIDE), ""),
+        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _BESIDE), None),
+        original=bool(pod.part and pod.part[1]),
+        asked=asked,
+    )
+
+
+def _tag(container: _Container) -> str:
+    return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+
+
+def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
+    """Return how often schedulers had an extender filter, by its own metrics; None if those cannot be read."""
+    ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
+    port = next(ports, _METRICS_PORT)
+    meta = pod.metadata
+    try:
+        page = kubectl.raw(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}:{port}/proxy/metrics").decode()
+    except (ClusterUnreadableError, UnicodeDecodeError):
+        return None
+    counted = re.findall(
+        r'^gpushare_extender_verb_duration_seconds_count\{[^}]*verb="filter"[^}]*\} ([0-9.e+]+)$', page, re.MULTILINE
+    )
+    return int(sum(map(float, counted))) if "gpushare_extender_" in page else None
+
+
+# --- What else was installed ------------------------------------------------------------------------------------------
+
+
+class _RuntimeClassName(msgspec.Struct, rename="camel"):
+    runtime_class_name: str = ""
+
+
+class _Template(msgspec.Struct):
+    spec: _RuntimeClassName
+
+
+class _SetSpec(msgspec.Struct):
+    template: _Template
+
+
+class _DaemonSet(msgspec.Struct):
+    spec: _SetSpec
+
+
+def _daemonset(kubectl: Kubectl) -> str | None:
+    """Return the runtime class of our DaemonSet's pods, empty where they have none; None: there is no DaemonSet."""
+    selector = f"app.kubernetes.io/name%3Dgpushare,app.kubernetes.io/component%3D{_AGENT}"
+    found = _items(kubectl, f"/apis/apps/v1/daemonsets?labelSelector={selector}", _DaemonSet)
+    return found[0].spec.template.spec.runtime_class_name if found else None
+
+
+class _LeaseSpec(msgspec.Struct, rename="camel"):
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    renew_time: str | None = None
+
+
+class _Lease(msgspec.Struct):
+    metadata: ObjectMeta
+    spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
+
+
+def _leases(kubectl: Kubectl, places: Iterable[str], parts: Iterable[str]) -> dict[str, Lease]:
+    wanted = {_LEASES[part] for part in parts if part in _LEASES}
+    found = {}
+    for place in places:
+        for lease in _items(kubectl, f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases", _Lease):
+            if lease.metadata.name in wanted:
+                spec = lease.spec
+                found[f"{place}/{lease.metadata.name}"] = Lease(
+                    spec.holder_identity or "", _age_s(spec.renew_time or ""), float(spec.lease_duration_seconds or 0)
+                )
+    return found
+
+
+class _ConfigMap(msgspec.Struct):
+    metadata: ObjectMeta
+    data: dict[str, str] | None = None
+
+
+def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the configurations of our own kube-scheduler; of others nothing is to be seen."""
+    found = {}
+    for place in places:
+        named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"
+        for config in _items(kubectl, named, _ConfigMap):
+            for key, text in (config.data or {}).items():
+                version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
+                if "KubeSchedulerConfiguration" in text:
+                    found[f"{place}/{config.metadata.name}, {key}"] = version[1] if version else ""
+    return found

@@ -1,0 +1,182 @@
+"""The Kubernetes API, read through `kubectl get --raw`, so that every kubeconfig and every login plugin works."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import Page
+from gpu_device_plugin.core.telling.diagnosing import Unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_PAGE = 500
+"""As many as kubectl itself asks for at a time."""
+
+
+class ClusterUnreadableError(Exception):
+    """The cluster could not be read. The message is for whoever called the program, and says what to do."""
+
+
+class Kubectl:
+    """kubectl, with the flags that say which cluster is meant. What it says on stderr goes to ours.
+
+    It may have to: login plugins ask for a password or show an address there, and wait.
+    """
+
+    def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
+        """Use `program` with these flags.
+
+        Args:
+            flags: which cluster is meant.
+            program: what is called.
+            answer_within_s: for what we can go on without; by then whoever had to log in has done so.
+        """
+        self._flags = tuple(flags)
+        self._program = program
+        self._answer_within_s = answer_within_s
+
+    def namespace(self) -> str:
+        """Return the namespace that kubectl would use: that of the context, else `default`.
+
+        Raises:
+            ClusterUnreadableError: there is no kubectl.
+        """
+        words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
+        # It fails where there is no kubeconfig, as in a pod, and then its complaint helps nobody.
+        done = self._run(*words, stderr=subprocess.DEVNULL)
+        return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
+
+    def one(self, path: str) -> msgspec.Raw:
+        """Return one object, for which the right to get it is enough.
+
+        Raises:
+            ClusterUnreadableError: it cannot be read, or is not there; what kubectl said stands on stderr already.
+        """
+        done = self._run("get", "--raw", path)
+        if done.returncode:
+            raise ClusterUnreadableError(f"kubectl could not read {path} ({_ending(done.returncode)})")
+        return msgspec.Raw(done.stdout)
+
+    def items(self, path: str, fields: Sequence[str] = (), *, aside: bool = False) -> list[msgspec.Raw]:
+        """Return all objects of a kind.
+
+        Args:
+            path: for example ``/api/v1/pods``.
+            fields: field selectors, all of which they have to match.
+            aside: we can go on without them, and what kubectl says is not shown. Only after a call that may log in.
+
+        Raises:
+            ClusterUnreadableError: they cannot be read; with `aside` the message is what kubectl said.
+        """
+        query = {"fieldSelector": ",".join(fields)} if fields else {}
+        begun = False
+        try:
+            found: list[msgspec.Raw] = []
+            for page in self._pages(path, query, aside=aside):
+                begun = True
+                found += page
+        except ClusterUnreadableError:
+            if not begun:
+                raise
+            # The API server keeps a list for some minutes. Who reads more slowly has to take it in one piece.
+            return self._page(path, query, aside=aside).items or []
+        return found
+
+    def raw(self, path: str) -> bytes:
+        """Return what the API server answers, for what may be missing or forbidden.
+
+        Raises:
+            ClusterUnreadableError: it cannot be read; the message is what kubectl said, which is not shown otherwise.
+        """
+        done = self._run("get", "--raw", path, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+        if done.returncode:
+            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
+        return done.stdout
+
+    def patch(self, resource: str, name: str, patch: object, *, subresource: str = "") -> None:
+        """Change an object of the cluster by a merge patch.
+
+        Raises:
+            ClusterUnreadableError: it was not changed, or nobody knows; the message is what kubectl said.
+        """
+        beneath = [f"--subresource={subresource}"] if subresource else []
+        written = msgspec.json.encode(patch).decode()
+        words = ["patch", resource, name, *beneath, "--type=merge", "-p", written]
+        done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
+        if done.returncode:
+            raise ClusterUnreadableError(f"{resource} {name}: {_last_line(done.stderr) or _ending(done.returncode)}")
+
+    def _pages(self, path: str, query: Mapping[str, str], *, aside: bool) -> Iterator[list[msgspec.Raw]]:
+        following = ""
+        while True:
+            more = {"continue": following} if following else {}
+            page = self._page(path, {**query, "limit": _PAGE, **more}, aside=aside)
+            yield page.items or []
+            following = page.metadata.continue_
+            if not following:
+                return
+
+    def _page(self, path: str, query: Mapping[str, object], *, aside: bool) -> Page:
+        address = f"{path}?{urlencode(query)}" if query else path
+        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if aside else None)
+        if done.returncode and aside:
+            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
+        if done.returncode:
+            raise ClusterUnreadableError(
+                f"kubectl could not read {path} ({_ending(done.returncode)}); what it said stands above. See whether "
+                f"kubectl get {path.rpartition('/')[2]} works with the same flags"
+            )
+        try:
+            return msgspec.json.decode(done.stdout, type=Page)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise ClusterUnreadableError(
+                f"kubectl get --raw {path} printed something that is no list of the Kubernetes API; see what it "
+                "prints, and whether the kubectl on the PATH is the real one"
+            ) from None
+
+    def _run(
+        self, *words: str, stderr: int | None = None, within_s: float | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        command = [self._program, *self._flags, *words]
+        try:
+            # The program is what the user calls kubectl, and no shell reads the words.
+            return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False, timeout=within_s)  # noqa: S603
+        except subprocess.TimeoutExpired as error:
+            raise ClusterUnreadableError(f"{' '.join(words[:3])}: no answer within {within_s:g} s") from error
+        except OSError as error:
+            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+            raise ClusterUnreadableError(
+                f"{self._program}: {why}; the cluster is read through it: install it "
+                "(https://kubernetes.io/docs/tasks/tools/)"
+            ) from error
+
+
+def unread(why: str) -> Unknown:
+    """Say of what could not be read which right is missing, if that is why; `why` is the message of the error."""
+    # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
+    denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
+    if denied is None:
+        return Unknown(why)
+    verb, resource, group, namespace = denied.groups()
+    where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
+    return Unknown(
+        f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
+        "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here",
+    )
+
+
+def _last_line(said: bytes) -> str:
+    lines = said.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"

@@ -1,0 +1,56 @@
+"""By which policy the extender of a cluster chooses among the GPUs of a node that has none of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import ObjectMeta, Page
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import SettingsError, Sources, Text, Texts
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+
+_CONFIGURATION = "gpushare-extender"
+"""The ConfigMap of the extender in our manifests, in whichever namespace they were applied."""
+_FILE = "default.yaml"
+_PATH = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A name in `POLICIES`, and how it is known."""
+
+    name: str
+    assumed: str = ""
+    """Why it is the built-in one, as the end of a sentence; empty: it is configured."""
+
+
+class _ConfigMap(msgspec.Struct):
+    metadata: ObjectMeta
+    data: dict[str, str] | None = None
+
+
+def gpu_policy(kubectl: Kubectl) -> Policy:
+    """Read the configuration, as far as the user may; what a flag or a variable of the extender says is not seen."""
+    built_in = ExtenderSettings().gpu_policy
+    try:
+        page = msgspec.json.decode(kubectl.raw(_PATH), type=Page)
+        found = [msgspec.json.decode(raw, type=_ConfigMap) for raw in page.items or ()]
+    except ClusterUnreadableError as error:
+        return Policy(built_in, f"the ConfigMap {_CONFIGURATION} cannot be read ({error})")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Policy(built_in, f"the ConfigMap {_CONFIGURATION} is not what the Kubernetes API promises")
+    if len(found) != 1:
+        places = ", ".join(sorted(one.metadata.namespace for one in found)) or "no namespace"
+        return Policy(built_in, f"there is a ConfigMap {_CONFIGURATION} in {places}, and not in one")
+    where = f"{found[0].metadata.namespace}/{_CONFIGURATION}, {_FILE}"
+    text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
+    try:
+        return Policy(Sources(ExtenderSettings, {}, {}).read(texts=Texts(text)).gpu_policy)
+    except SettingsError as error:
+        return Policy(built_in, f"the ConfigMap {_CONFIGURATION} cannot be used ({error})")

@@ -1,0 +1,437 @@
+"""`kubectl inspect gpushare`: who uses which GPU of the cluster, and why a pod gets none. Needs kubectl and no more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.core.telling.diagnosing import document as findings_document
+from gpu_device_plugin.core.telling.diagnosing import examine, exit_code
+from gpu_device_plugin.core.telling.diagnosing import lines as findings_lines
+from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
+from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
+from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
+from gpu_device_plugin.core.telling.overview import details, summary
+from gpu_device_plugin.core.telling.overview_document import document
+from gpu_device_plugin.core.telling.overview_wide import wide
+from gpu_device_plugin.core.telling.podcauses import causes
+from gpu_device_plugin.programs.inspect.doctor import symptoms
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
+from gpu_device_plugin.programs.inspect.policy import Policy, gpu_policy
+from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_more, surroundings
+from gpu_device_plugin.programs.inspect.uninstall import uninstall
+from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import Sources, UsageError, knobs_of, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.inspect.reading import Cluster
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+_PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
+_COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
+"""Of all pods only those that may have something of a GPU."""
+
+_REALLY = "really"
+"""What a person has to write to end sharing where it goes on."""
+
+_PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
+"""What kubectl takes before the name of a pod."""
+
+_TOLD = 10
+"""So many nodes are told one by one where nobody asks for all."""
+
+_RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
+
+_NAMES = ("domain", "memory_resource", "count_resource")
+"""The settings that say what the resources are called, shared with the extender."""
+
+_OF_KUBECTL = (
+    "as",
+    "as-group",
+    "as-uid",
+    "cache-dir",
+    "certificate-authority",
+    "client-certificate",
+    "client-key",
+    "cluster",
+    "context",
+    "kubeconfig",
+    "password",
+    "request-timeout",
+    "server",
+    "tls-server-name",
+    "token",
+    "user",
+    "username",
+)
+"""Flags with a value that kubectl understands and we hand on."""
+_SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    prog: str = "kubectl inspect gpushare",
+    kubectl: str = "kubectl",
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Do what `argv` asks for, the process's own by default.
+
+    Args:
+        argv: without the name of the program.
+        prog: how the user called it, for messages.
+        kubectl: the program through which the cluster is read.
+        environ: where settings may stand.
+
+    Returns:
+        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
+        doctor those of `EXIT_CODES`.
+    """
+    try:
+        arguments = _parse(prog, sys.argv[1:] if argv is None else argv)
+        resources = _resources(arguments, environ)
+        told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
+        for line in told:
+            say(sys.stdout, line)
+        sys.stdout.flush()
+    except UsageError as error:
+        for sentence in error.sentences:
+            say(sys.stderr, f"{prog}: {sentence}")
+        return MISUSED
+    except (ClusterUnreadableError, UnreadableObjectError) as error:
+        say(sys.stderr, f"{prog}: {error}")
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code
+
+
+# --- The commands -----------------------------------------------------------------------------------------------------
+
+
+_Told = tuple[list[str], int]
+"""Lines, and the exit code."""
+
+
+def _raw_nodes(name: str, kubectl: Kubectl) -> list[msgspec.Raw]:
+    """Return one node as JSON, or without a name all of them.
+
+    Raises:
+        ClusterUnreadableError: there is none of this name.
+    """
+    raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [])
+    if name and not raw_nodes:
+        raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes shows those that there are')
+    return raw_nodes
+
+
+def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    name = arguments.node
+    raw_nodes = _raw_nodes(name, kubectl)
+    placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
+    found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
+    _warn(found)
+    if not found.nodes:
+        doctor = "No node shares GPUs; kubectl inspect gpushare doctor says what is missing."
+        say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
+    return _LAYOUTS[arguments.output](found), OK
+
+
+def _as_yaml(found: Cluster) -> list[str]:
+    import yaml  # noqa: PLC0415 - 3 MB that only those pay who want it
+
+    text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
+    return text.splitlines()
+
+
+_LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
+    {
+        "summary": lambda found: summary(found.nodes),
+        "details": lambda found: details(found.nodes),
+        "wide": lambda found: wide(found.nodes),
+        "json": lambda found: json.dumps(document(found.nodes), indent=2).splitlines(),
+        "yaml": _as_yaml,
+    }
+)
+
+
+def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    namespace = arguments.namespace or kubectl.namespace()
+    pod, told = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
+    missing: list[str] = []
+    of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
+    raw_events = _aside(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = _aside(kubectl, _NODES, [], missing)
+    raw_pods = _aside(kubectl, _PODS, _COUNTING, missing)
+    told = replace(told, events=events(raw_events or (), told))
+    found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
+    lines, asked = causes(pod, told, resources, None if found is None else {node.name: node for node in found.nodes})
+    unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    if found is None:
+        waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
+        return [*waits, *lines, *unknown], OK
+    _warn(found)
+    if asked is None:
+        return [*lines, *unknown], OK
+    around = surroundings(raw_nodes or ())
+    kept_away = {
+        node.name: Kept(
+            exclusions(node, around.get(node.name, Surroundings()), told.terms), besides(node, asked, resources)
+        )
+        for node in found.nodes
+    }
+    # Nodes of our own agent say by themselves which GPU they prefer, and so may the pod.
+    silent = not asked.wishes.gpu_policy and any(node.candidate.policy is None for node in found.nodes)
+    policy = gpu_policy(kubectl) if silent else Policy(ExtenderSettings().gpu_policy)
+    if policy.assumed:
+        lines.append(
+            f"Nodes that do not say which GPU they prefer are taken to have the policy {policy.name}: {policy.assumed}."
+        )
+    most = len(found.nodes) if arguments.all_nodes else _TOLD
+    answer = [
+        f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
+        *lines,
+        *unknown,
+        *explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most),
+    ]
+    return answer, OK
+
+
+def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None, with a sentence in `missing` of why they cannot be read."""
+    try:
+        return kubectl.items(path, fields, aside=True)
+    except ClusterUnreadableError as error:
+        missing.append(unread(str(error)).why)
+        return None
+
+
+def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    findings = examine(CHECKS, symptoms(kubectl, resources))
+    told = (
+        json.dumps(findings_document(findings), indent=2).splitlines() if arguments.json else findings_lines(findings)
+    )
+    return told, exit_code(findings)
+
+
+def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+    told, well = uninstall(
+        kubectl,
+        _raw_nodes(arguments.node, kubectl),
+        resources,
+        labelled_too=arguments.all == _REALLY,
+        dry_run=arguments.dry_run,
+    )
+    return told, OK if well else FAILED
+
+
+def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
+    """Return one pod as JSON.
+
+    Raises:
+        ClusterUnreadableError: there is none of this name in the namespace, or it may not be read.
+    """
+    try:
+        return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
+    except ClusterUnreadableError as error:
+        raise ClusterUnreadableError(
+            f"pod {namespace}/{name} cannot be read, and what kubectl said stands above; say with -n in which "
+            "namespace it is, as kubectl get pods -A shows"
+        ) from error
+
+
+def _value(text: str) -> str:
+    """Write a text so that a field selector takes it as it is."""
+    return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
+
+
+def _warn(found: Cluster) -> None:
+    for warning in found.warnings:
+        say(sys.stderr, f"warning: {warning}")
+
+
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Told]] = MappingProxyType(
+    {"overview": _overview, "why": _why, "doctor": _doctor, "uninstall": _uninstall}
+)
+
+
+# --- The command line -------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports misuse as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def _parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    parser = _parser(prog)
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    see = f"see {prog} --help"
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        if flag in {"-A", "--all-namespaces"}:
+            raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
+        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        raise UsageError(f"{flag}: there is no such argument; {nearest(flag, known, see, prefix='--')}")
+    arguments.command, arguments.node, pod = _command(prog, arguments.words)
+    # As tables have them, NAMESPACE/POD; and as kubectl takes them, pod/POD.
+    before, _, arguments.pod = pod.rpartition("/")
+    if before not in _PODS_OF_KUBECTL:
+        arguments.namespace = arguments.namespace or before
+    _refuse_what_belongs_elsewhere(arguments)
+    if arguments.all not in {"", _REALLY}:
+        raise UsageError(f"--all: this ends sharing on nodes where it goes on; if you mean that, write --all={_REALLY}")
+    return arguments
+
+
+def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
+    """Return the command, a node and a pod, or empty texts where there are none.
+
+    Raises:
+        UsageError: the words make no sense.
+    """
+    match words:
+        case ["why"]:
+            raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
+        case ["why", pod]:
+            return "why", "", pod
+        case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
+            return "why", "", pod
+        case ["doctor"]:
+            return "doctor", "", ""
+        case ["doctor", _]:
+            raise UsageError("doctor: it looks at the whole cluster; on a node there is gpu-device-plugin doctor")
+        case ["uninstall", *nodes] if len(nodes) < 2:
+            return "uninstall", "".join(nodes), ""
+        case [word, other]:
+            meant = nearest(word, ["why", "uninstall"], "")
+            hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
+            raise UsageError(f"{word} {other}: {hint}")
+        case [_, _, *_]:
+            raise UsageError(f"{' '.join(words)}: these are too many words; see {prog} --help")
+        case _:
+            return "overview", "".join(words), ""
+
+
+def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
+    """Refuse flags that mean nothing to the command.
+
+    Raises:
+        UsageError: there are some.
+    """
+    command = arguments.command
+    given = (
+        (
+            "why",
+            arguments.namespace or arguments.all_nodes,
+            "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces",
+        ),
+        ("overview", arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
+        ("doctor", arguments.json, "--json goes with doctor; the overview has -o json"),
+        ("uninstall", arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
+    )
+    for its_own, value, sentence in given:
+        if value and command != its_own:
+            raise UsageError(sentence)
+
+
+def _parser(prog: str) -> _Parser:
+    parser = _Parser(
+        prog=prog,
+        usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
+        "       %(prog)s doctor [--json]\n"
+        f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
+        description="Show who uses which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NODE | why POD | doctor | uninstall [NODE]",
+        help="one node only; the pod to explain; what is wrong; or remove what is left on nodes that share no more",
+    )
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument(
+        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
+    )
+    layout.add_argument(
+        "-o",
+        "--output",
+        dest="output",
+        choices=("wide", "json", "yaml"),
+        help="one line for each GPU with model, health and pods; or everything, for machines",
+    )
+    parser.add_argument("-n", "--namespace", help="of the pod; by default that of kubectl's context")
+    parser.add_argument("--all-nodes", action="store_true", help=f"explain more than the nearest {_TOLD} nodes")
+    parser.add_argument("--json", action="store_true", help="have the doctor tell machines what was found")
+    parser.add_argument("--dry-run", action="store_true", help="say only what uninstall would remove")
+    parser.add_argument(
+        "--all", default="", metavar=_REALLY, help="uninstall also from nodes that are labelled, and end sharing there"
+    )
+    parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
+    for knob in knobs_of(ExtenderSettings):
+        if knob.name in _NAMES:
+            parser.add_argument(
+                knob.flag,
+                dest=knob.name,
+                metavar=knob.form.shape,
+                help=f"{knob.help} [{knob.variable}; {knob.default}]",
+            )
+    handed_on = parser.add_argument_group("flags that are handed on to kubectl")
+    for name in _OF_KUBECTL:
+        short = ("-s",) if name == "server" else ()
+        handed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
+    for name in _SWITCHES_OF_KUBECTL:
+        handed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
+    return parser
+
+
+def _handed_on(arguments: argparse.Namespace) -> list[str]:
+    return [
+        f"--{name.removeprefix('kubectl ')}={value}"
+        for name, values in vars(arguments).items()
+        if name.startswith("kubectl ")
+        for value in values or ()
+    ]
+
+
+def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
+    """Return the resources, by the names that were chosen for them.
+
+    Raises:
+        UsageError: they cannot be called so.
+    """
+    flags = {name: value for name in _NAMES if (value := getattr(arguments, name)) is not None}
+    variables = {knob.variable for knob in knobs_of(ExtenderSettings) if knob.name in _NAMES}
+    named = {name: text for name, text in environ.items() if name in variables}
+    return Sources(ExtenderSettings, flags, named).read().offered
+
+
+if __name__ == "__main__":
+    sys.exit(main())

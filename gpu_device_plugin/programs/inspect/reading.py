@@ -1,0 +1,308 @@
+"""The cluster as `inspect` shows it, made out of what the API says by the same books that the extender keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+from gpu_device_plugin.core.contract.annotations import (
+    NODE_GPUS,
+    NODE_LABELS,
+    PLACEMENT_LABEL,
+    POD_ANNOTATIONS,
+    SPLIT_LABEL,
+    WISHES,
+)
+from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
+from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.settings.knobs import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+_KEPT_OF_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
+_CHOICES = tuple(sorted(WISHES))
+_EVENTS = 3
+"""So many Events of a pod are told."""
+_LONGEST_EVENT = 500
+"""Characters; the API takes 1,024."""
+_NODE_KEYS = frozenset({NODE_GPUS, PLACEMENT_LABEL})
+_MOST_MISSPELT = 5
+"""So many annotations that mean nothing are told one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What was read."""
+
+    nodes: tuple[NodeView, ...]
+    """Those that share GPUs, or claim to, by name."""
+    names: frozenset[str]
+    """Of all nodes."""
+    warnings: tuple[str, ...] = ()
+    """What could not be read, one sentence each."""
+
+
+def cluster(
+    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+) -> Cluster:
+    """Return nodes with the pods that count on them.
+
+    Args:
+        raw_nodes: nodes as JSON.
+        raw_pods: pods as JSON; those that are on no node do not matter.
+        resources: what is managed.
+    """
+    warnings: list[str] = []
+    fleet = Fleet(resources, drain_s=0)
+    names = {resource.kind: resource.name for resource in resources}
+    node_reader = NodeReader(names.values(), _NODE_KEYS.__contains__)
+    records: dict[str, NodeRecord] = {}
+    for raw in raw_nodes:
+        try:
+            record = node_reader.read(raw)
+        except UnreadableObjectError as error:
+            warnings.append(f"a node is left out: {error}")
+            continue
+        records[record.name] = record
+        memory, count = record.capacity.get(names[Kind.MEMORY], 0), record.capacity.get(names[Kind.COUNT], 0)
+        fleet.put_node(record.name, read_facts(record.annotations, record.labels, memory, count))
+    pod_reader = PodReader(names.values(), _KEPT_OF_PODS.__contains__)
+    for raw in raw_pods:
+        try:
+            pod, ignored = pod_reader.read(raw)
+        except UnreadableObjectError as error:
+            warnings.append(f"a pod is left out: {error}")
+            continue
+        warnings += [f"pod {pod.namespace}/{pod.name}: {why}, and it is ignored" for why in ignored]
+        fleet.put_pod(pod)
+    views = [_view(fleet, record) for _, record in sorted(records.items())]
+    warnings += [f"node {view.name}: {view.candidate.problem}" for view in views if view.candidate.problem]
+    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.problem)
+    return Cluster(sharing, frozenset(records), tuple(warnings))
+
+
+def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
+    return NodeView(
+        candidate=fleet.candidates[record.name],
+        pods=tuple(
+            PodUse(entry.namespace, entry.name, entry.usage, entry.uid, entry.priority, entry.deleting)
+            for entry in fleet.on_node(record.name)
+        ),
+        address=record.address,
+        ready=record.ready,
+        unschedulable=record.unschedulable,
+        capacity=record.capacity,
+        allocatable=record.allocatable,
+    )
+
+
+# --- For one pod ------------------------------------------------------------------------------------------------------
+
+
+class _Toleration(msgspec.Struct, gc=False):
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
+class _Gate(msgspec.Struct, gc=False):
+    name: str = ""
+
+
+class _Resources(msgspec.Struct, gc=False):
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class _Container(msgspec.Struct, gc=False):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Requirement(msgspec.Struct, gc=False):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+
+class _Alternative(msgspec.Struct, rename="camel", gc=False):
+    match_expressions: list[_Requirement] | None = None
+    match_fields: list[_Requirement] | None = None
+
+
+class _NodeSelector(msgspec.Struct, rename="camel", gc=False):
+    node_selector_terms: list[_Alternative] | None = None
+
+
+class _NodeAffinity(msgspec.Struct, gc=False):
+    required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class _Affinity(msgspec.Struct, rename="camel", gc=False):
+    node_affinity: _NodeAffinity | None = None
+
+
+class _PodSpec(msgspec.Struct, rename="camel", gc=False):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    scheduler_name: str | None = None
+    scheduling_gates: list[_Gate] | None = None
+    tolerations: list[_Toleration] | None = None
+    node_selector: dict[str, str] | None = None
+    affinity: _Affinity | None = None
+
+
+class _Condition(msgspec.Struct, gc=False):
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class _PodStatus(msgspec.Struct, gc=False):
+    reason: str | None = None
+    message: str | None = None
+    conditions: list[_Condition] | None = None
+
+
+class _Pod(msgspec.Struct, gc=False):
+    metadata: ObjectMeta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, Told]:
+    """Return one pod, with what else may explain its fate. Nothing of its environment is read.
+
+    Raises:
+        UnreadableObjectError: this is no pod.
+    """
+    pod, ignored = PodReader((each.name for each in resources), _KEPT_OF_PODS.__contains__).read(raw)
+    try:
+        more = msgspec.json.decode(raw, type=_Pod)
+    except msgspec.DecodeError as error:
+        raise UnreadableObjectError(f"not a pod: {error}") from None
+    spec, status = more.spec, more.status
+    conditions = status.conditions or ()
+    refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), _Condition())
+    return pod, Told(
+        scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
+        reason=status.reason or "",
+        message=status.message or "",
+        condition_reason=refused.reason or "",
+        condition=refused.message or "",
+        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        terms=Terms(
+            tuple(
+                Toleration(one.key or "", one.operator or "Equal", one.value or "", one.effect or "")
+                for one in spec.tolerations or ()
+            ),
+            spec.node_selector or {},
+            _alternatives(spec.affinity),
+        ),
+        ignored=(*ignored, *_misspelt(more.metadata)),
+        limits=tuple(
+            name
+            for each in (*(spec.init_containers or ()), *(spec.containers or ()))
+            for name in {**(each.resources.limits or {}), **(each.resources.requests or {})}
+        ),
+    )
+
+
+class _Event(msgspec.Struct, rename="camel", gc=False):
+    type: str | None = None
+    reason: str | None = None
+    message: str | None = None
+    last_timestamp: str | None = None
+    event_time: str | None = None
+
+
+def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
+    """Return the latest warnings among a pod's Events, the last one last, without what stands on the pod itself.
+
+    Args:
+        raw_events: Events of API group ``""`` as JSON.
+        told: what stands on the pod.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for raw in raw_events:
+        try:
+            event = msgspec.json.decode(raw, type=_Event)
+        except msgspec.DecodeError:
+            continue  # of what is only looked at beside all else
+        message = " ".join((event.message or "").split())
+        if event.type == "Warning" and message and message not in {told.message, told.condition}:
+            said = (event.reason or "", message)
+            found[said] = max(found.get(said, ""), event.last_timestamp or event.event_time or "")
+    latest = sorted(found, key=lambda said: (found[said], said))[-_EVENTS:]
+    return tuple(f"Event{f' {reason}' if reason else ''}: {_shortened(message)}" for reason, message in latest)
+
+
+def _shortened(message: str) -> str:
+    return message if len(message) <= _LONGEST_EVENT else f"{message[: _LONGEST_EVENT - 3]}..."
+
+
+def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
+    required = affinity.node_affinity.required if affinity is not None and affinity.node_affinity is not None else None
+    if required is None:
+        return None
+    return tuple(
+        Alternative(_requirements(each.match_expressions), _requirements(each.match_fields))
+        for each in required.node_selector_terms or ()
+    )
+
+
+def _requirements(said: Iterable[_Requirement] | None) -> tuple[Requirement, ...]:
+    return tuple(Requirement(each.key, each.operator, tuple(each.values or ())) for each in said or ())
+
+
+def _misspelt(meta: ObjectMeta) -> Iterator[str]:
+    """Say which annotations and labels look like ours and mean nothing to anybody, one sentence each."""
+    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in _KEPT_OF_PODS]
+    for key in sorted(unknown)[:_MOST_MISSPELT]:
+        known = f"there are {', '.join(_CHOICES)}"
+        yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
+    if len(unknown) > _MOST_MISSPELT:
+        yield f"{len(unknown) - _MOST_MISSPELT} more annotations like these mean nothing"
+    for key in sorted(WISHES & (meta.labels or {}).keys()):
+        yield f"{key} is a label of this pod; write it as an annotation"
+
+
+class _Taint(msgspec.Struct, gc=False):
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+
+
+class _NodeSpec(msgspec.Struct, gc=False):
+    taints: list[_Taint] | None = None
+
+
+class _Node(msgspec.Struct, gc=False):
+    metadata: ObjectMeta
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+
+
+def surroundings(raw_nodes: Iterable[msgspec.Raw]) -> dict[str, Surroundings]:
+    """Return by name what else stands on nodes; one that cannot be read is left out."""
+    found = {}
+    for raw in raw_nodes:
+        try:
+            node = msgspec.json.decode(raw, type=_Node)
+        except msgspec.DecodeError:
+            continue  # told where the nodes themselves are read, which needs more of them
+        taints = tuple(Taint(one.key, one.value or "", one.effect) for one in node.spec.taints or ())
+        found[node.metadata.name] = Surroundings(taints, node.metadata.labels or {})
+    return found

@@ -1,0 +1,90 @@
+"""Keep what the kubelet is shown in step with the node."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.node.offers import offers
+from gpu_device_plugin.core.node.refusals import Refusals
+from gpu_device_plugin.kubelet.servicer import device_list
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.model.resources import Kind, Resource
+    from gpu_device_plugin.core.node.offers import Offer
+    from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
+    from gpu_device_plugin.node_state import Book
+
+_LOOK_S = 10.0
+"""How often a bound on what is shown is looked at, when nothing else happens."""
+
+
+class Advertiser:
+    """The lists of all resources. A list is sent when an ID changed its health, and never for anything else."""
+
+    def __init__(self, book: Book, resources: Sequence[Resource], refusal_limit: int) -> None:
+        """Advertise `resources` of the node in `book`."""
+        self._book = book
+        self._resources = tuple(resources)
+        self.refusals = Refusals(refusal_limit)
+        self._offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
+        self.lists: dict[Kind, Latest[pb.ListAndWatchResponse]] = {
+            resource.kind: Latest(device_list(resource, ())) for resource in resources
+        }
+
+    def __repr__(self) -> str:
+        return f"<Advertiser of {', '.join(resource.name for resource in self._resources)}>"
+
+    def offers(self, kind: Kind) -> tuple[Offer, ...]:
+        """Return what is shown of one resource."""
+        return self._offers[kind]
+
+    def limit(self, refusals: int) -> None:
+        """Change after how many refusals less is shown."""
+        self.refusals = replace(self.refusals, limit=refusals) if refusals else Refusals(refusals)
+        self.refresh()
+
+    def refused(self, shares: int) -> bool:
+        """Take note that no GPU had room for so many shares; return whether this just became a run of refusals."""
+        before = self.refusals.run
+        self.refusals = self.refusals.refused(shares, time.monotonic())
+        self.refresh()
+        return self.refusals.run is not None and self.refusals.run != before
+
+    def refresh(self) -> None:
+        """Show the node as it is now."""
+        node, now = self._book.node, time.monotonic()
+        emptiest = max((room.free for room in node.rooms() if room.healthy and not room.whole), default=0)
+        self.refusals = self.refusals.settled(emptiest, now)
+        for resource in self._resources:
+            found = offers(node, resource.kind, self.refusals.most_free(emptiest, now))
+            if found != self._offers[resource.kind]:
+                self._offers[resource.kind] = found
+                self.lists[resource.kind].set(device_list(resource, found))
+
+    def resend(self) -> None:
+        """Send one list again as it is: the kubelet then writes its checkpoint."""
+        newest = self.lists[self._resources[0].kind]
+        newest.set(newest.value)
+
+    async def run(self) -> NoReturn:
+        """Follow the node for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="follow the node")
+            tasks.create_task(self._look(), name="lift bounds")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def _follow(self) -> None:
+        async for _node in self._book.nodes():
+            self.refresh()
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.refresh()

@@ -1,0 +1,170 @@
+"""Find out which settings our node is to have, and share nothing before that is known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, NamedTuple
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import serving
+from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.cluster.events import EventWriter, about_node
+from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.contract.leaving import switched_on
+from gpu_device_plugin.programs.node.cluster import tidy_up
+from gpu_device_plugin.settings.node import UsageError, settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.aio.http import Page
+    from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.kubelet.remembered import Remembered
+    from gpu_device_plugin.settings.knobs import Sources, Texts
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+
+class Chosen(NamedTuple):
+    """What an agent is to run with."""
+
+    settings: NodeSettings
+    texts: Texts
+    """What the files said."""
+    label: str
+    """What the label said; empty: there was none."""
+
+
+class Choice:
+    """Finds out which settings our node is to have, and shares nothing until it knows.
+
+    The wrong share size would stay: the kubelet remembers devices by it.
+    """
+
+    def __init__(
+        self,
+        sources: Sources[NodeSettings],
+        settings: NodeSettings,
+        config: ClusterConfig,
+        remembered: Remembered,
+    ) -> None:
+        """Prepare; nothing is sent before `made`.
+
+        Args:
+            sources: where settings come from.
+            settings: those that need no profile: who we are, and where we are asked how we are.
+            config: how to reach the API server.
+            remembered: the profile of this node's last agent.
+        """
+        self._sources = sources
+        self._settings = settings
+        self._remembered = remembered
+        self._client = Client(config)
+        self._self = NodeSelf(self._client, settings.node_name)
+        self._events = EventWriter(self._client, instance=settings.node_name)
+        self._again = asyncio.Event()
+        self._switched_on = False
+        self.patience_s = 10.0
+        """How long the API server may take before we believe what we remember."""
+        self.look_s = 10.0
+        """Seconds between two looks at what a person has to mend."""
+        self.why = f"the label {CONFIG_LABEL} of this node has not been read yet"
+        """Why nothing is chosen yet."""
+
+    def __repr__(self) -> str:
+        return f"<Choice for {self._settings.node_name}: {self.why}>"
+
+    def look(self) -> None:
+        """Look at label and files now."""
+        self._again.set()
+
+    async def made(self) -> Chosen:
+        """Return what to run with, however long that takes. Owns a connection, and the address of the probes."""
+        http = self._settings.http
+        async with AsyncExitStack() as stack:
+            if http is not None:
+                await stack.enter_async_context(serving(http.host, http.port, self._pages()))
+            await stack.enter_async_context(self._client)
+            async with asyncio.TaskGroup() as tasks:
+                events = tasks.create_task(self._events.run(), name="write events")
+                try:
+                    return await self._choose()
+                finally:
+                    events.cancel()
+
+    async def leave(self, within_s: float) -> None:
+        """Take from the node what agents wrote on it, if it lost the label by which its GPUs were shared."""
+        if self._switched_on:
+            await tidy_up(self._client, self._self, within_s)
+
+    async def _choose(self) -> Chosen:
+        label: str | None = None
+        patient_until = time.monotonic() + self.patience_s
+        backoff = Backoff(0.5)
+        while True:
+            wait_s = self.look_s
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    label = await self._read_label()
+                backoff.reset()
+            except (ApiError, TimeoutError) as error:
+                problem = str(error) or f"the API server did not answer within {self.patience_s:g} s"
+                wait_s = backoff.next_s(error.retry_after_s if isinstance(error, ApiError) else 0.0)
+                if label is None and time.monotonic() + wait_s >= patient_until:
+                    label = self._believe(problem)
+            if label is not None:
+                try:
+                    texts = self._sources.texts()
+                    return Chosen(settings_for(self._sources, texts, label), texts, label)
+                except UsageError as error:
+                    self._wait(f"this node shares nothing until its settings can be used: {error}")
+            await self._pause(wait_s)
+
+    async def _read_label(self) -> str:
+        node = await self._self.read()
+        self._switched_on = self._switched_on or switched_on(node.labels)
+        return node.labels.get(CONFIG_LABEL, "")
+
+    def _believe(self, problem: str) -> str | None:
+        """Return the label that the last agent saw, None if nobody remembers."""
+        label = self._remembered.read()
+        if label is None:
+            self._wait(f"which profile of settings this node has is not known, and it shares nothing: {problem}")
+        else:
+            extra = {"profile": label or DEFAULT_PROFILE, "why": problem}
+            _log.warning("the label of our node is not known; the profile that it had last is used", extra=extra)
+        return label
+
+    def _wait(self, why: str) -> None:
+        if why != self.why:
+            self.why = why
+            _log.error("%s", why)
+            ours = about_node(self._settings.node_name)
+            note = f"{why[0].upper()}{why[1:]}"
+            self._events.post(ours, reason="SettingsRefused", note=note, action="Wait", warning=True)
+
+    async def _pause(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._again.wait()
+        except TimeoutError:
+            pass
+        self._again.clear()
+
+    # --- Probes ---------------------------------------------------------------------------------------------------
+
+    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        return {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready)}
+
+    async def _alive(self) -> tuple[str, ...]:
+        return ()
+
+    async def _ready(self) -> tuple[str, ...]:
+        return (self.why,)

@@ -1,0 +1,207 @@
+"""Run the node agent with the settings that are meant for its node, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.http import ListenError
+from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.hardware.monitor import HardwareContextLost
+from gpu_device_plugin.kubelet.life import DirectoryGoneError
+from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
+from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.programs.node.agent import LEAVE_S, NodeAgent, reach_api
+from gpu_device_plugin.programs.rereading import Rereading
+from gpu_device_plugin.settings.node import NodeSettings, UsageError, settings_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.programs.node.profile import Choice
+    from gpu_device_plugin.settings.knobs import Sources, Texts
+
+_log = logging.getLogger(__name__)
+
+
+def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -> int:
+    """Run the agent until it is told to stop; return its exit code.
+
+    Args:
+        sources: where settings come from.
+        texts: what the files among them said.
+        settings: what that makes without a profile.
+
+    Raises:
+        UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
+            used.
+    """
+    return asyncio.run(_until_signal(NodeProgram(sources, texts, settings)))
+
+
+async def _until_signal(program: NodeProgram) -> int:
+    loop = asyncio.get_running_loop()
+    work = asyncio.create_task(program.run(), name="node agent")
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, program.look)
+    loop.add_signal_handler(signal.SIGUSR1, program.toggle_pause)
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if stopping.done():
+        _log.info("stopping")
+        await program.announce_shutdown()
+    stopping.cancel()
+    work.cancel()
+    (outcome,) = await asyncio.gather(work, return_exceptions=True)
+    if stopping.done() and not stopping.cancelled():
+        await program.leave()
+    return _exit_code(outcome)
+
+
+def _exit_code(outcome: BaseException | None) -> int:
+    """Return the exit code for how the agent ended. Raises UsageError where a person has to change something."""
+    error = outcome
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case None | asyncio.CancelledError():
+            return 0
+        case UsageError():
+            raise error
+        case ListenError():
+            raise UsageError(f"http: {error}") from error
+        case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
+            # What a new container can mend, and nothing else can: the kubelet starts one.
+            trace = error if isinstance(error, OSError) else None
+            _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=trace)
+            return 1
+        case _:
+            raise error
+
+
+class NodeProgram:
+    """An agent, from what its node's label says before it begins to what is written while it runs."""
+
+    def __init__(
+        self,
+        sources: Sources[NodeSettings],
+        texts: Texts,
+        settings: NodeSettings,
+        *,
+        agent: Callable[..., NodeAgent] = NodeAgent,
+    ) -> None:
+        """Prepare; nothing is touched before `run`.
+
+        Args:
+            sources: where settings come from.
+            texts: what the files among them said.
+            settings: what that makes without a profile.
+            agent: makes the agent.
+
+        Raises:
+            UsageError: something in the settings cannot be used.
+        """
+        self._sources = sources
+        self._settings = settings
+        self._make_agent = agent
+        self._remembered = Remembered(settings.device_plugin_dir, PROFILE)
+        self._label = ""
+        """The profile that our node's label names, as far as we know."""
+        self._in_force = ""
+        """The profile whose settings we have."""
+        self.agent: NodeAgent | None = None
+        self.choice: Choice | None = None
+        """How we learn our settings, while we do not know them."""
+        self._folder = bool(texts.folder)
+        self.rereading = Rereading(sources, texts, take=self._take, refuse=self._refuse, read=self._read)
+        if texts.profiles or (self._folder and self._remembered.read()):
+            self.choice = self._to_choose()
+        if self.choice is None:
+            self.agent = self._make_agent(settings, labelled=self._labelled)
+
+    def __repr__(self) -> str:
+        return f"<NodeProgram {self.agent or self.choice!r}>"
+
+    async def run(self) -> NoReturn:
+        """Serve this node until cancelled.
+
+        Raises:
+            UsageError, HardwareContextLost, DirectoryGoneError: as NodeAgent.run says.
+            ListenError: the address of the probes cannot be listened on.
+        """
+        if self.choice is not None:
+            chosen = await self.choice.made()
+            _log.info("which settings this node has is known", extra={"profile": chosen.label or DEFAULT_PROFILE})
+            logging.getLogger("gpu_device_plugin").setLevel(chosen.settings.log_level.upper())
+            self._label = self._in_force = chosen.label
+            self.rereading.seen = chosen.texts
+            self._settings, self.choice = chosen.settings, None
+        agent = self.agent = self.agent or self._make_agent(self._settings, labelled=self._labelled)
+        await self.rereading.beside(agent.run())
+
+    def look(self) -> None:
+        """Read the configuration again."""
+        if self.choice is not None:
+            self.choice.look()
+        else:
+            self.rereading.look(anyway=True)
+
+    def toggle_pause(self) -> None:
+        """Let go of the GPUs, or take them up again, if there is an agent already."""
+        if self.agent is not None:
+            self.agent.toggle_pause()
+        else:
+            _log.warning("there is nothing to pause: GPUs are let alone until it is known which settings this node has")
+
+    async def announce_shutdown(self) -> None:
+        """Let schedulers know that there will be no agent. Before `run` is cancelled."""
+        if self.agent is not None:
+            await self.agent.announce_shutdown()
+
+    async def leave(self) -> None:
+        """Leave the node as its label wants it. After `run` has ended."""
+        if self.agent is not None:
+            await self.agent.leave()
+        elif self.choice is not None:
+            await self.choice.leave(LEAVE_S)
+
+    def _to_choose(self) -> Choice | None:
+        """Return what asks the API server for our node's label, None if there is no API server."""
+        config = reach_api(self._settings)
+        if config is None:
+            return None
+        from gpu_device_plugin.programs.node.profile import Choice  # noqa: PLC0415 - see reach_api
+
+        return Choice(self._sources, self._settings, config, self._remembered)
+
+    # --- While the agent runs -------------------------------------------------------------------------------------
+
+    def _labelled(self, labels: Mapping[str, str]) -> None:
+        if not self._folder:
+            return
+        label = labels.get(CONFIG_LABEL, "")
+        if label != self._label:
+            self._label = label
+            self.rereading.look(anyway=True)
+        if self._in_force == label:
+            self._remembered.write(label)
+
+    def _read(self, texts: Texts) -> NodeSettings:
+        return settings_for(self._sources, texts, self._label)
+
+    def _take(self, settings: NodeSettings) -> None:
+        if self._in_force != self._label:
+            self._in_force = self._label
+            _log.info(
+                "this node has another profile of settings now", extra={"profile": self._label or DEFAULT_PROFILE}
+            )
+        if self.agent is not None:
+            self.agent.reload(settings)
+
+    def _refuse(self, why: str) -> None:
+        if self.agent is not None:
+            self.agent.keep_settings(why)

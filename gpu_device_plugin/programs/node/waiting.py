@@ -1,0 +1,254 @@
+"""Which pods wait on this node for devices, what they were promised, and which of them have been served."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, STATIC_POD, MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
+from gpu_device_plugin.core.model.pods import ContainerKind
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.ledger import SETTLING_S
+from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.cluster.mirror import PodMirror
+    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.wishes import Wishes
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.matching import Call, Match
+    from gpu_device_plugin.kubelet.checkpoint import Record
+
+_log = logging.getLogger(__name__)
+
+WAIT_S = 1.0
+"""Longest wait for the pod that explains a call. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
+
+Slot: TypeAlias = tuple[str, str, Kind]
+"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What is written on a pod, read once: a call of the kubelet looks at all pods that wait."""
+
+    pod: Pod
+    promises: Mapping[tuple[str, Kind], Promise]
+    wishes: Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    device_ids: frozenset[str]
+    at: float
+
+
+class WaitingPods:
+    """The pods of this node as the watch shows them, less what has been given out.
+
+    No call of the kubelet names a pod, so that who was served is a guess until the checkpoint shows it. Where the guess
+    was wrong, two equal pods were swapped, and each goes on with the other's promise.
+    """
+
+    def __init__(
+        self,
+        mirror: PodMirror,
+        resources: Sequence[Resource],
+        metrics: m.Metrics,
+        shares: Callable[[], Shares],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Follow `mirror`, which someone else runs; `shares` are the node's GPUs."""
+        self._mirror = mirror
+        self._resources = tuple(resources)
+        self._kinds = {resource.name: resource.kind for resource in resources}
+        self._metrics = metrics
+        self._shares = shares
+        self._clock = clock
+        self._records: Mapping[Slot, frozenset[str]] = {}
+        self._guesses: dict[Slot, _Guess] = {}
+        self._swapped: dict[Slot, Promise] = {}
+        self._refused: dict[str, float] = {}
+        self._begun: str | None = None
+        self._in_vain = False
+        self._malformed: set[str] = set()
+        self._written: dict[str, _Written] = {}
+
+    def __repr__(self) -> str:
+        return f"<WaitingPods: {len(self._records)} containers served, {len(self._guesses)} guesses>"
+
+    @property
+    def records(self) -> Mapping[Slot, frozenset[str]]:
+        """What the kubelet's checkpoint says each container has."""
+        return self._records
+
+    async def find(self, call: Call) -> Matched:
+        """Return whose call this is; wait a moment for the watch if nobody is known who could ask this.
+
+        While the API server is away only the first such call waits: the kubelet may have reached it again before us.
+        """
+        found = self.find_now(call)
+        if found.match is not None:
+            return found
+        self._mirror.hurry()
+        if self._in_vain and self._mirror.problem is not None:
+            return found
+
+        def explained(_pods: object) -> Matched | None:
+            answer = self.find_now(call)
+            return answer if answer.match is not None else None
+
+        late = await self._mirror.wait_for(explained, WAIT_S)
+        self._in_vain = late is None
+        return late or self.find_now(call)
+
+    def find_now(self, call: Call) -> Matched:
+        """Return whose call this is, as far as can be told at this moment."""
+        return match(call, self.waiting(), self._begun)
+
+    def served(self, match: Match, device_ids: frozenset[str]) -> None:
+        """Take note that this container was probably given these devices."""
+        self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, self._clock())
+        self._begun = match.pod.uid
+
+    def refused(self, match: Match) -> None:
+        """Take note that this container was probably refused: its pod has failed, though the watch does not know yet.
+
+        The next pod may ask at once, and must not be taken for this one.
+        """
+        self._refused[match.pod.uid] = self._clock()
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """Take over what the kubelet's checkpoint says, and correct the guesses by it."""
+        self._records = {
+            (record.pod_uid, record.container, self._kinds[record.resource]): record.device_ids
+            for record in records
+            if record.resource in self._kinds
+        }
+        now = self._clock()
+        owners = {(slot[2], ids): slot for slot, ids in self._records.items()}
+        actual = {slot: owners.get((slot[2], guess.device_ids)) for slot, guess in self._guesses.items()}
+        for slot, owner in actual.items():
+            if owner is None:
+                if now - self._guesses[slot].at > SETTLING_S:
+                    del self._guesses[slot]
+            elif slot in self._records:
+                del self._guesses[slot]
+            else:
+                self._swap(slot, owner, actual)
+        self._forget()
+
+    def waiting(self) -> tuple[WaitingPod, ...]:
+        """Return the pods with containers that have no devices yet, in the order in which they were admitted."""
+        return tuple(
+            waiting
+            for pod in self._mirror.pods.values()
+            # The kubelet asks for all containers of a pod before it starts the first.
+            if pod.phase == "Pending" and not pod.deleting and (waiting := self._waiting(pod)) is not None
+        )
+
+    def _waiting(self, pod: Pod) -> WaitingPod | None:
+        uid = kubelet_uid(pod)
+        wanted = [
+            (container, resource.kind, amount)
+            # One more than a pod may have says that it has too many, and is refused at once.
+            for container in pod.containers[: MOST_CONTAINERS + 1]
+            for resource in self._resources
+            if (amount := container.limits.get(resource.name, 0)) > 0
+        ]
+        refused_at = self._refused.get(uid)
+        # A refused pod turns Failed within a second or two; one that still waits later was not the one we meant.
+        refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
+        if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
+            return None
+        written = self._read(pod)
+        promised, wishes = written.promises, written.wishes
+        gpus = self._shares().gpus if wishes.choosy else ()
+        allowed = {s.position for s in gpus if wishes.allow_model(s.gpu.product) and wishes.allow_uuid(s.gpu.uuid)}
+        return WaitingPod(
+            uid,
+            f"{pod.namespace}/{pod.name}",
+            tuple(
+                Wanted(
+                    container=container.name,
+                    kind=kind,
+                    amount=amount,
+                    init=container.kind is ContainerKind.INIT,
+                    promise=self._swapped.get((uid, container.name, kind), promised.get((container.name, kind))),
+                    served=self._is_served((uid, container.name, kind)),
+                    allowed=frozenset(allowed) if wishes.choosy else None,
+                )
+                for container, kind, amount in wanted
+            ),
+            sum(amount for c, kind, amount in wanted if kind is Kind.MEMORY and c.kind is ContainerKind.APP),
+            wishes.gpu_policy,
+        )
+
+    def _is_served(self, slot: Slot) -> bool:
+        return slot in self._records or slot in self._guesses
+
+    def _read(self, pod: Pod) -> _Written:
+        known = self._written.get(pod.uid)
+        if known is None or known.pod != pod:
+            known = self._written[pod.uid] = _Written(pod, self._promises(pod), self._wishes(pod))
+        return known
+
+    def _promises(self, pod: Pod) -> Mapping[tuple[str, Kind], Promise]:
+        try:
+            return promises(pod, self._resources)
+        except MalformedAnnotationError as error:
+            self._complain("a promise is ignored", pod, error)
+            return {}
+
+    def _wishes(self, pod: Pod) -> Wishes:
+        try:
+            return read_wishes(pod.annotations)
+        except MalformedAnnotationError as error:
+            self._complain("the wishes of a pod are ignored", pod, error)
+            return NO_WISHES
+
+    def _complain(self, what: str, pod: Pod, error: MalformedAnnotationError) -> None:
+        if pod.uid not in self._malformed:
+            self._malformed.add(pod.uid)
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
+            _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
+
+    def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
+        """`owner` has what `guessed` was promised, so `guessed` goes on with the promise that this left unused.
+
+        That is the promise of `owner`, unless it was given to a third one in the same way, and so on.
+        """
+        heir, seen = owner, {guessed}
+        while heir in actual and heir not in seen:
+            seen.add(heir)
+            further = actual[heir]
+            if further is None:
+                return  # the checkpoint does not tell yet
+            heir = further
+        del self._guesses[guessed]
+        pod = self._mirror.pods.get(heir[0])
+        inherited = self._swapped.get(heir) or (self._read(pod).promises.get(heir[1:]) if pod is not None else None)
+        if inherited is not None:
+            self._swapped[guessed] = inherited
+        if self._begun == guessed[0]:
+            self._begun = owner[0]
+
+    def _forget(self) -> None:
+        there = {kubelet_uid(pod) for pod in self._mirror.pods.values()}
+        self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
+        self._malformed &= self._mirror.pods.keys()
+        self._written = {uid: known for uid, known in self._written.items() if uid in self._mirror.pods}
+        self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
+
+
+def kubelet_uid(pod: Pod) -> str:
+    """Return the UID by which the kubelet's own books know a pod."""
+    return pod.annotations.get(STATIC_POD, pod.uid)

@@ -1,0 +1,308 @@
+"""Every knob of the node agent: its default, its meaning, and what a person may write for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.settings import knobs
+from gpu_device_plugin.settings.forms import (
+    DIRECTORY,
+    DOMAIN,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    OPTIONAL_ADDRESS,
+    PATH,
+    RESOURCE_NAME,
+    SWITCH,
+    Address,
+    api_server,
+    duration,
+    number,
+    object_name,
+    one_name_for_two,
+    one_of,
+    several,
+    size,
+    some_of,
+)
+from gpu_device_plugin.settings.knobs import (
+    Form,
+    Reload,
+    SettingsError,
+    Texts,
+    UsageError,
+    knob,
+    knobs_of,
+    nearest,
+    refuse,
+    reload,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "DELIVERIES",
+    "KNOBS",
+    "Address",
+    "NodeSettings",
+    "Reload",
+    "SettingsError",
+    "Sources",
+    "UsageError",
+    "reload",
+    "settings_for",
+]
+
+DELIVERIES = ("envvar", "device-specs", "cdi")
+"""The ways in which a GPU can be handed to a container."""
+
+
+def _kinds() -> Form[tuple[Kind, ...]]:
+    names = some_of(*Kind)
+    return Form(names.shape, lambda text: tuple(Kind(name) for name in names.read(text)), many=True)
+
+
+def _hardware(text: str) -> str:
+    if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
+        return text
+    raise ValueError(
+        f"{text!r} names no GPUs; write nvml for those of this machine, fake:4xT4 for invented ones, "
+        "or the path of a .yaml file that describes some"
+    )
+
+
+def _gpu_name(text: str) -> str:
+    if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]{36}", text, re.ASCII):
+        return text
+    raise ValueError(f"{text!r} is neither a GPU's index nor its UUID, as nvidia-smi -L prints them")
+
+
+def _cdi_kind(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_-]*[A-Za-z0-9])?", text, re.ASCII):
+        return text
+    raise ValueError(f"{text!r} is not a CDI vendor and class; write it like nvidia.com/gpu")
+
+
+_XIDS = several("XID", number(1, 9999).read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Everything one can choose about a node agent. Read once, frozen afterwards.
+
+    Raises:
+        SettingsError: two of them contradict each other.
+    """
+
+    COMMAND: ClassVar[str] = "node"
+
+    gpus: str = knob(
+        "nvml",
+        Form("SOURCE", _hardware),
+        "Where the GPUs come from: nvml (those of this machine), fake:4xT4 or fake:2xH200-141GiB,1xA10 (invented "
+        "ones), or the path of a .yaml file that describes GPUs and what happens to them.",
+    )
+    exclude_gpus: tuple[str, ...] = knob(
+        "",
+        several("GPU", _gpu_name),
+        "GPUs to leave alone, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears.",
+    )
+    share_size_mib: int = knob(
+        "1GiB",
+        size(1),
+        "GPU memory that one unit of the memory resource stands for, the same on every GPU of the node.",
+    )
+    reserve_mib: int = knob(
+        "0MiB", size(0), "Memory kept back on every GPU, besides what the driver reserves for itself."
+    )
+    domain: str = knob("aliyun.com", DOMAIN, "Domain of both resource names.")
+    memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource that counts shares of GPU memory.")
+    count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource that counts whole GPUs.")
+    resources: tuple[Kind, ...] = knob(
+        "memory,count",
+        _kinds(),
+        "Which resources are offered. Offer memory alone beside the original gpushare scheduler extender, which "
+        "knows nothing of whole GPUs.",
+    )
+    policy: str = knob(
+        "binpack",
+        one_of(*POLICIES),
+        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest. The node "
+        "label ack.node.gpu.placement goes before it.",
+        live=True,
+    )
+    devices: tuple[str, ...] = knob(
+        "envvar",
+        some_of(*DELIVERIES),
+        "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (the "
+        "/dev/nvidia* nodes too, so that containers keep their GPU over a systemctl daemon-reload), cdi (by CDI name).",
+        live=True,
+    )
+    cdi_kind: str = knob(
+        "nvidia.com/gpu",
+        Form("VENDOR/CLASS", _cdi_kind),
+        "What stands before the = in the CDI names of the GPUs.",
+        live=True,
+    )
+    pre_start: bool = knob(
+        "true",
+        SWITCH,
+        "Have the kubelet call PreStartContainer before each start of a container: one whose GPU is out of service "
+        "waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
+    )
+    device_plugin_dir: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
+        "/var/lib/kubelet/device-plugins",
+        DIRECTORY,
+        "Where the kubelet listens for device plugins and keeps its checkpoint.",
+        in_profile=False,
+    )
+    pod_resources_socket: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
+        "/var/lib/kubelet/pod-resources/kubelet.sock",
+        PATH,
+        "Where the kubelet tells which container holds which device.",
+        in_profile=False,
+    )
+    allow_other_plugins: bool = knob(
+        "false",
+        SWITCH,
+        "Share GPUs also while another device plugin or DRA driver hands out GPUs of this node. Only where each has "
+        "GPUs of its own: see exclude_gpus.",
+        live=True,
+    )
+    node_name: str = knob(
+        "",
+        object_name("node", "use the one that kubectl get nodes shows"),
+        "Name of this node in the Kubernetes API. NODE_NAME is read too.",
+        also="NODE_NAME",
+        in_profile=False,
+    )
+    api: str = knob(
+        "auto",
+        api_server("auto", "off", "in-cluster"),
+        "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, off, or auto: in-cluster where a service account is mounted, else off.",
+        in_profile=False,
+    )
+    http: Address | None = knob(  # noqa: RUF009 - makes a dataclasses.field
+        "",
+        OPTIONAL_ADDRESS,
+        "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9445, or :9445 for every address. "
+        "Empty or off: nowhere.",
+        in_profile=False,
+    )
+    ignored_xids: tuple[int, ...] = knob(
+        "", _XIDS, "XID errors that never make a GPU unhealthy, besides those known to be the application's.", live=True
+    )
+    fatal_xids: tuple[int, ...] = knob(
+        "", _XIDS, "XID errors that always make a GPU unhealthy, besides those known to be serious.", live=True
+    )
+    row_remap_pending: str = knob(
+        "warn",
+        one_of("warn", "unhealthy"),
+        "What a GPU is that needs a reset to finish repairing its memory: worth a warning, or unhealthy.",
+        live=True,
+    )
+    probe_interval_s: float = knob("10s", duration(), "How often every GPU is asked how it is.", live=True)
+    nvml_timeout_s: float = knob(
+        "5s", duration(), "How long NVML may take for one answer before its process is replaced.", live=True
+    )
+    blind_after_s: float = knob(
+        "60s", duration(), "How long GPUs are offered although nobody could ask how they are.", live=True
+    )
+    reconcile_interval_s: float = knob(
+        "10s", duration(), "How often what we gave is compared with the kubelet's own books.", live=True
+    )
+    process_wait_s: float = knob(
+        "60s",
+        duration(zero=True),
+        "How long a freed GPU that still runs processes is kept back before it is offered all the same.",
+        live=True,
+    )
+    refusal_limit: int = knob(
+        "10",
+        number(0, 1_000_000),
+        "Refusals of one size within a minute after which the node shows less free memory, so that pods wait instead "
+        "of failing, and an Event gives advice. 0: never.",
+        live=True,
+    )
+    log_level: str = knob("info", LOG_LEVEL, "Least severe line to log.", live=True)
+    log_format: str = knob(
+        "auto",
+        LOG_FORMAT,
+        "Log lines for people or for machines; auto writes for people on a terminal and JSON elsewhere.",
+        in_profile=False,
+    )
+
+    def __post_init__(self) -> None:
+        refuse(self._contradictions())
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from one_name_for_two(self.offered)
+        if both := sorted(set(self.ignored_xids) & set(self.fatal_xids)):
+            yield SettingsError(
+                f"XID {both[0]} is both ignored and fatal; name it in one of them only", ("ignored_xids", "fatal_xids")
+            )
+        if self.blind_after_s <= self.probe_interval_s:
+            yield SettingsError(
+                f"GPUs asked every {self.probe_interval_s:g}s would be given up after {self.blind_after_s:g}s without "
+                "an answer; let the second be longer than the first",
+                ("probe_interval", "blind_after"),
+            )
+        if self.api not in {"auto", "off"} and not self.node_name:
+            yield SettingsError(
+                "the Kubernetes API is of no use to an agent that does not know its node; set node_name "
+                "(in a pod: NODE_NAME from the field spec.nodeName), or api to off",
+                ("api", "node_name"),
+            )
+
+    @property
+    def offered(self) -> tuple[Resource, ...]:
+        """The resources offered, by their full names."""
+        names = {Kind.MEMORY: self.memory_resource, Kind.COUNT: self.count_resource}
+        return tuple(Resource(kind, f"{self.domain}/{names[kind]}") for kind in self.resources)
+
+    @property
+    def plugins_registry(self) -> Path:
+        """Where DRA drivers have their sockets: with the PodResources socket in the kubelet's root directory."""
+        return self.pod_resources_socket.parent.parent / "plugins_registry"
+
+    def reaches_api(self, environ: Mapping[str, str]) -> bool:
+        """Whether there may be an API server to speak to; `auto` says yes in a pod."""
+        return self.api != "off" and (self.api != "auto" or "KUBERNETES_SERVICE_HOST" in environ)
+
+
+KNOBS = knobs_of(NodeSettings)
+"""Every setting, in the order in which they are explained."""
+
+Sources = partial(knobs.Sources, NodeSettings)
+"""Where the settings of a node agent come from."""
+
+
+def settings_for(sources: knobs.Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
+    """Return the settings of a node with this label.
+
+    Args:
+        sources: where settings come from.
+        texts: what the files say.
+        label: what the node's label says; empty: it has none.
+
+    Raises:
+        SettingsError: it names no profile, or something that is written cannot be used.
+    """
+    if not texts.folder or label in {"", DEFAULT_PROFILE}:
+        return sources.read(texts=texts)
+    if label not in texts.profiles:
+        hint = nearest(label, texts.profiles, "correct the label, or add the file")
+        raise SettingsError(
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {texts.folder}; "
+            f"{hint}"
+        )
+    return sources.read(label, texts)

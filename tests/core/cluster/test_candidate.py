@@ -1,0 +1,189 @@
+"""A node as a pod meets it."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
+from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, Room, place
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+
+
+def gpus(*shares: int, unhealthy: int | None = None) -> NodeGpus:
+    return NodeGpus(
+        tuple(ListedGpu(n, size, unhealthy="hot" if n == unhealthy else "") for n, size in enumerate(shares))
+    )
+
+
+def rooms(sizes: tuple[int, ...], *usages: Usage) -> list[str]:
+    """Every room as its free shares, with s where it is in shared and w where it is in whole use."""
+    return [f"{room.free}{'s' * room.shared}{'w' * room.whole}" for room in rooms_of(gpus(*sizes), iter(usages))]
+
+
+def test_a_gpu_of_which_nothing_is_taken_is_free() -> None:
+    assert rooms_of(gpus(8, 4, unhealthy=1), [NOTHING]) == (Room(0, 8, 8), Room(1, 4, 4, healthy=False))
+
+
+def test_a_room_keeps_the_position_of_its_gpu() -> None:
+    there = NodeGpus((ListedGpu(2, 8), ListedGpu(5, 8)))
+    assert rooms_of(there, [Usage(((5, 3),))]) == (Room(2, 8, 8), Room(5, 8, 5, shared=True))
+
+
+TAKEN: dict[str, tuple[list[Usage], list[str]]] = {
+    "shares": ([Usage(((0, 3),))], ["5s", "8", "4"]),
+    "shares of several pods": ([Usage(((0, 3), (1, 1))), Usage(((0, 4),))], ["1s", "7s", "4"]),
+    "more shares than there are": ([Usage(((2, 5),))], ["8", "8", "0s"]),
+    "a whole GPU": ([Usage(whole=(1,))], ["8", "8w", "4"]),
+    "whole GPUs of several pods": ([Usage(whole=(0, 1)), Usage(whole=(2,))], ["8w", "8w", "4w"]),
+    "shares of a GPU in whole use": ([Usage(((1, 2),)), Usage(whole=(1,))], ["8", "6sw", "4"]),
+    "unplaced shares may be of any GPU": ([Usage(unplaced_shares=5)], ["3s", "3s", "0s"]),
+    "unplaced shares of several pods": ([Usage(unplaced_shares=2), Usage(unplaced_shares=1)], ["5s", "5s", "1s"]),
+    "unplaced shares beside others": ([Usage(((0, 3),), unplaced_shares=2)], ["3s", "6s", "2s"]),
+    "unplaced shares are not of a GPU in whole use": ([Usage(whole=(1,), unplaced_shares=2)], ["6s", "6w", "2s"]),
+    "a GPU that was in whole use a moment ago": ([Usage(left_whole=(1,))], ["8", "0", "4"]),
+    "a GPU that was in shared use a moment ago": ([Usage(left_shares=(1,))], ["8", "8s", "4"]),
+    "an unplaced whole GPU may be any": ([Usage(unplaced_gpus=1)], ["8w", "8w", "4w"]),
+    "an unplaced whole GPU is none in shared use": ([Usage(((0, 3),), unplaced_gpus=1)], ["5s", "8w", "4w"]),
+    "unplaced shares and an unplaced whole GPU": ([Usage((), (), 2, 1)], ["6sw", "6sw", "2sw"]),
+    "shares of a GPU that is not listed may be of any": ([Usage(((0, 1), (7, 2)))], ["5s", "6s", "2s"]),
+    "both may be any, however many they are": ([Usage(whole=(7,), unplaced_gpus=1)], ["8w", "8w", "4w"]),
+    "a whole GPU that is not listed may be any": ([Usage(((0, 1),), whole=(7,))], ["7s", "8w", "4w"]),
+}
+"""What pods take of three GPUs of 8, 8 and 4 shares, and what room is left."""
+
+
+@pytest.mark.parametrize(("usages", "left"), TAKEN.values(), ids=TAKEN)
+def test_what_pods_take_is_missing(usages: list[Usage], left: list[str]) -> None:
+    assert rooms((8, 8, 4), *usages) == left
+    assert rooms((8, 8, 4), *usages[::-1]) == left
+
+
+def test_a_summary_tells_the_numbers() -> None:
+    """Free and in shared use are 5 of GPU 0; GPU 1 is unused, GPU 2 in whole use, GPU 3 out of service, GPU 4 full."""
+    there = (
+        Room(0, 8, 5, shared=True),
+        Room(1, 6, 6),
+        Room(2, 10, 10, whole=True),
+        Room(3, 20, 20, healthy=False),
+        Room(4, 4, 0, shared=True),
+    )
+    found = summary(there)
+    assert found == Summary(
+        frees=(6, 5, 0), sizes=(10, 8, 6, 4), shared=(5, 0), unused=(1,), used=17, total=28, failed=(20,)
+    )
+    assert found.best == 6
+
+
+def test_what_is_out_of_service_counts_for_nothing() -> None:
+    there = [Room(0, 8, 3, healthy=False, shared=True), Room(1, 8, 8, healthy=False, whole=True)]
+    assert summary(there) == Summary(failed=(8, 8))
+    assert Summary().best == 0
+
+
+def test_a_gpu_in_both_uses_is_in_whole_use() -> None:
+    assert summary([Room(0, 8, 6, shared=True, whole=True)]) == Summary(sizes=(8,), used=8, total=8)
+
+
+def test_a_node_is_told_with_all_that_is_known_of_it() -> None:
+    there = gpus(8)
+    assert candidate("n", there, [Usage(((0, 3),))], "spread") == Candidate(
+        "n", there, (Room(0, 8, 5, shared=True),), Summary((5,), (8,), (5,), (), 3, 8), "spread"
+    )
+    assert candidate("n", NO_GPUS, [Usage(((0, 3),))], problem="why") == Candidate("n", problem="why")
+
+
+def test_nodes_of_which_the_same_can_be_said_are_alike() -> None:
+    """Whatever their names and models, and however much is free."""
+    there = candidate("n", NodeGpus((ListedGpu(0, 8, model="Tesla T4"), ListedGpu(1, 4)), share_mib=1024), [])
+    other = candidate("m", NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024), [Usage(((0, 3),))], "spread")
+    assert there.like == other.like
+
+
+def test_nodes_of_which_another_gpu_is_out_of_service_are_not_alike() -> None:
+    """A pod of 20 is told of the GPU of 21, and not of the one of 14."""
+    large, small = (
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, size, unhealthy="hot")), share_mib=1024) for size in (21, 14)
+    )
+    assert candidate("n", large, []).like != candidate("n", small, []).like
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 5)), share_mib=1024), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4), ListedGpu(2, 4, unhealthy="hot")), share_mib=1024), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=256), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, divided=True), ""),
+        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), "why"),
+    ],
+    ids=["another size", "one GPU more", "another share", "divided", "a problem"],
+)
+def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus, problem: str) -> None:
+    there = candidate("n", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), [])
+    assert there.like != candidate("n", other, [], problem=problem).like
+
+
+# --- nothing is promised twice
+
+
+@st.composite
+def usages_of_three(draw: st.DrawFn) -> Usage:
+    position = st.integers(0, 3)  # the last one is not listed
+    return Usage(
+        tuple(sorted(draw(st.dictionaries(position, st.integers(1, 3), max_size=2)).items())),
+        tuple(sorted(draw(st.sets(position, max_size=1)))),
+        draw(st.sampled_from([0, 0, 1, 2])),
+        draw(st.sampled_from([0, 0, 1])),
+    )
+
+
+demands = st.builds(Demand, st.just(Kind.MEMORY), st.integers(1, 4)) | st.builds(
+    Demand, st.just(Kind.COUNT), st.integers(1, 2)
+)
+
+
+@given(st.lists(usages_of_three(), max_size=4), demands, st.sampled_from(sorted(POLICIES)))
+def test_what_fits_still_fits_wherever_the_unplaced_turn_out_to_be(
+    usages: list[Usage], demand: Demand, policy: str
+) -> None:
+    """Every share and every GPU whose place is not known is tried on every GPU on which it can be."""
+    there = gpus(4, 3, 4)
+    found = place(demand, rooms_of(there, usages), POLICIES[policy])
+    if isinstance(found, Refusal):
+        return
+    used = {n: sum(shares for u in usages for position, shares in u.shares if position == n) for n in range(3)}
+    whole = {position for u in usages for position in u.whole}
+    loose = sum(u.unplaced_shares for u in usages) + sum(s for u in usages for n, s in u.shares if n == 3)
+    loose_gpus = sum(u.unplaced_gpus for u in usages) + (3 in whole)
+    for places in product(range(3), repeat=min(loose, 6)):
+        for others in product(range(3), repeat=min(loose_gpus, 3)):
+            shares = {n: used[n] + places.count(n) for n in range(3)}
+            taken = {n for n in whole if n < 3} | set(others)
+            possible = (
+                all(shares[n] <= gpu.shares for n, gpu in enumerate(there.gpus))
+                and len(taken) == len(others) + len(whole - {3})
+                and not any(shares[n] and n in taken for n in range(3))
+            )
+            if possible:
+                assert fits(found, shares, taken, [gpu.shares for gpu in there.gpus])
+
+
+def fits(found: Placement, shares: dict[int, int], taken: set[int], sizes: list[int]) -> bool:
+    if taken.intersection(found.positions):
+        return False
+    if found.demand.kind is Kind.COUNT:
+        return not any(shares[n] for n in found.positions)
+    return all(shares[n] + asked <= sizes[n] for n, asked in found.shares)
+
+
+@given(st.lists(usages_of_three(), max_size=5))
+def test_the_order_of_pods_does_not_matter(usages: list[Usage]) -> None:
+    there = gpus(4, 3, 4)
+    assert rooms_of(there, sorted(usages, key=repr)) == rooms_of(there, usages)

@@ -1,0 +1,288 @@
+"""Which pods would have to end."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.ending import Ends, ends_needed
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.contract.wishes import Wishes
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.testing.views import node_view, pod_on
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+
+
+def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:
+    parts = tuple(map(Part, demands))
+    return Ask(parts) if wishes is None else Ask(parts, wishes)
+
+
+def mem(shares: int, gpus: int = 1) -> Demand:
+    return Demand(Kind.MEMORY, shares, gpus)
+
+
+def whole(gpus: int) -> Demand:
+    return Demand(Kind.COUNT, gpus)
+
+
+def names(ends: Ends | None) -> list[str]:
+    assert ends is not None
+    return [pod.name for pod in ends.pods]
+
+
+def test_nothing_has_to_end_where_there_is_room() -> None:
+    assert ends_needed(wanting(mem(4)), node_view("n", (8,), pod_on("a", {0: 4}))) == Ends(())
+
+
+def test_nothing_that_ends_helps_where_no_gpu_is_large_enough() -> None:
+    assert ends_needed(wanting(mem(9)), node_view("n", (8, 8), pod_on("a", {0: 4}))) is None
+
+
+def test_one_pod_rather_than_two() -> None:
+    """8 are wanted; on GPU 0 both would have to end, on GPU 1 the one of 4."""
+    there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), pod_on("c", {1: 4}))
+    assert ends_needed(wanting(mem(8)), there) == Ends((pod_on("c", {1: 4}),), shares=4)
+
+
+def test_of_as_many_pods_those_with_the_least_memory() -> None:
+    """8 of 15 are wanted: any one of the three makes room, the one with 3 is the least."""
+    there = node_view("n", (15, 15), pod_on("a", {0: 6}), pod_on("b", {0: 4}), pod_on("c", {1: 7}), pod_on("d", {1: 3}))
+    assert names(ends_needed(wanting(mem(8)), there)) == ["d"]
+
+
+def test_of_equal_pods_the_one_that_ends_anyway_then_the_least_important_then_by_name() -> None:
+    def ends(*pods: PodUse) -> list[str]:
+        return names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *pods)))
+
+    assert ends(pod_on("a", {0: 4}, priority=5), pod_on("b", {1: 4}, priority=1)) == ["b"]
+    assert ends(pod_on("b", {0: 4}), pod_on("a", {1: 4})) == ["a"]
+    assert ends(pod_on("a", {0: 4}), pod_on("b", {1: 4}, priority=9, deleting=True)) == ["b"]
+
+
+def test_of_equal_pods_on_one_gpu_too() -> None:
+    """12 of 15 are wanted and three pods have 3 each: two of them have to end."""
+    there = node_view("n", (15,), pod_on("a", {0: 3}, priority=9), pod_on("b", {0: 3}), pod_on("c", {0: 3}, priority=1))
+    assert names(ends_needed(wanting(mem(12)), there)) == ["b", "c"]
+
+
+def test_of_sets_that_take_the_same_the_one_whose_most_important_pod_is_the_least_important() -> None:
+    """Either two of priority 5 on GPU 1, or two of priority 9 and 1 on GPU 0."""
+    first = pod_on("a", {0: 4}, priority=9), pod_on("b", {0: 4}, priority=1)
+    second = pod_on("c", {1: 4}, priority=5), pod_on("d", {1: 4}, priority=5)
+    assert names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *first, *second))) == ["c", "d"]
+
+
+def test_of_equal_pods_on_one_gpu_who_ends_anyway_comes_first() -> None:
+    pods = pod_on("a", {0: 4}), pod_on("b", {0: 4}, priority=9, deleting=True)
+    assert names(ends_needed(wanting(mem(4)), node_view("n", (8,), *pods))) == ["b"]
+
+
+def test_equal_pods_are_not_compared_with_each_other() -> None:
+    """32 of 64 that all have the same: as many sets as nobody can compare, and all the same."""
+    ends = ends_needed(wanting(mem(32)), node_view("n", (64,), *(pod_on(f"p{n:02}", {0: 1}) for n in range(64))))
+    assert ends == Ends(tuple(pod_on(f"p{n:02}", {0: 1}) for n in range(32)), shares=32)
+
+
+def test_whoever_has_the_gpu_whole_must_go_whatever_else_is_on_it() -> None:
+    """Too much was given away: GPU 0 is whole with a, and b has shares of it too, of which 4 are wanted."""
+    there = node_view("n", (8,), pod_on("a", None, 0), pod_on("b", {0: 4}))
+    assert names(ends_needed(wanting(mem(4)), there)) == ["a"]
+    assert names(ends_needed(wanting(mem(5)), there)) == ["a", "b"]
+
+
+def test_for_whole_gpus_the_emptiest_ones_are_cleared() -> None:
+    there = node_view(
+        "n", (8, 8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), pod_on("c", {1: 8}), pod_on("d", None, 2)
+    )
+    assert names(ends_needed(wanting(whole(2)), there)) == ["c", "d"]
+
+
+def test_a_whole_gpu_may_be_a_small_one() -> None:
+    """A GPU of one share, and two GPUs are wanted."""
+    there = node_view("n", (1, 8), pod_on("a", {0: 1}), pod_on("b", {1: 1}))
+    assert names(ends_needed(wanting(whole(2)), there)) == ["a", "b"]
+
+
+def test_a_pod_on_several_gpus_counts_once() -> None:
+    there = node_view("n", (8, 8), pod_on("a", {0: 4, 1: 4}), pod_on("b", {0: 1}))
+    assert names(ends_needed(wanting(mem(14, gpus=2)), there)) == ["a"]
+    three = pod_on("a", {0: 1, 1: 1}, 2)
+    assert ends_needed(wanting(whole(2)), node_view("n", (8, 8, 8), three)) == Ends((three,), shares=10)
+
+
+def test_a_pod_of_which_nobody_knows_the_gpu_may_have_to_end() -> None:
+    """Its 6 count on both GPUs; without it there are 8 and 5."""
+    there = node_view("n", (8, 8), pod_on("lost", loose=6), pod_on("a", {1: 3}))
+    assert ends_needed(wanting(mem(4)), there) == Ends((pod_on("lost", loose=6),), shares=6)
+
+
+def test_a_pod_on_a_gpu_that_the_node_does_not_list_may_have_to_end() -> None:
+    there = node_view("n", (8,), pod_on("a", {3: 2}, 4))
+    assert ends_needed(wanting(mem(8)), there) == Ends((pod_on("a", {3: 2}, 4),), shares=10)
+
+
+def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
+    there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {1: 8}))
+    assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_uuids=("GPU-1",))), there)) == ["b"]
+    assert names(ends_needed(wanting(mem(8), wishes=Wishes(use_models=("T4",))), there)) == ["a"]
+    assert ends_needed(wanting(mem(8), wishes=Wishes(avoid_models=("T4",))), there) is None
+
+
+def test_nothing_that_ends_helps_where_the_agent_is_away() -> None:
+    """Its GPUs are known from before."""
+    assert (
+        ends_needed(wanting(mem(8)), node_view("n", (8,), pod_on("a", {0: 8}), problem="its agent has ended")) is None
+    )
+
+
+def test_groups_of_gpus_need_not_be_compared_where_no_pod_is_on_two() -> None:
+    """Sixteen GPUs, of which the even ones have three pods and the odd ones four, and eight of them are wanted."""
+    pods = [pod_on(f"p{gpu:02}-{n}", {gpu: n + 1}) for gpu in range(16) for n in range(4 if gpu % 2 else 3)]
+    ends = ends_needed(wanting(whole(8)), node_view("n", (80,) * 16, *pods))
+    assert ends is not None
+    assert ends.fewest
+    assert {pod.name[:3] for pod in ends.pods} == {f"p{gpu:02}" for gpu in range(0, 16, 2)}
+    assert len(ends.pods) == 24
+    taken = [pod_on(f"p{gpu:02}", None, gpu) for gpu in range(16)]
+    assert ends_needed(wanting(whole(8)), node_view("n", (8,) * 16, *taken)) == Ends(tuple(taken[:8]), shares=64)
+
+
+def test_a_set_that_several_groups_of_gpus_need_is_compared_once() -> None:
+    """4 of 8 GPUs are 70 groups. Two of the emptiest hold the same pod, so that it and two more are enough.
+
+    Any two of the 12 pods are 66 sets, and with the two of each group reckoned anew 15 times 70.
+    """
+    pods = [pod_on(f"p{gpu}-{n}", {gpu: n + 1}) for gpu in range(2, 8) for n in range(1 if gpu < 4 else 2)]
+    ends = ends_needed(wanting(whole(4)), node_view("n", (8,) * 8, *pods, pod_on("both", {0: 1, 1: 1})))
+    assert ends is not None
+    assert ([pod.name for pod in ends.pods], ends.fewest) == (["both", "p2-0", "p3-0"], True)
+
+
+def test_where_there_are_too_many_groups_of_gpus_the_answer_says_so() -> None:
+    """As above, with a pod on GPUs 0 and 2, so that not only six have the fewest pods. 12,870 groups are too many.
+
+    To clear 0, 2, 4 to 14 would cost 25 pods; found is 4 to 14, 0 and 1, which costs 26.
+    """
+    pods = [pod_on(f"p{gpu:02}-{n}", {gpu: n + 1}) for gpu in range(16) for n in range(4 if gpu % 2 else 3)]
+    ends = ends_needed(wanting(whole(8)), node_view("n", (80,) * 16, *pods, pod_on("two", {0: 1, 2: 1})))
+    assert ends is not None
+    assert (ends.fewest, len(ends.pods)) == (False, 26)
+
+
+def test_among_too_many_groups_the_emptiest_that_serve_are_found() -> None:
+    """Six of 16 GPUs are out of service, and four are wanted, of 1,820 groups.
+
+    GPUs 6 to 9 have two small pods each, of which one is on 6 and on 7; the other six have three large ones each.
+    """
+    small = [pod_on(f"s{gpu}-{n}", {gpu: 1}) for gpu in range(6, 10) for n in range(1 if gpu < 8 else 2)]
+    large = [pod_on(f"l{gpu}-{n}", {gpu: 5}) for gpu in range(10, 16) for n in range(3)]
+    both = pod_on("both", {6: 1, 7: 1})
+    there = node_view("n", (80,) * 16, *small, *large, both, unhealthy=dict.fromkeys(range(6), "too hot"))
+    assert ends_needed(wanting(whole(4)), there) == Ends((both, *small), shares=8, fewest=False)
+
+
+def test_among_too_many_groups_too_the_name_decides_between_equals() -> None:
+    """16 GPUs of two shares are full, and one share of each of eight is wanted.
+
+    Of two pods on a GPU the one that comes first by its name stays. One pod is on 14 and on 15, so that these are
+    among the eight.
+    """
+    pods = [pod_on(f"p{gpu:02}-{n}", {gpu: 1}) for gpu in range(16) for n in range(1 if gpu > 13 else 2)]
+    there = node_view("n", (2,) * 16, *pods, pod_on("two", {14: 1, 15: 1}))
+    assert names(ends_needed(wanting(mem(8, gpus=8)), there)) == [*(f"p{gpu:02}-1" for gpu in range(8, 14)), "two"]
+
+
+def test_where_there_are_too_many_sets_the_answer_says_so() -> None:
+    """One GPU of 820, full with forty pods of 1 to 40. 700 are wanted: 120 may stay, which are the 15 smallest."""
+    pods = [pod_on(f"p{n:02}", {0: n}) for n in range(1, 41)]
+    ends = ends_needed(wanting(mem(700)), node_view("n", (820,), *pods))
+    assert ends is not None
+    assert not ends.fewest
+    assert len(ends.pods) == 25
+    assert ends.shares == 700
+    both = pod_on("both", {0: 1, 1: 1})
+    ends = ends_needed(wanting(mem(701)), node_view("n", (821, 1), *pods, both))
+    assert ends is not None
+    assert not ends.fewest
+
+
+@st.composite
+def _nodes(draw: st.DrawFn) -> NodeView:
+    sizes = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
+    positions = st.integers(0, len(sizes))  # one more than there are
+    simple = draw(st.booleans())  # each pod is on one GPU that there is
+    one = st.integers(0, len(sizes) - 1)
+    pods = []
+    for n in range(draw(st.integers(0, 5))):
+        priority = draw(st.integers(0, 1))
+        if simple:
+            whole = draw(st.sampled_from([False, False, True]))
+            where, shares = draw(one), draw(st.integers(1, 4))
+            taken, gpus = ({}, [where]) if whole else ({where: shares}, [])
+            pods.append(pod_on(f"p{n}", taken, *gpus, priority=priority))
+        else:
+            taken = draw(st.dictionaries(positions, st.integers(1, 4), max_size=2))
+            loose, loose_gpus = draw(st.sampled_from([(0, 0), (0, 0), (2, 0), (0, 1)]))
+            gpus = [*draw(st.frozensets(positions, max_size=1))]
+            pods.append(pod_on(f"p{n}", taken, *gpus, loose=loose, loose_gpus=loose_gpus, priority=priority))
+    unhealthy = {0: "too hot"} if draw(st.booleans()) else {}
+    return node_view("n", sizes, *pods, unhealthy=unhealthy)
+
+
+_ASKS = st.builds(
+    wanting,
+    st.one_of(
+        st.builds(mem, st.integers(1, 6)), st.just(mem(4, 2)), st.builds(whole, st.integers(1, 2)), st.just(mem(6, 2))
+    ),
+    wishes=st.sampled_from([None, Wishes(avoid_uuids=("GPU-1",))]),
+) | st.builds(wanting, st.builds(mem, st.integers(1, 4)), st.builds(mem, st.integers(1, 4)))
+
+
+@settings(max_examples=300)
+@given(_nodes(), _ASKS)
+def test_the_set_makes_room_and_no_smaller_one_does(node: NodeView, ask: Ask) -> None:
+    """Compared with every set of the node's pods, of which there are at most 32."""
+
+    def fits(ended: tuple[PodUse, ...]) -> bool:
+        usages = [pod.usage for pod in node.pods if pod not in ended]
+        return unfit(ask, candidate("n", node.candidate.gpus, usages, node.candidate.policy)) is None
+
+    enough = [some for size in range(len(node.pods) + 1) for some in combinations(node.pods, size) if fits(some)]
+    ends = ends_needed(ask, node)
+    if not enough:
+        assert ends is None
+        return
+    assert ends is not None
+    assert ends.fewest
+    assert fits(ends.pods)
+    assert len(ends.pods) == len(enough[0])
+
+    def shares(pods: tuple[PodUse, ...]) -> int:
+        found = 0
+        for pod in pods:
+            found += sum(s for _, s in pod.usage.shares) + pod.usage.unplaced_shares
+            sizes = {gpu.position: gpu.shares for gpu in node.candidate.gpus.gpus}
+            largest = max(sizes.values())
+            found += sum(sizes.get(at, largest) for at in pod.usage.whole) + pod.usage.unplaced_gpus * largest
+        return found
+
+    assert ends.shares == shares(ends.pods)
+    assert ends.shares == min(shares(some) for some in enough if len(some) == len(enough[0]))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_answer_does_not_depend_on_who_comes_first(order: int) -> None:
+    """GPU 0 has 2, 3 and 2 of 9 in use, GPU 1 has 3, 2 and 3, GPU 2 has 2, 3 and 2; 5 are wanted."""
+    pods = [pod_on(f"p{n}", {n % 3: 2 + n % 2}) for n in range(9)]
+    there = node_view("n", (9, 9, 9), *pods[::order])
+    assert names(ends_needed(wanting(mem(5)), there)) == ["p3"]

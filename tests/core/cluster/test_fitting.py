@@ -1,0 +1,507 @@
+"""A whole pod on one node, or why it does not fit there."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.fitting import Fit, Packer, Packing, Unfit, fit, groups, unfit
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+
+
+def mem(shares: int, gpus: int = 1) -> Demand:
+    return Demand(Kind.MEMORY, shares, gpus)
+
+
+def whole(gpus: int) -> Demand:
+    return Demand(Kind.COUNT, gpus)
+
+
+def asking(*demands: Demand, wishes: Wishes = NO_WISHES) -> Ask:
+    return Ask(tuple(map(Part, demands)), wishes)
+
+
+def node(
+    *sizes: int,
+    used: dict[int, int] | None = None,
+    taken: tuple[int, ...] = (),
+    unhealthy: tuple[int, ...] = (),
+    models: tuple[str, ...] = (),
+    share_mib: int | None = 1024,
+    policy: str | None = None,
+    near: tuple[tuple[int, int], ...] = (),
+) -> Candidate:
+    """A node of GPUs with so many shares, called GPU-0, GPU-1 and so on; `near` ones are linked by NVLink."""
+    gpus = NodeGpus(
+        tuple(
+            ListedGpu(
+                n, size, f"GPU-{n}", models[n] if models else "Tesla T4", unhealthy="hot" if n in unhealthy else ""
+            )
+            for n, size in enumerate(sizes)
+        ),
+        share_mib=share_mib,
+        links=Links(tuple((a, b, Closeness.NVLINK, 0) for a, b in near)),
+    )
+    return candidate("n", gpus, [Usage(tuple((used or {}).items()), taken)], policy)
+
+
+def places(ask: Ask, there: Candidate, policy: str = "binpack") -> list[dict[int, int]]:
+    """Where each part of a pod comes to lie."""
+    found = fit(ask, there, policy)
+    assert isinstance(found, Fit)
+    assert unfit(ask, there) is None
+    assert [placement.demand for placement in found.placements] == [part.demand for part in ask.parts]
+    assert {type(number) for placement in found.placements for _, number in placement.shares} <= {int}
+    return [dict(placement.shares) for placement in found.placements]
+
+
+def why(ask: Ask, there: Candidate) -> Unfit:
+    found = fit(ask, there, "binpack")
+    assert isinstance(found, Unfit)
+    assert unfit(ask, there) == found == fit(ask, there, "spread")
+    return found
+
+
+# --- where it fits
+
+
+def test_who_asks_for_nothing_fits_everywhere() -> None:
+    assert fit(Ask(), Candidate("n", problem="unreadable"), "binpack") == Fit(())
+    assert unfit(Ask(), Candidate("n", problem="unreadable")) is None
+
+
+def test_the_policy_chooses_the_gpu() -> None:
+    there = node(8, 8, 8, used={0: 1, 1: 4})
+    assert places(asking(mem(4)), there, "binpack") == [{1: 4}]
+    assert places(asking(mem(4)), there, "spread") == [{2: 4}]
+
+
+def test_the_pod_chooses_the_policy_before_the_node_and_the_node_before_the_configuration() -> None:
+    free, full = [{1: 1}], [{0: 1}]
+    for policy, other in (("spread", "binpack"), ("binpack", "spread")):
+        expected = free if policy == "spread" else full
+        asked = asking(mem(1), wishes=Wishes(gpu_policy=policy))
+        assert places(asked, node(8, 8, used={0: 1}, policy=other), other) == expected
+        assert places(asking(mem(1)), node(8, 8, used={0: 1}, policy=policy), other) == expected
+        assert places(asking(mem(1)), node(8, 8, used={0: 1}), policy) == expected
+
+
+def test_memory_may_be_split_over_several_gpus() -> None:
+    assert places(asking(mem(6, gpus=2)), node(8, 2, 3, 4)) == [{2: 3, 3: 3}]
+
+
+def test_whole_gpus_are_taken_with_all_their_shares_where_nothing_is_used() -> None:
+    assert places(asking(whole(2)), node(8, 6, 4, 5, used={0: 1}, taken=(1,))) == [{2: 4, 3: 5}]
+
+
+def test_containers_may_lie_on_different_gpus() -> None:
+    """5 + 5 free, and 5 and 4 are wanted: a pod that fits no single GPU."""
+    assert places(asking(mem(4), mem(5)), node(5, 5)) == [{1: 4}, {0: 5}]
+
+
+def test_containers_may_lie_on_one_gpu() -> None:
+    assert places(asking(mem(2), mem(2)), node(8, 4)) == [{1: 2}, {1: 2}]
+    assert places(asking(mem(2), mem(2)), node(8, 4), "spread") == [{0: 2}, {0: 2}]
+
+
+def test_a_place_that_leaves_no_room_for_the_rest_is_not_taken() -> None:
+    """2 + 2 on GPU 0 and 1, which binpack prefers, leaves 0, 3 and 6 free, into which 5 and 4 do not go."""
+    asked = asking(mem(4, gpus=2), mem(5), mem(4))
+    for policy in POLICIES:
+        assert places(asked, node(2, 5, 6), policy) == [{0: 2, 2: 2}, {1: 5}, {2: 4}]
+
+
+@pytest.mark.parametrize("used", [{}, {1: 1}], ids=["unused", "in use"])
+def test_of_the_places_that_leave_room_for_the_rest_the_policy_likes_the_first_best(used: dict[int, int]) -> None:
+    """Spread would take 2 + 2 of GPUs 0 and 1, but the 8 has room on GPU 0 only: GPUs 1 and 2 have the most beside."""
+    asked = asking(mem(4, gpus=2), mem(8))
+    assert places(asked, node(8, 7 + len(used), 6, 5, used=used), "spread") == [{1: 2, 2: 2}, {0: 8}]
+
+
+def test_a_place_may_be_on_gpus_that_are_in_use() -> None:
+    asked = asking(mem(4, gpus=2), mem(5), mem(4))
+    assert places(asked, node(4, 5, 8, used={0: 2, 2: 2})) == [{0: 2, 2: 2}, {1: 5}, {2: 4}]
+
+
+def test_what_takes_several_gpus_is_placed_first() -> None:
+    """3, 5 and 6 are free; if 5 went first, GPU 1 would be full, and the split on GPU 0 and 2."""
+    assert places(asking(mem(5), mem(4, gpus=2)), node(3, 5, 6)) == [{2: 5}, {0: 2, 1: 2}]
+
+
+def test_the_largest_is_placed_first() -> None:
+    """If 3 went first, it would be on GPU 0, and 4 on the other."""
+    assert places(asking(mem(3), mem(4)), node(4, 6)) == [{1: 3}, {0: 4}]
+
+
+def test_memory_goes_where_whole_gpus_leave_room() -> None:
+    """GPU 0 and 1 are close. Taking them whole would leave nothing: GPU 2 is too small for the memory."""
+    there = node(8, 8, 2, near=((0, 1),))
+    assert places(asking(mem(4), whole(2)), there) == [{1: 4}, {0: 8, 2: 2}]
+    assert places(asking(mem(2), whole(2)), there) == [{2: 2}, {0: 8, 1: 8}]
+    shared = node(8, 8, 2, 8, used={3: 5}, near=((0, 1),))
+    assert places(asking(mem(4), whole(2)), shared) == [{1: 4}, {0: 8, 2: 2}]
+
+
+def test_of_the_whole_gpus_that_leave_room_the_policy_likes_the_first_best() -> None:
+    """GPU 0 and 1 are close, but one of them has to stay for the 7; of the others spread likes the larger."""
+    there = node(8, 8, 6, 5, near=((0, 1),))
+    assert places(asking(mem(7), whole(2)), there, "spread") == [{1: 7}, {0: 8, 2: 6}]
+
+
+def test_a_gpu_out_of_service_is_not_taken() -> None:
+    assert places(asking(mem(2)), node(2, 8, unhealthy=(0,))) == [{1: 2}]
+
+
+# --- why it does not fit
+
+
+@pytest.mark.parametrize("asked", [mem(1), whole(1)])
+def test_a_node_whose_gpus_are_not_known_says_what_is_wrong(asked: Demand) -> None:
+    assert why(asking(asked), Candidate("n", problem="it says nonsense")) == Unfit("it says nonsense", lasting=True)
+
+
+def test_a_node_without_gpus_shares_none() -> None:
+    assert why(asking(mem(1)), Candidate("n")) == Unfit("it shares no GPU", lasting=True)
+    assert why(asking(mem(1), mem(1)), Candidate("n")) == Unfit("it shares no GPU", lasting=True)
+
+
+REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
+    "the sum does not count": (mem(8), node(8, 8, used={0: 3, 1: 3}), "no GPU has 8 GiB free", False),
+    "one is full": (mem(1), node(8, used={0: 8}), "no GPU has 1 GiB free", False),
+    "shares of another size": (mem(3), node(4, used={0: 2}, share_mib=256), "no GPU has 768 MiB free", False),
+    "the size of a share is not known": (
+        mem(3),
+        node(4, used={0: 2}, share_mib=None),
+        "no GPU has a gpu-mem of 3 free",
+        False,
+    ),
+    "all too small": (mem(9), node(8, 5), "the largest GPU has 8 GiB in all", True),
+    "too small by a share of unknown size": (
+        mem(9),
+        node(8, 5, share_mib=None),
+        "the largest GPU has a gpu-mem of 8 in all",
+        True,
+    ),
+    "the largest is out of service": (
+        mem(9),
+        node(16, 8, 21, unhealthy=(0, 2)),
+        "the largest GPU in service has 8 GiB in all, and one of 21 GiB is out of service",
+        True,
+    ),
+    "one that is too small as well is out of service": (
+        mem(9),
+        node(8, 7, unhealthy=(1,)),
+        "the largest GPU has 8 GiB in all",
+        True,
+    ),
+    "all out of service": (mem(1), node(8, 8, unhealthy=(0, 1)), "no GPU is healthy", True),
+    "no whole one in service": (whole(1), node(8, unhealthy=(0,)), "no GPU is healthy", True),
+    "all whole": (mem(4), node(8, 8, taken=(0, 1)), "every GPU is in whole use", False),
+    "all whole, two wanted": (mem(4, 2), node(8, 8, taken=(0, 1)), "every GPU is in whole use", False),
+    "large enough are whole": (mem(4), node(8, 2, taken=(0,)), "no GPU has 4 GiB free", False),
+    "one of two is full": (mem(8, 2), node(8, 8, used={1: 5}), "fewer than 2 GPUs have 4 GiB free", False),
+    "one of two is whole": (mem(8, 2), node(8, 8, taken=(1,)), "fewer than 2 GPUs have 4 GiB free", False),
+    "one of two is small": (mem(8, 2), node(8, 3), "fewer than 2 GPUs have 4 GiB in all", True),
+    "fewer than two": (mem(8, 2), node(8), "fewer than 2 GPUs have 4 GiB in all", True),
+    "fewer than two in service": (
+        mem(8, 2),
+        node(8, 8, unhealthy=(0,)),
+        "fewer than 2 GPUs in service have 4 GiB in all",
+        True,
+    ),
+    "fewer than three, of which one is in service": (
+        mem(12, 3),
+        node(8, 8, unhealthy=(0,)),
+        "fewer than 3 GPUs have 4 GiB in all",
+        True,
+    ),
+    "fewer than two, and whole": (mem(8, 2), node(8, taken=(0,)), "fewer than 2 GPUs have 4 GiB in all", True),
+    "a share of it is in use": (whole(1), node(8, used={0: 1}), "no GPU is unused", False),
+    "in whole use": (whole(1), node(8, taken=(0,)), "no GPU is unused", False),
+    "one of two is used": (whole(2), node(8, 8, used={1: 1}), "fewer than 2 GPUs are unused", False),
+    "more whole ones than there are": (whole(3), node(8, 8), "fewer than 3 GPUs are healthy", True),
+    "more than are in service": (whole(2), node(8, 8, unhealthy=(0,)), "fewer than 2 GPUs are healthy", True),
+}
+
+
+@pytest.mark.parametrize(("demand", "there", "sentence", "lasting"), REASONS.values(), ids=REASONS)
+def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sentence: str, lasting: bool) -> None:  # noqa: FBT001  (a table's column)
+    assert why(asking(demand), there) == Unfit(sentence, lasting)
+
+
+def test_what_can_never_be_is_told_before_what_may_come() -> None:
+    """4 GiB would become free, 9 GiB never."""
+    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Unfit("the largest GPU has 8 GiB in all", lasting=True)
+    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Unfit("no GPU has 4 GiB free", lasting=False)
+
+
+def test_containers_that_fit_alone_may_not_fit_together() -> None:
+    together = "its GPUs have no room for all containers of the pod together"
+    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == Unfit(together, lasting=False)
+    assert why(asking(mem(5), mem(5)), node(8)) == Unfit(together, lasting=True)
+    assert why(asking(mem(1), whole(1)), node(8)) == Unfit(together, lasting=True)
+    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == Unfit(together, lasting=False)
+    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == Unfit(together, lasting=True)
+    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == Unfit(together, lasting=False)
+    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == Unfit(together, lasting=True)
+
+
+# --- nodes of gpushare's own device plugin
+
+
+def divided(memory: int, count: int) -> Candidate:
+    return candidate("n", by_division(memory, count), [])
+
+
+def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
+    assert places(asking(mem(4)), divided(30, 2)) == [{0: 4}]
+    assert why(asking(mem(16)), divided(30, 2)) == Unfit("the largest GPU has a gpu-mem of 15 in all", lasting=True)
+
+
+def test_gpushares_plugin_gives_no_whole_gpus() -> None:
+    sentence = "its device plugin gives out no whole GPUs"
+    assert why(asking(whole(1)), divided(30, 2)) == Unfit(sentence, lasting=True)
+    assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, lasting=True)
+
+
+def test_gpushares_plugin_gives_no_whole_gpus_to_who_is_choosy_either() -> None:
+    asked = asking(whole(1), wishes=Wishes(avoid_models=("T4",)))
+    assert why(asked, divided(30, 2)) == Unfit("its device plugin gives out no whole GPUs", lasting=True)
+
+
+@pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
+def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: Ask) -> None:
+    """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
+    sentence = "its device plugin serves only pods of which one container takes memory of one GPU"
+    assert why(asked, divided(30, 2)) == Unfit(sentence, lasting=True)
+
+
+def test_where_gpushares_plugin_has_one_gpu_it_gives_that_to_all() -> None:
+    assert places(asking(mem(2), mem(2)), divided(15, 1)) == [{0: 2}, {0: 2}]
+    assert why(asking(mem(4, gpus=2)), divided(15, 1)).sentence == "fewer than 2 GPUs have a gpu-mem of 2 in all"
+
+
+# --- what the pod's owner wishes
+
+MIXED = ("Tesla T4", "NVIDIA A10", "NVIDIA A10")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "place"),
+    [
+        (Wishes(), 0),
+        (Wishes(use_models=("A10",)), 1),
+        (Wishes(avoid_models=("T4",)), 1),
+        (Wishes(use_uuids=("GPU-2",)), 2),
+        (Wishes(use_models=("A10",), avoid_uuids=("GPU-1",)), 2),
+    ],
+)
+def test_a_pod_gets_a_gpu_that_its_annotations_allow(wishes: Wishes, place: int) -> None:
+    assert places(asking(mem(4), wishes=wishes), node(8, 8, 8, models=MIXED)) == [{place: 4}]
+
+
+def test_wishes_hold_for_every_container() -> None:
+    asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
+    assert places(asked, node(8, 8, 8, models=MIXED)) == [{1: 5}, {2: 5}]
+
+
+CHOOSY: dict[str, tuple[Demand, Wishes, str, bool]] = {
+    "no such model": (mem(1), Wishes(use_models=("H100",)), "no GPU is one that the pod's annotations allow", True),
+    "no such GPU": (whole(1), Wishes(use_uuids=("GPU-9",)), "no GPU is one that the pod's annotations allow", True),
+    "too small": (
+        mem(9),
+        Wishes(use_models=("T4",)),
+        "the largest GPU has 8 GiB in all, among those that the pod's annotations allow",
+        True,
+    ),
+    "too full": (
+        mem(6),
+        Wishes(avoid_models=("A10",)),
+        "no GPU has 6 GiB free, among those that the pod's annotations allow",
+        False,
+    ),
+    "in use": (
+        whole(1),
+        Wishes(use_uuids=("GPU-0",)),
+        "no GPU is unused, among those that the pod's annotations allow",
+        False,
+    ),
+    "out of service": (
+        mem(1),
+        Wishes(use_uuids=("GPU-2",)),
+        "no GPU is healthy, among those that the pod's annotations allow",
+        True,
+    ),
+    "all are allowed": (mem(17), Wishes(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
+}
+
+
+@pytest.mark.parametrize(("demand", "wishes", "sentence", "lasting"), CHOOSY.values(), ids=CHOOSY)
+def test_the_sentence_says_that_the_pod_is_choosy(demand: Demand, wishes: Wishes, sentence: str, lasting: bool) -> None:  # noqa: FBT001  (a table's column)
+    there = node(8, 16, 16, used={0: 4}, unhealthy=(2,), models=MIXED)
+    assert why(asking(demand, wishes=wishes), there) == Unfit(sentence, lasting)
+
+
+def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
+    there = node(8, 8, 8, models=MIXED, used={1: 4})
+    asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
+    together = "its GPUs have no room for all containers of the pod together"
+    assert why(asked, there) == Unfit(f"{together}, among those that the pod's annotations allow", lasting=False)
+
+
+# --- whole GPUs that are well connected
+
+
+def dgx(*taken: int, used: dict[int, int] | None = None, size: int = 80) -> Candidate:
+    """Eight GPUs, as in a DGX-1: each half is linked all to all, and each GPU to its counterpart by half as many links.
+
+    Between other GPUs of the two halves there is only PCIe.
+    """
+    text = ",".join(
+        f"[{a},{b},{link}]"
+        for a, b in combinations(range(8), 2)
+        for link in ['"nvlink",2' if a // 4 == b // 4 else '"nvlink",1' if b - a == 4 else '"system",0']
+    )
+    gpus = ",".join(f'{{"index":{n},"shares":{size}}}' for n in range(8))
+    said = read_node_gpus(f'{{"version":1,"shareMiB":1024,"gpus":[{gpus}],"links":[{text}]}}')
+    return candidate("dgx", said, [Usage(tuple((used or {}).items()), taken)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "group"),
+    [
+        (1, (), (0,)),
+        (2, (), (0, 1)),
+        (4, (), (0, 1, 2, 3)),
+        (8, (), tuple(range(8))),
+        # The half that is broken into already is used up before the other.
+        (1, (0,), (1,)),
+        (2, (0, 1), (2, 3)),
+        (3, (5,), (4, 6, 7)),
+        (4, (5,), (0, 1, 2, 3)),
+        # Two of one half before two counterparts.
+        (2, (0, 1, 2, 4, 5), (6, 7)),
+        (2, (0, 1, 2, 5, 6), (4, 7)),
+    ],
+)
+def test_whole_gpus_are_a_well_connected_group(wanted: int, taken: tuple[int, ...], group: tuple[int, ...]) -> None:
+    assert places(asking(whole(wanted)), dgx(*taken)) == [dict.fromkeys(group, 80)]
+
+
+def test_a_gpu_in_shared_use_is_no_part_of_a_group() -> None:
+    assert places(asking(whole(4)), dgx(used={0: 1})) == [dict.fromkeys((4, 5, 6, 7), 80)]
+
+
+def test_two_containers_get_the_two_halves() -> None:
+    assert places(asking(whole(4), whole(4)), dgx()) == [
+        dict.fromkeys((0, 1, 2, 3), 80),
+        dict.fromkeys((4, 5, 6, 7), 80),
+    ]
+
+
+PAIRS = ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken", "group"),
+    [(2, (), (0, 1)), (2, (0,), (2, 3)), (1, (0,), (1,)), (3, (), (0, 1, 2)), (2, (0, 2), (1, 3))],
+)
+def test_of_two_pairs_one_is_taken_and_one_is_left(wanted: int, taken: tuple[int, ...], group: tuple[int, ...]) -> None:
+    assert places(asking(whole(wanted)), node(8, 8, 8, 8, taken=taken, near=PAIRS)) == [dict.fromkeys(group, 8)]
+
+
+def test_groups_differ_by_more_than_which_of_a_kind_they_take() -> None:
+    assert list(groups(["ab", "c"], 2)) == [("a", "b"), ("a", "c")]
+    assert list(groups(["a", "bcd"], 1)) == [("a",), ("b",)]
+    assert list(groups(["ab", "c"], 0)) == [()]
+    assert list(groups(["ab", "c"], 4)) == []
+
+
+# --- how long it takes
+
+
+def test_many_containers_that_do_not_fit_are_given_up() -> None:
+    """Ten that ask 3 do not fit onto eight GPUs with 5 free; there are 8^10 ways to try."""
+    there = node(*(5,) * 8)
+    assert why(asking(*[mem(3)] * 10), there).sentence.startswith("its GPUs have no room for all containers")
+    different = node(*range(20, 36, 2))
+    hopeless = asking(*(mem(n) for n in range(14, 24)), mem(13), mem(13))
+    assert why(hopeless, different).sentence.startswith("its GPUs have no room for all containers")
+
+
+def test_a_crowd_of_gpus_is_no_crowd_of_ways() -> None:
+    """Half of 24 equal GPUs can be taken whole in 2.7 million ways, all of which leave the same."""
+    assert why(asking(whole(12), whole(12), mem(1)), node(*(4,) * 24)).lasting
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_many_containers_that_just_fit_are_placed(policy: str) -> None:
+    """Each of four GPUs takes 5 and 3: sixteen shares of either kind would not go together otherwise."""
+    found = fit(asking(*[mem(3), mem(5)] * 4), node(8, 8, 8, 8), policy)
+    assert isinstance(found, Fit)
+    assert [placement.shares for placement in found.placements[1::2]] == [((n, 5),) for n in range(4)]
+
+
+def test_what_was_tried_in_vain_is_not_tried_again() -> None:
+    """5 + 2 + 2 + 2, 5 + 4, 4 + 4 and four times 2 fill four GPUs. Who tries everything twice gives up before."""
+    amounts = (5, 5, 4, 4, 4, 2, 2, 2, 2, 2, 2, 2)
+    found = fit(asking(*map(mem, amounts)), node(8, 11, 9, 8), "binpack")
+    assert isinstance(found, Fit)
+    for gpu, size in enumerate((8, 11, 9, 8)):
+        assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == size
+
+
+def test_what_is_too_much_in_all_is_not_tried() -> None:
+    """They ask 52, and the GPUs have 51."""
+    amounts = (7, 5, 5, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 1)
+    assert Packer([mem(amount) for amount in amounts])((11, 10, 11, 14, 5), ()) == Packing(None, 0)
+
+
+def test_who_may_try_only_so_often_gives_up_then() -> None:
+    assert Packer(list(map(mem, PIECES)))(FULL, FULL, 7) == Packing(None, 7)
+    assert Packer([mem(3), mem(5)])((8,), (), 2) == Packing(((8,), (3,)), 2)
+
+
+FULL = (46, 73, 84, 63, 83)
+PIECES = (24, 5, 17, 34, 4, 35, 14, 30, 40, 37, 7, 19, 68, 1, 14)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_takes_long_to_place_as_the_policy_likes_is_placed_all_the_same(policy: str) -> None:
+    """The pieces are 24 + 5 + 17, 34 + 4 + 35 and so on, which fill the GPUs to the last share."""
+    asked, there = asking(*map(mem, PIECES)), node(*FULL)
+    assert unfit(asked, there) is None
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert [placement.demand.amount for placement in found.placements] == list(PIECES)
+    for gpu, size in enumerate(FULL):
+        assert sum(dict(placement.shares).get(gpu, 0) for placement in found.placements) == size
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_whole_gpus_beside_them_are_placed_too(policy: str) -> None:
+    """The smallest two are taken whole, and 2 + 2 shares of the two with 3, one of which is in use already."""
+    asked, there = asking(*map(mem, PIECES), whole(2), mem(4, gpus=2)), node(*FULL, 3, 2, 2, 3, used={8: 1})
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert unfit(asked, there) is None
+    assert len(found.placements[-2].positions) == len(found.placements[-1].positions) == 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_placed_all_the_same_is_not_on_gpus_that_cannot_be_had(policy: str) -> None:
+    """GPU 0 is out of service and GPU 1 in whole use; they have what the smallest would have to give."""
+    asked, there = asking(*map(mem, PIECES), whole(1)), node(2, 73, *FULL, 2, unhealthy=(0,), taken=(1,))
+    found = fit(asked, there, policy)
+    assert isinstance(found, Fit)
+    assert found.placements[-1].shares == ((7, 2),)
+    assert {at for placement in found.placements for at in placement.positions} == set(range(2, 8))

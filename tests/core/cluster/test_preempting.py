@@ -1,0 +1,552 @@
+"""Whom to evict so that a pod fits on one GPU, and not on a node's sum."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.fitting import unfit
+from gpu_device_plugin.core.cluster.preempting import Occupant, Preemptor, choose, choose_on_each
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.wishes import Wishes
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+
+IMPORTANT = 100
+"""The priority of the pod that wants in."""
+
+
+def memory(*shares: int, gpus: int = 1) -> Ask:
+    """One container for each of these amounts."""
+    return Ask(tuple(Part(Demand(Kind.MEMORY, amount, gpus)) for amount in shares))
+
+
+def whole(gpus: int) -> Ask:
+    return Ask((Part(Demand(Kind.COUNT, gpus)),))
+
+
+def node(*shares: int, models: tuple[str, ...] = (), unhealthy: Container[int] = (), problem: str = "") -> Candidate:
+    """A node with GPUs of so many shares."""
+    listed = [
+        ListedGpu(
+            position,
+            size,
+            f"GPU-{position}",
+            models[position] if models else "Tesla T4",
+            unhealthy="too hot" if position in unhealthy else "",
+        )
+        for position, size in enumerate(shares)
+    ]
+    return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024), (), problem=problem)
+
+
+def on(position: int, shares: int, uid: str, priority: int = 0, *, leaving: bool = False) -> Occupant:
+    return Occupant(uid, Usage(((position, shares),)), priority, leaving)
+
+
+def has_whole(position: int, uid: str, priority: int = 0) -> Occupant:
+    return Occupant(uid, Usage(whole=(position,)), priority)
+
+
+def chosen(ask: Ask, there: Candidate, pods: list[Occupant], *victims: str) -> set[str] | None:
+    found = choose(Preemptor(ask, IMPORTANT), there, pods, frozenset(victims))
+    return None if found is None else set(found)
+
+
+def test_victims_that_free_one_gpu_are_kept() -> None:
+    """GPU 0 is full with a and b; 8 are wanted; without a and b it has 8."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c")]
+    assert chosen(memory(8), node(8, 8), pods, "a", "b") == {"a", "b"}
+
+
+def test_a_victim_that_does_not_help_on_the_gpu_may_stay() -> None:
+    """Without a and c the node has 8 shares free, 4 on each GPU; one GPU has 8 without a and b, and c can stay."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 4, "c"), on(1, 4, "d")]
+    assert chosen(memory(8), node(8, 8), pods, "a", "c") == {"a", "b"}
+
+
+def test_of_eight_pods_on_four_gpus_two_make_room_wherever_kube_scheduler_would_evict() -> None:
+    """Each GPU of 14 holds two pods of 7, and 14 are wanted: by the sum any two would do."""
+    pods = [on(n // 2, 7, f"{n}") for n in range(8)]
+    for victims in combinations("01234567", 2):
+        found = chosen(memory(14), node(14, 14, 14, 14), pods, *victims)
+        assert found is not None
+        assert len(found) == 2
+
+
+def test_least_important_pods_go_first_even_if_they_are_more() -> None:
+    """GPU 0 takes one victim of priority 5, GPU 1 two of priority 1."""
+    pods = [on(0, 8, "a", 5), on(1, 4, "b", 1), on(1, 4, "c", 1)]
+    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"b", "c", "x"}
+
+
+def test_of_equally_important_pods_the_fewest_go() -> None:
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 8, "c")]
+    assert chosen(memory(8), node(8, 8, 4), pods, "x") == {"c", "x"}
+
+
+def test_of_equally_many_those_with_less_memory_go() -> None:
+    """6 of 8 are wanted. On GPU 0 either pod of 4 leaves 4: both must go. On GPU 1 the 6 suffice, on GPU 2 the 7 do."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 6, "c"), on(1, 2, "d"), on(2, 7, "e"), on(2, 1, "f")]
+    assert chosen(memory(6), node(8, 8, 8, 2), pods, "x") == {"c", "x"}
+
+
+def test_of_one_gpu_the_smallest_pod_that_suffices_goes() -> None:
+    """3 are wanted of a full GPU that holds 5, 3 and 2: the 3 goes, the 5 can stay."""
+    pods = [on(0, 5, "a"), on(0, 3, "b"), on(0, 2, "c")]
+    assert chosen(memory(3), node(10, 2), pods, "x") == {"b", "x"}
+
+
+def test_between_equals_the_uid_decides() -> None:
+    pods = [on(0, 8, "b"), on(1, 8, "a")]
+    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"a", "x"}
+
+
+@pytest.mark.parametrize("priority", [IMPORTANT, IMPORTANT + 1])
+def test_nobody_as_important_is_evicted(priority: int) -> None:
+    assert chosen(memory(8), node(8, 4), [on(0, 4, "a", priority), on(1, 4, "x")], "x") is None
+
+
+def test_nobody_is_evicted_where_it_could_not_help() -> None:
+    """No GPU has 9 in all."""
+    assert chosen(memory(9), node(8, 8), [on(0, 8, "a"), on(1, 8, "b")], "a", "b") is None
+
+
+def test_nobody_is_evicted_where_the_agent_is_away() -> None:
+    """Its GPUs are known from before."""
+    assert chosen(memory(8), node(8, problem="its agent has ended"), [on(0, 8, "a")], "a") is None
+
+
+def test_a_pod_that_ends_anyway_is_not_evicted_again() -> None:
+    """Once a has ended GPU 0 has 8; the scheduler's victim stays one, for an answer without victims is an error."""
+    pods = [on(0, 8, "a", leaving=True), on(1, 8, "b")]
+    assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"x"}
+
+
+def test_without_anybody_to_evict_there_is_no_answer() -> None:
+    assert chosen(memory(8), node(8), []) is None
+
+
+def test_victims_that_take_no_gpu_are_kept() -> None:
+    """They make room for what else the pod asks; of them nothing is known here."""
+    assert chosen(memory(8), node(8), [on(0, 1, "a")], "cpu-only") == {"a", "cpu-only"}
+
+
+def test_a_gpu_in_whole_use_is_made_free_for_shares() -> None:
+    assert chosen(memory(2), node(8, 8), [has_whole(0, "a"), on(1, 8, "b", IMPORTANT)], "x") == {"a", "x"}
+
+
+def test_shares_make_way_for_a_whole_gpu() -> None:
+    """GPU 1 has one pod and GPU 0 two."""
+    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c")]
+    assert chosen(whole(1), node(8, 8), pods, "x") == {"c", "x"}
+
+
+def test_several_whole_gpus_are_emptied_where_it_costs_least() -> None:
+    pods = [on(0, 1, "a"), on(0, 1, "b"), on(1, 7, "c"), has_whole(2, "d")]
+    assert chosen(whole(2), node(8, 8, 8), pods, "x") == {"c", "d", "x"}
+
+
+def test_containers_of_one_pod_share_what_becomes_free() -> None:
+    """6 and 2 are wanted, and GPU 0 takes both once a is gone."""
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(memory(6, 2), node(8, 8), pods, "x") == {"a", "x"}
+
+
+def test_containers_of_one_pod_go_onto_one_gpu_where_that_costs_least() -> None:
+    """4 and 4 are wanted. Both on GPU 0 cost a and b, which have 8; one on each GPU would cost 4 and 5."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 5, "c"), on(1, 3, "d")]
+    assert chosen(memory(4, 4), node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_a_split_pod_gets_a_part_of_each_gpu() -> None:
+    pods = [on(0, 6, "a"), on(1, 6, "b"), on(1, 2, "c"), on(2, 8, "d")]
+    assert chosen(memory(8, gpus=2), node(8, 8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_whole_gpus_and_shares_of_one_pod_do_not_meet() -> None:
+    """One GPU whole and 2 shares: two GPUs, of which the one for the shares keeps b."""
+    ask = Ask((Part(Demand(Kind.COUNT, 1)), Part(Demand(Kind.MEMORY, 2))))
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(ask, node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_only_gpus_that_the_pod_wants_are_emptied() -> None:
+    ask = Ask(memory(8).parts, Wishes(use_models=("a100",)))
+    pods = [on(0, 8, "a"), on(1, 4, "b"), on(1, 4, "c")]
+    assert chosen(ask, node(8, 8, models=("Tesla T4", "NVIDIA A100")), pods, "x") == {"b", "c", "x"}
+
+
+FOUR_OF_SIXTEEN = {
+    "by name": (Wishes(use_uuids=[f"GPU-{n}" for n in range(12, 16)]), "Tesla T4", ()),
+    "by model": (Wishes(use_models=("a10",)), "NVIDIA A10", ()),
+    "in service": (Wishes(), "Tesla T4", range(12)),
+}
+
+
+@pytest.mark.parametrize(("wishes", "model", "unhealthy"), FOUR_OF_SIXTEEN.values(), ids=FOUR_OF_SIXTEEN)
+def test_however_many_gpus_do_not_serve_the_others_are_looked_at(
+    wishes: Wishes, model: str, unhealthy: Container[int]
+) -> None:
+    """4 shares of each of four GPUs. Those that may serve hold 4, 3 and 1: the 4 makes room there with the fewest pods.
+
+    The other twelve are the emptier ones, and 1,820 groups are more than one can look at.
+    """
+    pods = [on(at, shares, f"{at}-{shares}") for at in range(12, 16) for shares in (4, 3, 1)]
+    there = node(*(8,) * 16, models=("Tesla T4",) * 12 + (model,) * 4, unhealthy=unhealthy)
+    others = [on(at, 8, f"{at}", IMPORTANT) for at in range(12)]
+    ask = Ask(memory(16, gpus=4).parts, wishes)
+    assert chosen(ask, there, [*pods, *others], "x") == {"x", *(f"{at}-4" for at in range(12, 16))}
+
+
+def test_of_many_gpus_those_with_the_fewest_pods_are_looked_at_first() -> None:
+    """Four of nine are 126 groups. GPUs 5 to 8 have one pod each, the others three."""
+    pods = [on(at, 1 + n, f"{at}-{n}") for at in range(9) for n in range(3 if at < 5 else 1)]
+    assert chosen(whole(4), node(*(8,) * 9), pods, "x") == {"x", *(f"{at}-0" for at in range(5, 9))}
+
+
+def test_shares_on_an_unknown_gpu_are_in_the_way_on_each() -> None:
+    """a has 8 shares somewhere: nobody knows on which GPU, so it must go."""
+    pods = [Occupant("a", Usage(unplaced_shares=8)), on(0, 1, "b")]
+    assert chosen(memory(7), node(8, 8), pods, "x") == {"a", "x"}
+
+
+def test_shares_on_an_unknown_gpu_count_on_the_one_where_room_is_made() -> None:
+    """4 are wanted of a full GPU: whether a, whose 4 may lie there, or b goes, the uid decides."""
+    pods = [Occupant("a", Usage(unplaced_shares=4)), on(0, 4, "b")]
+    assert chosen(memory(4), node(8, 8), [*pods, on(1, 8, "c", IMPORTANT)], "x") == {"a", "x"}
+
+
+def test_a_pod_on_unlisted_and_unknown_gpus_is_in_the_way() -> None:
+    """a has two GPUs whole, and nobody knows which; besides it GPU 0 costs one pod, and GPU 1 two."""
+    pods = [Occupant("a", Usage(whole=(7,), unplaced_gpus=1)), on(0, 8, "b"), on(1, 4, "c"), on(1, 4, "d")]
+    assert chosen(whole(1), node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_a_whole_gpu_nobody_knows_which_is_in_the_way() -> None:
+    """a has one of the two GPUs whole, not GPU 0, which b shares; without b it might well be GPU 0."""
+    pods = [Occupant("a", Usage(unplaced_gpus=1)), on(0, 8, "b", 1), on(1, 8, "c", IMPORTANT)]
+    assert chosen(memory(8), node(8, 8), pods, "x") == {"a", "b", "x"}
+
+
+def test_a_pod_too_important_that_may_be_anywhere_keeps_its_gpu() -> None:
+    pods = [Occupant("a", Usage(unplaced_gpus=1), IMPORTANT), on(0, 8, "b")]
+    assert chosen(memory(8), node(8), pods, "x") is None
+
+
+def test_whoever_stays_on_a_gpu_shows_that_it_is_not_the_unknown_one() -> None:
+    """4 and 4 are wanted. b has GPU 0 whole, which s shares, and 2 shares somewhere: without b there are 7 and 4.
+
+    a has a GPU whole of which nobody knows which. It would be in the way on GPU 1 only if p went from there.
+    """
+    a, b = Occupant("a", Usage(unplaced_gpus=1)), Occupant("b", Usage(whole=(0,), unplaced_shares=2))
+    pods = [a, b, on(1, 4, "p"), on(0, 1, "s", IMPORTANT)]
+    assert chosen(memory(4, 4), node(8, 8), pods, "x") == {"b", "x"}
+
+
+def test_a_gpu_that_loses_its_last_sharer_may_be_the_unknown_one() -> None:
+    """8 and 7 are wanted of GPUs with 9 and 8. Without s each would fit, if GPU 1 were then not the one that a has."""
+    pods = [Occupant("s", Usage(((0, 8), (1, 1)))), on(0, 1, "t", IMPORTANT), Occupant("a", Usage(unplaced_gpus=1))]
+    assert chosen(memory(8, 7), node(9, 8), pods, "x") == {"a", "s", "x"}
+
+
+def test_on_a_crowded_gpu_the_largest_pods_are_looked_at() -> None:
+    """64 of 64 shares are held by 64 pods, and 32 are wanted: as many sets as there are not seconds to compare them."""
+    pods = [on(0, 1, f"{number:02}") for number in range(64)]
+    assert chosen(memory(32), node(64, 1), pods, "x") == {"x", *(f"{number:02}" for number in range(32))}
+
+
+def test_pods_of_one_size_are_not_compared_with_each_other() -> None:
+    """17 of 58 are wanted, which five of ten pods of 4 and six of 3 give back: two of 4 and three of 3 do exactly.
+
+    Each pod taken for itself these are 3,000 sets and more, of which the ones with two of 4 come late.
+    """
+    pods = [*(on(0, 4, f"four-{n}") for n in range(10)), *(on(0, 3, f"three-{n}") for n in range(6))]
+    assert chosen(memory(17), node(58), pods, "x") == {"x", "four-0", "four-1", "three-0", "three-1", "three-2"}
+
+
+SPARED = {
+    "the more important": (on(1, 2, "c", 1), on(1, 2, "d", 0)),
+    "the larger": (Occupant("c", Usage(((1, 2), (2, 1)))), on(1, 2, "d", 0)),
+}
+
+
+@pytest.mark.parametrize(("spared", "victim"), SPARED.values(), ids=SPARED)
+def test_of_two_that_could_stay_one_does(spared: Occupant, victim: Occupant) -> None:
+    """4 of each GPU are wanted. On GPU 1 the two do, but for GPU 0 a has to go, which has 3 of GPU 1: one is enough."""
+    a = Occupant("a", Usage(((0, 4), (1, 3))), 1)
+    assert chosen(memory(8, gpus=2), node(4, 7, 1), [a, spared, victim], "x") == {"a", victim.uid, "x"}
+
+
+def test_who_is_in_the_way_on_one_gpu_only_as_long_as_another_is_may_stay() -> None:
+    """3 of each GPU are wanted. Alone, GPU 1 would be helped best by c; but a has to go for GPU 0, and is on both."""
+    pods = [Occupant("a", Usage(((0, 3), (1, 3)))), on(1, 3, "c")]
+    assert chosen(memory(6, gpus=2), node(3, 6), pods, "x") == {"a", "x"}
+
+
+# --- What else kube-scheduler evicts for ------------------------------------------------------------------------------
+
+
+def chosen_beside(requests: dict[str, int] | None, pods: list[Occupant], *victims: str) -> set[str] | None:
+    """Whom to evict for 8 shares of one of two GPUs of 8, and for this besides."""
+    found = choose(Preemptor(memory(8), IMPORTANT, requests), node(8, 8), pods, frozenset(victims))
+    return None if found is None else set(found)
+
+
+def test_whoever_is_evicted_gives_back_the_cpu_that_kube_scheduler_looked_for() -> None:
+    """8 shares and 4 CPUs are wanted. kube-scheduler would evict a and c, and c alone has CPUs: so GPU 1 is emptied."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests={"cpu": 8}), on(1, 4, "d")]
+    assert chosen_beside({"cpu": 4}, pods, "a", "c") == {"c", "d"}
+    assert chosen_beside({"cpu": 0}, pods, "a", "c") == {"a", "b"}
+    assert chosen_beside(None, pods, "a", "c") == {"a", "b", "c"}
+
+
+def test_a_victim_of_which_it_is_not_known_what_it_has_is_kept() -> None:
+    pods = [on(0, 4, "a"), on(0, 4, "b"), replace(on(1, 4, "c"), requests=None), on(1, 4, "d", IMPORTANT)]
+    assert chosen_beside({"cpu": 4}, pods, "a", "c") == {"a", "b", "c"}
+
+
+def test_pods_on_a_gpu_that_is_out_of_service_go_if_the_sum_wants_it() -> None:
+    """The kubelet offers 8, and 16 are in use: by the sum 16 have to go, though 8 of them would free GPU 1."""
+    pods = [on(0, 4, "a"), on(0, 4, "b"), on(1, 4, "c"), on(1, 4, "d")]
+    assert chosen(memory(8), node(8, 8, unhealthy=[0]), pods, "a", "b", "c", "d") == {"a", "b", "c", "d"}
+    assert chosen(memory(4), node(8, 8, unhealthy=[0]), pods, "a", "b", "c") == {"a", "b", "c"}
+
+
+# --- Many nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_every_node_has_its_answer() -> None:
+    """On node-a pod a makes room, on the second nothing does, on the third the scheduler's victim is enough."""
+    there = node(8, 8)
+    cases = [
+        (there, [on(0, 8, "a"), on(1, 8, "b", IMPORTANT)], frozenset({"x"})),
+        (there, [on(0, 8, "a", IMPORTANT), on(1, 8, "b", IMPORTANT)], frozenset({"x"})),
+        (there, [on(0, 4, "a"), on(1, 8, "b")], frozenset({"a"})),
+    ]
+    assert [found for _, found in choose_on_each(Preemptor(memory(8), IMPORTANT), cases)] == [{"a", "x"}, {"a"}]
+
+
+EASY = (memory(1), node(1), [on(0, 1, "b")])
+"""The scheduler's victim x is on none of its GPUs; b is found at once."""
+LADDER = (memory(10), node(10), [on(0, 1, f"{n}", n) for n in range(10)])
+"""All ten have to go, of which each is more important than the one before."""
+CROWD = (memory(60), node(80, 80, 80, 80), [on(n % 4, 2 + n // 4 % 7, f"{n:02}") for n in range(64)])
+"""Each GPU has 16 pods of 2 to 8, and hundreds of ways to make room."""
+
+
+@pytest.mark.parametrize(
+    ("case", "least", "most"), [(EASY, 50, 200), (LADDER, 10, 30), (CROWD, 1, 5)], ids=["easy", "ladder", "crowd"]
+)
+def test_the_harder_nodes_are_the_fewer_are_looked_at(
+    case: tuple[Ask, Candidate, list[Occupant]], least: int, most: int
+) -> None:
+    """Those that are have their best answer; what is left out is not even asked for."""
+    ask, there, pods = case
+    asked = 0
+
+    def nodes() -> Iterator[tuple[Candidate, list[Occupant], frozenset[str]]]:
+        nonlocal asked
+        for _ in range(10_000):
+            asked += 1
+            yield there, pods, frozenset({"x"})
+
+    found = list(choose_on_each(Preemptor(ask, IMPORTANT), nodes()))
+    assert least < len(found) == asked < most
+    assert {victims for _, victims in found} == {choose(Preemptor(ask, IMPORTANT), there, pods, frozenset({"x"}))}
+
+
+def test_where_it_takes_too_long_to_find_out_nobody_is_evicted() -> None:
+    """7 and 6, seven times each, onto eight GPUs of 16: no GPU takes three, and there are many ways to try in vain."""
+    pods = [on(n % 8, 1 + n % 3, f"{n:02}", n % 5) for n in range(48)]
+    assert chosen(memory(*[7, 6] * 7), node(*[16] * 8), pods, "x") is None
+    assert chosen(memory(7, 6), node(*[16] * 8), pods, "x") is not None
+
+
+# --- Against all sets of pods ----------------------------------------------------------------------------------------
+
+priorities = st.sampled_from((0, 1, 2, IMPORTANT))
+plain = st.builds(lambda at, shares: Usage(((at, shares),)), st.integers(0, 2), st.integers(1, 6)) | st.builds(
+    lambda at: Usage(whole=(at,)), st.integers(0, 2)
+)
+odd = st.builds(
+    Usage,
+    shares=st.dictionaries(st.integers(0, 3), st.integers(1, 4), max_size=2).map(
+        lambda used: tuple(sorted(used.items()))
+    ),
+    whole=st.sets(st.integers(0, 3), max_size=2).map(lambda taken: tuple(sorted(taken))),
+    unplaced_shares=st.integers(0, 2),
+    unplaced_gpus=st.integers(0, 1),
+)
+demands = (
+    st.integers(1, 8).map(lambda shares: Demand(Kind.MEMORY, shares))
+    | st.integers(1, 4).map(lambda each: Demand(Kind.MEMORY, each * 2, 2))
+    | st.integers(1, 2).map(lambda gpus: Demand(Kind.COUNT, gpus))
+)
+asks = st.lists(demands, min_size=1, max_size=2).map(lambda parts: Ask(tuple(map(Part, parts))))
+
+
+def pods(usages: st.SearchStrategy[Usage]) -> st.SearchStrategy[list[Occupant]]:
+    each = st.lists(st.tuples(usages, priorities, st.integers(0, 5).map(lambda n: n == 0)), max_size=6)
+    return each.map(lambda all_: [Occupant(f"p{n}", usage, at, left) for n, (usage, at, left) in enumerate(all_)])
+
+
+def fits(ask: Ask, there: Candidate, left: list[Occupant]) -> bool:
+    return unfit(ask, candidate("n", there.gpus, [pod.usage for pod in left])) is None
+
+
+def cost(there: Candidate, some: Collection[Occupant], given: Collection[str] = ()) -> tuple[object, ...]:
+    """In the documented order of preference."""
+    sizes = {gpu.position: gpu.shares for gpu in there.gpus.gpus}
+    held = [sum(shares for _, shares in pod.usage.shares) + sum(sizes[at] for at in pod.usage.whole) for pod in some]
+    return (
+        max((pod.priority for pod in some), default=-1),
+        len(some),
+        sum(pod.uid not in given for pod in some),
+        sum(held),
+        sorted(pod.uid for pod in some),
+    )
+
+
+def sets_of(pods: Sequence[Occupant]) -> Iterator[tuple[Occupant, ...]]:
+    for number in range(len(pods) + 1):
+        yield from combinations(pods, number)
+
+
+@settings(max_examples=500)
+@given(asks, pods(plain))
+def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant]) -> None:
+    """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
+    where = node(8, 8, 4)
+    staying = [pod for pod in there if not pod.leaving]
+    movable = [pod for pod in staying if pod.priority < IMPORTANT]
+    ways = [some for some in sets_of(movable) if fits(ask, where, [pod for pod in staying if pod not in some])]
+    best = min(ways, key=lambda some: cost(where, some), default=None)
+    assert chosen(ask, where, there, "x") == (None if best is None else {"x", *(pod.uid for pod in best)})
+
+
+def by_the_sum(ask: Ask, there: Candidate, left: list[Occupant]) -> bool:
+    """Whether kube-scheduler would find room: it adds up the shares of the node, and does not know its GPUs."""
+    free = sum(gpu.shares for gpu in there.gpus.gpus) - sum(n for pod in left for _, n in pod.usage.shares)
+    return free >= sum(part.demand.amount for part in ask.parts)
+
+
+@st.composite
+def crowded(draw: st.DrawFn) -> list[Occupant]:
+    """GPUs of 8, 8 and 4 shares, nearly full."""
+    found: list[Occupant] = []
+    for at, size in enumerate((8, 8, 4)):
+        while (left := size - sum(n for pod in found for where, n in pod.usage.shares if where == at)) > 0:
+            shares = draw(st.integers(0, min(left, 4)))
+            if not shares:
+                break
+            found.append(on(at, shares, f"p{len(found)}", draw(priorities)))
+    return found
+
+
+memory_only = st.lists(st.integers(1, 8).map(lambda shares: Demand(Kind.MEMORY, shares)), min_size=1, max_size=2).map(
+    lambda parts: Ask(tuple(map(Part, parts)))
+)
+
+
+@settings(max_examples=500, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(memory_only, crowded(), st.randoms())
+def test_no_set_is_better_wherever_kube_scheduler_would_evict(
+    ask: Ask, there: list[Occupant], random: random.Random
+) -> None:
+    """kube-scheduler's victims are enough by the sum and no more than that, in whichever order it spares pods.
+
+    Where they do not make room on GPUs, what is chosen is the best of all sets, whether it has them in it or not.
+    """
+    where = node(8, 8, 4)
+    victims = [pod for pod in there if pod.priority < IMPORTANT]
+    assume(not by_the_sum(ask, where, there) and by_the_sum(ask, where, [p for p in there if p not in victims]))
+    random.shuffle(victims)
+    for pod in tuple(victims):
+        if by_the_sum(ask, where, [one for one in there if one is pod or one not in victims]):
+            victims.remove(pod)
+    given = {pod.uid for pod in victims}
+    found = chosen(ask, where, there, *given)
+    if fits(ask, where, [pod for pod in there if pod.uid not in given]):
+        assert found == given
+        return
+    movable = [pod for pod in there if pod.priority < IMPORTANT]
+    ways = [some for some in sets_of(movable) if fits(ask, where, [pod for pod in there if pod not in some])]
+    best = min(ways, key=lambda some: cost(where, some, given), default=None)
+    assert found == (None if best is None else {pod.uid for pod in best})
+
+
+amounts = st.dictionaries(st.sampled_from(("cpu", "memory")), st.integers(0, 4))
+
+
+@settings(max_examples=500)
+@given(asks, pods(plain | odd), st.sets(st.sampled_from(("p0", "p1", "p2", "x"))), st.none() | amounts, st.data())
+def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
+    ask: Ask, there: list[Occupant], victims: set[str], asked: dict[str, int] | None, data: st.DataObject
+) -> None:
+    """Pods on several GPUs, on unlisted ones and on unknown ones included, and such as take something else besides."""
+    there = [replace(pod, requests=data.draw(st.none() | amounts)) for pod in there]
+    where = node(8, 8, 4)
+    found = choose(Preemptor(ask, IMPORTANT, asked), where, there, frozenset(victims))
+    given = [pod for pod in there if not pod.leaving and pod.uid in victims]
+    free_to_stay = {pod.uid for pod in given if asked is not None and pod.requests is not None}
+    free_to_stay -= {pod.uid for pod in given if pod.priority >= IMPORTANT}
+
+    def enough(evicted: Container[str]) -> bool:
+        """Whether GPUs have room, and as much of anything else is freed as by kube-scheduler, or as is asked."""
+        freed, by_scheduler = Counter[str](), Counter[str]()
+        for pod in (pod for pod in there if not pod.leaving):
+            freed.update((pod.requests or {}) if pod.uid in evicted else {})
+            by_scheduler.update((pod.requests or {}) if pod in given else {})
+        left = [pod for pod in there if not pod.leaving and pod.uid not in evicted]
+        sums = all(freed[name] >= min(by_scheduler[name], amount) for name, amount in (asked or {}).items())
+        return fits(ask, where, left) and sums
+
+    if found is None:
+        everybody = [pod for pod in there if not pod.leaving and pod.uid not in victims and pod.priority >= IMPORTANT]
+        assert not victims or not fits(ask, where, everybody)
+        return
+    assert found
+    assert found >= victims - free_to_stay
+    assert enough(found)
+    added = [pod for pod in there if pod.uid in found - victims]
+    assert all(pod.priority < IMPORTANT and not pod.leaving for pod in added)
+    for spared in () if found == victims else {pod.uid for pod in added} | (free_to_stay & found):
+        assert not enough(found - {spared}) or not by_gpus(ask, where, there, found - {spared}, victims)
+
+
+def by_gpus(
+    ask: Ask, where: Candidate, there: list[Occupant], evicted: Container[str], victims: Container[str]
+) -> bool:
+    """Whether the sum of GPUs that are in service and of what pods have of them suffices, as for kube-scheduler."""
+    staying = [pod for pod in there if not pod.leaving]
+    rooms = candidate("n", where.gpus, [pod.usage for pod in staying]).rooms
+
+    def shares(pods: Iterable[Occupant]) -> int:
+        return sum(pod.usage.unplaced_shares + sum(n for _, n in pod.usage.shares) for pod in pods)
+
+    def whole(pods: Iterable[Occupant]) -> int:
+        return sum(pod.usage.unplaced_gpus + len(pod.usage.whole) for pod in pods)
+
+    for kind, taken, offered in (
+        (Kind.MEMORY, shares, sum(room.total for room in rooms if not room.whole)),
+        (Kind.COUNT, whole, sum(not room.shared for room in rooms)),
+    ):
+        asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is kind)
+        lacking = min(taken([p for p in staying if p.uid in victims]), asked + taken(staying) - offered)
+        if asked and taken([pod for pod in staying if pod.uid in evicted]) < lacking:
+            return False
+    return True

@@ -1,0 +1,280 @@
+"""How well a node suits a pod."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
+from gpu_device_plugin.core.cluster.fitting import Fit, fit
+from gpu_device_plugin.core.cluster.scoring import connected, score
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.wishes import Wishes
+from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+
+
+def mem(shares: int, gpus: int = 1) -> Demand:
+    return Demand(Kind.MEMORY, shares, gpus)
+
+
+def whole(gpus: int) -> Demand:
+    return Demand(Kind.COUNT, gpus)
+
+
+def asking(*demands: Demand, **wishes: str) -> Ask:
+    return Ask(tuple(map(Part, demands)), Wishes(**wishes))  # type: ignore[arg-type]  # policies are all that is wished
+
+
+def node(
+    *sizes: int,
+    used: dict[int, int] | None = None,
+    taken: tuple[int, ...] = (),
+    unhealthy: tuple[int, ...] = (),
+    policy: str | None = None,
+    closeness: dict[tuple[int, int], int] | None = None,
+) -> Candidate:
+    gpus = tuple(
+        ListedGpu(n, size, f"GPU-{n}", unhealthy="hot" if n in unhealthy else "") for n, size in enumerate(sizes)
+    )
+    usage = Usage(tuple((used or {}).items()), taken)
+    links = Links(tuple((a, b, Closeness(v // 100), v % 100) for (a, b), v in (closeness or {}).items()))
+    return candidate("n", NodeGpus(gpus, share_mib=1024, links=links), [usage], policy)
+
+
+CHOOSY = Wishes(avoid_uuids=("GPU-x",))
+"""Refuses none of the GPUs here, and yet every GPU has to be looked at."""
+
+BINPACK: dict[str, tuple[Demand, Candidate, int]] = {
+    # 6 parts of 10 say how full the node gets, and 4 whether a GPU is spared.
+    "an empty node": (mem(4), node(8, 8), round(6 * 4 / 16)),
+    "a GPU that is in use": (mem(4), node(8, 8, used={0: 2}), round(6 * 6 / 16 + 4)),
+    "a GPU that is in use and too full": (mem(4), node(8, 8, used={0: 6}), round(6 * 10 / 16)),
+    "filled to the brim": (mem(4), node(8, used={0: 4}), 10),
+    "an unused GPU, the others whole": (mem(4), node(8, 8, taken=(1,)), round(6 * 12 / 16)),
+    "GPUs out of service do not count": (mem(4), node(8, 80, used={0: 4}, unhealthy=(1,)), 10),
+    "a whole GPU alone is as well connected as can be": (whole(1), node(8, 8), round(6 * 8 / 16 + 4)),
+    "two that are not connected": (whole(2), node(8, 8), 6),
+    "two that are, by as much as counts": (whole(2), node(8, 8, closeness={(0, 1): 700}), 10),
+    "more NVLinks count no more": (whole(2), node(8, 8, closeness={(0, 1): 718}), 10),
+    "more NVLinks count no more, as a fuller node shows": (
+        whole(2),
+        node(8, 8, 8, 8, 8, closeness={(0, 1): 799}),
+        round(6 * 16 / 40 + 4),
+    ),
+    "two that are half as close": (whole(2), node(8, 8, closeness={(0, 1): 350}), 8),
+    "three, two of which are connected": (whole(3), node(8, 8, 8, closeness={(0, 1): 700}), round(6 + 4 / 3)),
+    "a split over two in use": (mem(4, 2), node(8, 8, used={0: 2, 1: 2}), round(6 * 8 / 16 + 4)),
+    "a split over one in use": (mem(4, 2), node(8, 8, used={0: 2}), round(6 * 6 / 16 + 2)),
+    "a small GPU counts as an average one, and no node is more than full": (whole(1), node(2, 14, used={1: 14}), 10),
+    "it does not fit": (mem(7), node(8, 8, used={0: 2, 1: 2}), 0),
+    "it does not fit whole": (whole(2), node(8, 8, used={0: 2}), 0),
+    "no GPU": (mem(1), node(), 0),
+    "no GPU in service": (mem(1), node(8, unhealthy=(0,)), 0),
+}
+"""What is asked, of which node, and the score."""
+
+
+@pytest.mark.parametrize(("demand", "there", "points"), BINPACK.values(), ids=BINPACK)
+def test_binpack_likes_full_nodes_and_spares_unused_gpus(demand: Demand, there: Candidate, points: int) -> None:
+    assert score(asking(demand), there, "binpack", "binpack") == points
+    assert score(Ask((Part(demand),), CHOOSY), there, "binpack", "binpack") == points
+
+
+SPREAD: dict[str, tuple[Demand, Candidate, int]] = {
+    "an empty node": (mem(4), node(8, 8), round(10 * 12 / 16)),
+    "a node in use": (mem(4), node(8, 8, used={0: 2}), round(10 * 10 / 16)),
+    "filled to the brim": (mem(4), node(8, used={0: 4}), 0),
+    "a whole GPU": (whole(1), node(8, 8), 5),
+    "a small whole GPU of a node that is full but for it": (whole(1), node(2, 14, used={1: 14}), 0),
+    "how they are connected does not count": (whole(2), node(8, 8, 8, 8, closeness={(0, 1): 700}), 5),
+    "it does not fit": (mem(7), node(8, used={0: 2}), 0),
+}
+
+
+@pytest.mark.parametrize(("demand", "there", "points"), SPREAD.values(), ids=SPREAD)
+def test_spread_likes_what_remains_free(demand: Demand, there: Candidate, points: int) -> None:
+    for gpu_policy in POLICIES:
+        assert score(asking(demand), there, "spread", gpu_policy) == points
+        assert score(Ask((Part(demand),), CHOOSY), there, "spread", gpu_policy) == points
+
+
+def test_who_asks_for_nothing_is_suited_by_no_node_in_particular() -> None:
+    assert score(Ask(), node(8), "binpack", "binpack") == 0
+
+
+def test_containers_count_together() -> None:
+    """GPU 1 is in use and takes the memory, GPU 2 is taken whole and alone: nothing is spoiled. 2 + 4 + 8 of 24."""
+    there = node(8, 8, 8, used={1: 2})
+    assert score(asking(mem(4), whole(1)), there, "binpack", "binpack") == round(6 * 14 / 24 + 4)
+    assert score(asking(mem(4), mem(8)), there, "binpack", "binpack") == round(6 * 14 / 24 + 2)
+    assert score(asking(mem(4), whole(1)), node(8, 8), "binpack", "binpack") == round(6 * 12 / 16 + 2)
+
+
+def test_of_what_a_pod_could_spoil_each_pair_of_whole_gpus_is_one_part() -> None:
+    """GPU 0 is in use and takes the memory; the three pairs of the others are not connected. 2 + 4 + 24 of 32."""
+    there = node(8, 8, 8, 8, used={0: 2})
+    assert score(asking(mem(4), whole(3)), there, "binpack", "binpack") == round(6 * 30 / 32 + 4 / 4)
+
+
+def test_a_gpu_that_the_pod_refuses_spares_none() -> None:
+    """GPU 0 is in use, and yet the pod has to open GPU 1; how full the node gets is told by all of its GPUs."""
+    there, refusing = node(8, 8, used={0: 2}), Ask((Part(mem(4)),), Wishes(avoid_uuids=("GPU-0",)))
+    assert score(refusing, there, "binpack", "binpack") == round(6 * 6 / 16)
+
+
+def test_the_pod_chooses_the_policy_before_the_configuration() -> None:
+    empty, full = node(8, 8), node(8, 8, used={0: 4})
+    for policy, other in (("binpack", "spread"), ("spread", "binpack")):
+        asked = asking(mem(4), node_policy=policy)
+        assert [score(asked, there, other, "binpack") for there in (empty, full)] == [
+            score(asking(mem(4)), there, policy, "binpack") for there in (empty, full)
+        ]
+
+
+def test_who_spreads_over_gpus_spares_none() -> None:
+    """Of 16 shares 6 are used then, on one GPU or on two."""
+    there = node(8, 8, used={0: 2})
+    assert score(asking(mem(4)), there, "binpack", "spread") == round(6 * 6 / 16)
+    assert score(asking(mem(4), gpu_policy="spread"), there, "binpack", "binpack") == round(6 * 6 / 16)
+    assert score(asking(mem(4)), node(8, 8, used={0: 2}, policy="spread"), "binpack", "binpack") == round(6 * 6 / 16)
+    assert score(asking(mem(4), gpu_policy="binpack"), there, "binpack", "spread") == round(6 * 6 / 16 + 4)
+
+
+# --- how well whole GPUs are connected
+
+
+def ring(number: int, *near: tuple[int, int]) -> Links:
+    """GPUs on switches, each with the next one, and some pairs with NVLink."""
+    switched = {(at, at + 1): Closeness.SWITCH for at in range(number - 1)}
+    linked = switched | dict.fromkeys(near, Closeness.NVLINK)
+    return Links(tuple((a, b, how, 4 if how is Closeness.NVLINK else 0) for (a, b), how in linked.items()))
+
+
+def test_one_gpu_alone_is_connected_as_well_as_can_be() -> None:
+    assert connected(Links(), (3,), 1) == 1.0
+
+
+def test_of_all_groups_the_best_counts() -> None:
+    """Of four GPUs there are three groups of two on one switch, and one with NVLink."""
+    there = ring(4, (1, 3))
+    assert connected(there, (0, 1, 2, 3), 2) == 1.0
+    assert connected(there, (0, 1, 2), 2) == pytest.approx(5 / 7)
+    assert connected(there, (0, 2), 2) == 0.0
+    assert connected(there, (1, 2, 3), 3) == pytest.approx((5 + 7 + 5) / 21)
+
+
+def test_where_there_are_many_groups_one_grows_from_the_closest_two() -> None:
+    """Three of sixteen are 560 groups. GPUs 9 and 10 are the closest two, then 11 is as close to both."""
+    there = ring(16, (9, 10), (10, 11), (9, 11))
+    assert connected(there, range(16), 3) == 1.0
+    assert connected(there, range(9), 3) == pytest.approx(10 / 21)
+    assert connected(there, range(16), 2) == 1.0
+
+
+def test_groups_of_four_of_eight_are_all_compared() -> None:
+    """They are 70. The closest two have nobody near them; GPUs 4 to 7 are all on one switch."""
+    switched = tuple((a, b, Closeness.SWITCH, 0) for a, b in combinations(range(4, 8), 2))
+    assert connected(Links(((0, 1, Closeness.NVLINK, 4), *switched)), range(8), 4) == pytest.approx(5 / 7)
+
+
+def test_a_group_grows_by_whoever_is_closest_to_all_that_are_in_it() -> None:
+    """Four of nine are 126 groups. GPUs 0 and 1 are closest, and 4 joins them, which is on a switch with both.
+
+    GPUs 2 and 5 are both on one with 0, but only 5 is with 4 too.
+    """
+    near = [(0, 4), (1, 4), (4, 5), (0, 5), (0, 2)]
+    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
+    assert connected(there, range(9), 4) == pytest.approx((7 + 5 * 4) / (7 * 6))
+
+
+def test_the_closest_two_of_many_are_not_looked_for_in_larger_groups() -> None:
+    """Two of thirteen are 78 groups. GPUs 2, 3 and 4 are near each other, but no two of them as near as 0 and 1."""
+    near = [(2, 3), (2, 4), (3, 4)]
+    there = Links(((0, 1, Closeness.NVLINK, 4), *((a, b, Closeness.SWITCH, 0) for a, b in near)))
+    assert connected(there, range(13), 2) == 1.0
+
+
+@given(st.sets(st.integers(0, 7), min_size=1), st.data())
+def test_how_well_gpus_are_connected_is_how_well_the_group_is_that_a_pod_gets(
+    unused: set[int], data: st.DataObject
+) -> None:
+    """On a machine of which no pair has more NVLinks than another, as `fit` chooses."""
+    levels = st.sampled_from(Closeness)
+    closeness = {pair: data.draw(levels) * 100 for pair in combinations(range(8), 2)}
+    there = node(*[8] * 8, taken=tuple(set(range(8)) - unused), closeness=closeness)
+    amount = data.draw(st.integers(1, len(unused)))
+    found = fit(asking(whole(amount)), there, "binpack")
+    assert isinstance(found, Fit)
+    pairs = [closeness[pair] / 700 for pair in combinations(found.placements[0].positions, 2)] or [1.0]
+    assert connected(there.gpus.links, there.summary.unused, amount) == pytest.approx(sum(pairs) / len(pairs))
+
+
+# --- which of two nodes
+
+nodes = st.builds(
+    lambda used, taken: node(8, 8, 8, 8, used=used, taken=tuple(taken - used.keys())),
+    st.dictionaries(st.integers(0, 3), st.integers(1, 8)),
+    st.sets(st.integers(0, 3)),
+)
+demands = (
+    st.builds(mem, st.integers(1, 8))
+    | st.builds(mem, st.sampled_from([2, 4]), st.just(2))
+    | st.builds(whole, st.integers(1, 3))
+)
+asks = st.builds(asking, demands) | st.builds(asking, demands, demands)
+policies = st.sampled_from(sorted(POLICIES))
+
+
+@given(asks, nodes, policies, policies)
+def test_a_score_is_within_bounds_and_nothing_where_the_pod_does_not_fit(
+    ask: Ask, there: Candidate, node_policy: str, gpu_policy: str
+) -> None:
+    points = score(ask, there, node_policy, gpu_policy)
+    assert 0 <= points <= 10
+    if not isinstance(fit(ask, there, gpu_policy), Fit):
+        assert points == 0
+
+
+@given(st.integers(1, 4), nodes, policies, policies)
+def test_looking_at_every_gpu_gives_the_same_score(
+    shares: int, there: Candidate, node_policy: str, gpu_policy: str
+) -> None:
+    """On GPUs of one size."""
+    asked, looking = asking(mem(shares)), Ask((Part(mem(shares)),), CHOOSY)
+    assert score(asked, there, node_policy, gpu_policy) == score(looking, there, node_policy, gpu_policy)
+
+
+@given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 8))
+def test_of_two_nodes_binpack_likes_the_fuller_and_spread_the_emptier(asked: int, one: int, other: int) -> None:
+    """The second GPU is as empty on both, and takes the memory."""
+    fuller, emptier = (node(8, 8, used={0: n} if n else {}, taken=()) for n in (max(one, other), min(one, other)))
+    pod = asking(mem(asked), gpu_policy="spread")
+    assert score(pod, fuller, "binpack", "binpack") >= score(pod, emptier, "binpack", "binpack")
+    assert score(pod, fuller, "spread", "binpack") <= score(pod, emptier, "spread", "binpack")
+
+
+@pytest.mark.parametrize("asked", range(1, 5))
+def test_of_two_equally_full_nodes_binpack_likes_the_one_where_no_gpu_is_opened(asked: int) -> None:
+    """Eight of 24 shares are used: on two GPUs, that have room, or on one, which is full."""
+    halves, one = node(8, 8, 8, used={0: 4, 1: 4}), node(8, 8, 8, used={0: 8})
+    assert (
+        score(asking(mem(asked)), halves, "binpack", "binpack")
+        == score(asking(mem(asked)), one, "binpack", "binpack") + 4
+    )
+
+
+@given(st.integers(2, 4))
+def test_of_two_empty_nodes_the_one_with_nvlink_is_liked_better_for_whole_gpus(gpus: int) -> None:
+    pairs = list(combinations(range(4), 2))
+    by_level = [node(8, 8, 8, 8, closeness=dict.fromkeys(pairs, level * 100)) for level in sorted(Closeness)]
+    points = [score(asking(whole(gpus)), there, "binpack", "binpack") for there in by_level]
+    assert points == sorted(points)
+    assert points[Closeness.NVLINK] > points[Closeness.SWITCH]

@@ -1,0 +1,759 @@
+"""The wire contract on pods and nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract.annotations import (
+    ALLOCATION,
+    ASSIGNED,
+    ASSUME_TIME,
+    CGPU_DISABLE_LABEL,
+    DEV,
+    IDX,
+    INIT_ALLOCATION,
+    MOST_CONTAINERS,
+    MOST_TEXT,
+    NODE_GPUS,
+    NODE_GPUS_VERSION,
+    NODE_LABELS,
+    POD,
+    POD_ANNOTATIONS,
+    MalformedAnnotationError,
+    Promise,
+    assignment,
+    label_value,
+    node_gpus,
+    node_labels,
+    promises,
+)
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.shares import Shares
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
+RESOURCES = (MEM, COUNT)
+APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
+
+
+def container(
+    name: str, *, mem: int = 0, count: int = 0, kind: ContainerKind = APP, index: int | None = None
+) -> Container:
+    """A container; unless told otherwise its index is the number at the end of its name."""
+    limits = {MEM.name: mem, COUNT.name: count}
+    return Container(name, kind, int(name[-1]) if index is None else index, {k: v for k, v in limits.items() if v})
+
+
+def pod(*containers: Container, **annotations: str | None) -> Pod:
+    """A pod with annotations by the name of their constant here; the original's extender wrote the others."""
+    written = {POD: "3", DEV: "15", ASSIGNED: "false", ASSUME_TIME: "1795169580643598847"}
+    known = {"idx": IDX, "allocation": ALLOCATION, "init": INIT_ALLOCATION, "assigned": ASSIGNED}
+    written.update({known[key]: value for key, value in annotations.items() if value is not None})
+    without = {known[key] for key, value in annotations.items() if value is None}
+    return Pod(
+        "u", "default", "a", containers=containers, annotations={k: v for k, v in written.items() if k not in without}
+    )
+
+
+def test_the_names_are_those_of_the_original() -> None:
+    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME} == {
+        f"ALIYUN_COM_GPU_MEM_{name}" for name in ("IDX", "POD", "DEV", "ASSIGNED", "ASSUME_TIME")
+    }
+    assert ALLOCATION == "scheduler.framework.gpushare.allocation"
+    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION} == POD_ANNOTATIONS
+    assert CGPU_DISABLE_LABEL == "cgpu.disable.isolation"
+    assert (NODE_GPUS, NODE_LABELS, NODE_GPUS_VERSION) == ("gpu-device-plugin/gpus", "gpu-device-plugin/", 1)
+
+
+# --- reading promises
+
+
+def test_a_pod_that_no_scheduler_has_written_on_has_no_promise() -> None:
+    assert promises(Pod("u", "default", "a", containers=(container("c0", mem=3),)), RESOURCES) == {}
+    assert promises(pod(container("c0", mem=3)), RESOURCES) == {}
+
+
+def test_the_originals_extender_promises_one_gpu() -> None:
+    assert promises(pod(container("c0", mem=3), idx="1"), RESOURCES) == {("c0", Kind.MEMORY): Promise(((1, 3),))}
+
+
+def test_one_gpu_is_promised_to_every_container() -> None:
+    several = pod(
+        container("i0", mem=2, kind=INIT), container("c0", mem=1), container("c1"), container("c2", mem=4), idx="0"
+    )
+    assert promises(several, RESOURCES) == {
+        ("i0", Kind.MEMORY): Promise(((0, 2),)),
+        ("c0", Kind.MEMORY): Promise(((0, 1),)),
+        ("c2", Kind.MEMORY): Promise(((0, 4),)),
+    }
+
+
+def test_one_gpu_may_be_promised_as_a_whole_and_two_may_not() -> None:
+    whole = pod(container("c0", count=1), container("c1", count=2), idx="1")
+    assert promises(whole, RESOURCES) == {("c0", Kind.COUNT): Promise(((1, 1),))}
+
+
+def test_resources_that_are_not_ours_have_no_promise() -> None:
+    assert promises(pod(container("c0", mem=3, count=1), idx="1"), [MEM]).keys() == {("c0", Kind.MEMORY)}
+
+
+def test_shares_are_promised_by_container_and_gpu() -> None:
+    """The form that the successor of the original writes."""
+    several = pod(container("c0", mem=4), container("c1", mem=3), allocation='{"0":{"0":2,"1":2},"1":{"3":3}}')
+    assert promises(several, RESOURCES) == {
+        ("c0", Kind.MEMORY): Promise(((0, 2), (1, 2))),
+        ("c1", Kind.MEMORY): Promise(((3, 3),)),
+    }
+
+
+def test_whole_gpus_are_promised_by_container_and_gpu() -> None:
+    found = promises(pod(container("c0", count=2), allocation='{"0":{"2":15,"0":15}}'), RESOURCES)
+    assert found == {("c0", Kind.COUNT): Promise(((0, 15), (2, 15)))}
+
+
+def test_the_list_by_container_goes_before_the_one_gpu() -> None:
+    both = pod(container("c0", mem=2), container("c1", mem=3), idx="5", allocation='{"0":{"1":2}}')
+    assert promises(both, RESOURCES) == {
+        ("c0", Kind.MEMORY): Promise(((1, 2),)),
+        ("c1", Kind.MEMORY): Promise(((5, 3),)),
+    }
+
+
+def test_containers_that_run_first_get_the_gpu_of_the_others() -> None:
+    """Init containers and sidecars have no index of their own in the list; what they have is handed on."""
+    several = pod(
+        container("i0", mem=2, kind=INIT),
+        container("s1", mem=1, kind=SIDECAR),
+        container("i2", count=1, kind=INIT),
+        container("c0", mem=4),
+        allocation='{"0":{"3":2,"2":2}}',
+    )
+    assert promises(several, RESOURCES) == {
+        ("i0", Kind.MEMORY): Promise(((2, 2),)),
+        ("s1", Kind.MEMORY): Promise(((2, 1),)),
+        ("c0", Kind.MEMORY): Promise(((2, 2), (3, 2))),
+    }
+
+
+def test_containers_that_run_first_may_have_a_list_of_their_own() -> None:
+    """Each list counts for itself: both have a container 0."""
+    several = pod(
+        container("i0", mem=2, kind=INIT),
+        container("s1", mem=1, kind=SIDECAR),
+        container("i2", count=2, kind=INIT),
+        container("c0", mem=4),
+        idx="9",
+        allocation='{"0":{"3":4}}',
+        init='{"0":{"2":2},"1":{"1":1},"2":{"4":15,"0":15}}',
+    )
+    assert promises(several, RESOURCES) == {
+        ("i0", Kind.MEMORY): Promise(((2, 2),)),
+        ("s1", Kind.MEMORY): Promise(((1, 1),)),
+        ("i2", Kind.COUNT): Promise(((0, 15), (4, 15))),
+        ("c0", Kind.MEMORY): Promise(((3, 4),)),
+    }
+
+
+def test_the_list_of_those_that_run_first_says_nothing_of_the_others() -> None:
+    alone = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), init='{"0":{"2":2}}')
+    assert promises(alone, RESOURCES) == {("i0", Kind.MEMORY): Promise(((2, 2),))}
+    with_idx = pod(container("i0", mem=2, kind=INIT), container("c0", mem=2), idx="1", init='{"0":{"2":2}}')
+    assert promises(with_idx, RESOURCES)["c0", Kind.MEMORY] == Promise(((1, 2),))
+
+
+@pytest.mark.parametrize(
+    ("allocation", "place"),
+    [
+        ('{"0":{"3":4},"1":{"1":4}}', 3),
+        ('{"1":{"1":4},"0":{"3":4}}', 3),
+        ('{"0":{},"1":{"1":4}}', 1),
+        ('{"0":{"0":0},"1":{"1":4}}', 1),
+        ('{"10":{"1":4},"9":{"3":4}}', 3),
+        ('{"0":{}}', 7),
+        ("{}", 7),
+    ],
+)
+def test_what_an_init_container_has_is_handed_on_to_the_first_that_asks(allocation: str, place: int) -> None:
+    """Who does not name it in a list means it so; of one GPU for all only if the list says nothing."""
+    there = pod(container("i0", mem=2, kind=INIT), idx="7", allocation=allocation)
+    assert promises(there, RESOURCES) == {("i0", Kind.MEMORY): Promise(((place, 2),))}
+
+
+def test_a_container_that_the_list_omits_has_no_promise() -> None:
+    assert promises(pod(container("c0", mem=4), container("c1", mem=1), allocation='{"1":{"0":1}}'), RESOURCES) == {
+        ("c1", Kind.MEMORY): Promise(((0, 1),))
+    }
+    assert promises(pod(container("i0", mem=4, kind=INIT), allocation="{}"), RESOURCES) == {}
+
+
+def test_a_gpu_promised_with_nothing_is_not_promised() -> None:
+    assert promises(pod(container("c0", mem=4), allocation='{"0":{"0":2,"1":0,"2":2}}'), RESOURCES) == {
+        ("c0", Kind.MEMORY): Promise(((0, 2), (2, 2)))
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "allocation", "sentence"),
+    [
+        (
+            container("c0", mem=4),
+            '{"0":{"0":3}}',
+            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which asks 4",
+        ),
+        (
+            container("c0", mem=4),
+            '{"0":{"0":3,"1":2}}',
+            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which asks 4",
+        ),
+        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which asks 4"),
+        (
+            container("c0", count=1),
+            '{"0":{"0":15,"1":15}}',
+            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which asks 1",
+        ),
+        (
+            container("s0", mem=4, kind=SIDECAR),
+            '{"0":{"0":3}}',
+            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which asks 4",
+        ),
+        (
+            container("i0", count=1, kind=INIT),
+            '{"0":{"0":0}}',
+            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which asks 1",
+        ),
+    ],
+)
+def test_a_promise_of_another_size_than_the_pods_own_request_is_malformed(
+    wanted: Container, allocation: str, sentence: str
+) -> None:
+    """Anybody may write on his pod; it counts only together with what the pod asks."""
+    written = {"allocation" if wanted.kind is APP else "init": allocation}
+    with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"):
+        promises(pod(wanted, **written), RESOURCES)
+
+
+NOT_A_NUMBER = "holds something that is not a whole number from 0 to 1048576"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "-1", "+1", "1.0", "one", " 1", "1 ", "0x1", "٣", "²", "1048577", "0000000007", "1" * 5000, "nan", "1e3"],
+)
+def test_a_position_that_is_no_number_is_malformed(text: str) -> None:
+    with pytest.raises(MalformedAnnotationError, match=f"^{IDX} {NOT_A_NUMBER}$"):
+        promises(pod(container("c0", mem=3), idx=text), RESOURCES)
+
+
+@pytest.mark.parametrize(("text", "position"), [("0", 0), ("7", 7), ("000000007", 7), ("1048576", 1_048_576)])
+def test_a_position_is_a_whole_number(text: str, position: int) -> None:
+    found = promises(pod(container("c0", mem=3), idx=text), RESOURCES)
+    assert found == {("c0", Kind.MEMORY): Promise(((position, 3),))}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("0:1", "is not JSON"),
+        ('{"0":{"0":' + "1" * 5000 + "}}", "is not JSON"),
+        ("[" * MOST_TEXT, "is not JSON"),
+        ("[" * (MOST_TEXT + 1), "is longer than 65536 characters"),
+        ('{"0":{"0":4}}' + " " * MOST_TEXT, "is longer than 65536 characters"),
+        ("null", 'is not of the form {"0": {"1": 4}}'),
+        ("[]", 'is not of the form {"0": {"1": 4}}'),
+        ("4", 'is not of the form {"0": {"1": 4}}'),
+        ('{"0":4}', 'is not of the form {"0": {"1": 4}}'),
+        ('{"0":{"0":4},"1":[]}', 'is not of the form {"0": {"1": 4}}'),
+        ('{"x":{"0":4}}', NOT_A_NUMBER),
+        ('{"0":{"x":4}}', NOT_A_NUMBER),
+        ('{"0":{"0":-4}}', NOT_A_NUMBER),
+        ('{"0":{"0":4.0}}', NOT_A_NUMBER),
+        ('{"0":{"0":true}}', NOT_A_NUMBER),
+        ('{"0":{"0":null}}', NOT_A_NUMBER),
+        ('{"0":{"0":NaN}}', NOT_A_NUMBER),
+        ('{"0":{"0":1048577}}', NOT_A_NUMBER),
+        ('{"0":{"\\ud800":1}}', NOT_A_NUMBER),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_malformed(text: str, fault: str) -> None:
+    """The fault is named, the value is not repeated: it may be as long as the pod's owner likes."""
+    with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(ALLOCATION)} {re.escape(fault)}$"):
+        promises(pod(container("c0", mem=4), allocation=text), RESOURCES)
+    with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(INIT_ALLOCATION)} {re.escape(fault)}$"):
+        promises(pod(container("c0", mem=4), init=text), RESOURCES)
+
+
+def test_the_longest_promise_that_a_scheduler_of_ours_writes_can_be_read() -> None:
+    """Every container that a pod may have with every GPU that a node may have, and these as large as they may be."""
+    places = dict.fromkeys(range(MOST_GPUS + 1), 1 << 20)
+    text = json.dumps({str(n): places for n in range(MOST_CONTAINERS)}, separators=(",", ":"))
+    assert len(text) <= MOST_TEXT
+    containers = [container(f"c{n}", count=len(places), index=n) for n in range(MOST_CONTAINERS)]
+    assert len(promises(pod(*containers, allocation=text), RESOURCES)) == MOST_CONTAINERS
+
+
+def test_a_list_that_nobody_would_read_is_not_written() -> None:
+    """A pod that came past the scheduler can have more containers; those on one GPU still have its number."""
+    many = [container(f"c{n}", mem=1, index=n) for n in range(6000)]
+    actual = {(each.name, Kind.MEMORY): {0: 1} for each in many}
+    written = assignment(pod(*many), actual, RESOURCES, [6000], 7)
+    assert written == {ASSIGNED: "true", POD: "6000", DEV: "6000", IDX: "0"}
+
+
+def test_shares_may_be_written_as_text() -> None:
+    found = promises(pod(container("c0", mem=4), allocation='{"0":{"1":"4"}}'), RESOURCES)
+    assert found == {("c0", Kind.MEMORY): Promise(((1, 4),))}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("012x") | st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.none() | st.text() | st.integers().map(str),
+    st.none() | st.text() | JSON.map(json.dumps),
+    st.none() | st.text() | JSON.map(json.dumps),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.sampled_from(ContainerKind)), max_size=3),
+    st.none() | st.text(),
+)
+def test_junk_on_a_pod_is_malformed_at_worst(
+    idx: str | None,
+    allocation: str | None,
+    init: str | None,
+    wanted: list[tuple[int, int, ContainerKind]],
+    mark: str | None,
+) -> None:
+    containers = [container(f"c{n}", mem=mem, count=count, kind=kind) for n, (mem, count, kind) in enumerate(wanted)]
+    there = pod(*containers, idx=idx, allocation=allocation, init=init, assigned=mark)
+    try:
+        found = promises(there, RESOURCES)
+    except MalformedAnnotationError:
+        found = {}
+    limits = {(c.name, r.kind): c.limits.get(r.name) for c in containers for r in RESOURCES}
+    for (name, kind), promise in found.items():
+        assert limits[name, kind] == (sum(n for _, n in promise.shares) if kind is Kind.MEMORY else len(promise.shares))
+    actual: Mapping[tuple[str, Kind], Mapping[int, int]] = {
+        (c.name, Kind.MEMORY): {1: c.limits[MEM.name]} for c in containers if MEM.name in c.limits
+    }
+    assigned(there, actual)
+
+
+# --- writing what is
+
+
+def assigned(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Mapping[str, str]:
+    """What is written on a pod at the moment 7, on a node of GPUs with 15 shares each, and one with 24 at place 20."""
+    return assignment(there, actual, RESOURCES, (*(15,) * 20, 24), 7)
+
+
+def settled(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Pod:
+    """The pod after what `assignment` says is written on it."""
+    return replace(there, annotations={**there.annotations, **assigned(there, actual)})
+
+
+def test_a_promise_kept_is_marked_and_nothing_else() -> None:
+    there = pod(container("c0", mem=3), idx="1")
+    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {ASSIGNED: "true"}
+
+
+def test_what_is_marked_already_is_not_written_again() -> None:
+    there = pod(container("c0", mem=3), idx="1", assigned="true")
+    assert assigned(there, {("c0", Kind.MEMORY): {1: 3}}) == {}
+
+
+def unpromised(*containers: Container) -> Pod:
+    """A pod that a scheduler bound that knows nothing of GPUs."""
+    return Pod("u", "default", "a", containers=containers)
+
+
+def test_a_pod_that_no_scheduler_has_written_on_tells_where_it_is() -> None:
+    there = unpromised(container("c0", mem=3))
+    actual = {("c0", Kind.MEMORY): {1: 3}}
+    assert assigned(there, actual) == {
+        IDX: "1",
+        POD: "3",
+        DEV: "15",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        ALLOCATION: '{"0":{"1":3}}',
+    }
+    after = settled(there, actual)
+    assert promises(after, RESOURCES) == {("c0", Kind.MEMORY): Promise(((1, 3),))}
+    assert assigned(after, actual) == {}
+
+
+def test_containers_on_different_gpus_are_told_by_the_list_alone() -> None:
+    """The larger of the two GPUs says how many shares a GPU has."""
+    found = assigned(
+        unpromised(container("c0", mem=3), container("c2", mem=4)),
+        {("c0", Kind.MEMORY): {1: 3}, ("c2", Kind.MEMORY): {20: 4}},
+    )
+    assert found == {
+        POD: "7",
+        DEV: "24",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        ALLOCATION: '{"0":{"1":3},"2":{"20":4}}',
+    }
+
+
+def test_whole_gpus_are_told_with_all_of_their_shares() -> None:
+    found = assigned(unpromised(container("c0", count=2)), {("c0", Kind.COUNT): {0: 15, 20: 24}})
+    assert (found[POD], found[DEV], found[ALLOCATION]) == ("39", "24", '{"0":{"0":15,"20":24}}')
+    assert IDX not in found
+
+
+def test_a_pod_whose_init_container_alone_asks_has_no_list() -> None:
+    there = unpromised(container("i0", mem=4, kind=INIT))
+    actual = {("i0", Kind.MEMORY): {2: 4}}
+    assert assigned(there, actual) == {IDX: "2", POD: "4", DEV: "15", ASSIGNED: "true", ASSUME_TIME: "7"}
+    assert promises(settled(there, actual), RESOURCES) == {("i0", Kind.MEMORY): Promise(((2, 4),))}
+    assert assigned(settled(there, actual), actual) == {}
+
+
+def test_init_containers_of_a_pod_on_two_gpus_have_a_list_of_their_own() -> None:
+    there = unpromised(container("i0", mem=4, kind=INIT), container("i1", mem=4, kind=INIT))
+    actual = {("i0", Kind.MEMORY): {0: 4}, ("i1", Kind.MEMORY): {1: 4}}
+    assert assigned(there, actual) == {
+        POD: "4",
+        DEV: "15",
+        ASSIGNED: "true",
+        ASSUME_TIME: "7",
+        INIT_ALLOCATION: '{"0":{"0":4},"1":{"1":4}}',
+    }
+    assert assignment(settled(there, actual), actual, RESOURCES, (15, 15), 8) == {}
+
+
+def test_a_sidecar_is_told_of_where_it_is_not_beside_the_others() -> None:
+    there = unpromised(container("s0", mem=2, kind=SIDECAR), container("c0", mem=3))
+    beside = {("s0", Kind.MEMORY): {1: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    assert INIT_ALLOCATION not in assigned(there, beside)
+    elsewhere = {("s0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    found = assigned(there, elsewhere)
+    assert (found[ALLOCATION], found[INIT_ALLOCATION]) == ('{"0":{"1":3}}', '{"0":{"0":2}}')
+    assert assigned(settled(there, elsewhere), elsewhere) == {}
+
+
+def test_a_sidecar_that_was_promised_another_gpu_is_told_of() -> None:
+    there = pod(container("s0", mem=2, kind=SIDECAR), container("c0", mem=3), allocation='{"0":{"1":3}}')
+    actual = {("s0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {1: 3}}
+    assert assigned(there, actual) == {ASSIGNED: "true", INIT_ALLOCATION: '{"0":{"0":2}}'}
+    assert assigned(settled(there, actual), actual) == {}
+
+
+def test_a_pod_holds_what_its_containers_hold_at_one_moment() -> None:
+    """2 of the sidecar and 6 of the init container after it; later 2 + 3 + 1. The first init container runs alone."""
+    there = unpromised(
+        container("i0", mem=7, kind=INIT),
+        container("s1", mem=2, kind=SIDECAR),
+        container("i2", mem=6, kind=INIT),
+        container("c0", mem=3),
+        container("c1", mem=1),
+    )
+    actual = {(c.name, Kind.MEMORY): {0: c.limits[MEM.name]} for c in there.containers}
+    assert assigned(there, actual)[POD] == "8"
+
+
+def test_a_place_that_only_the_pods_owner_has_written_is_corrected() -> None:
+    there = replace(unpromised(container("c0", mem=3)), annotations={IDX: "9", ASSUME_TIME: "5"})
+    found = assigned(there, {("c0", Kind.MEMORY): {1: 3}})
+    assert (found[IDX], found[ALLOCATION]) == ("1", '{"0":{"1":3}}')
+    assert ASSUME_TIME not in found
+
+
+def test_a_mark_without_a_promise_is_completed() -> None:
+    found = assigned(pod(container("c0", mem=3)), {("c0", Kind.MEMORY): {1: 3}})
+    assert found == {ASSIGNED: "true", IDX: "1", ALLOCATION: '{"0":{"1":3}}'}
+
+
+def test_a_position_is_told_better_by_the_list_when_equals_were_swapped() -> None:
+    """Gpushare's extender would never free memory whose position changed after it wrote it."""
+    there = pod(container("i0", mem=1, kind=INIT), container("c0", mem=3), idx="1")
+    actual = {("i0", Kind.MEMORY): {0: 1}, ("c0", Kind.MEMORY): {0: 3}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":3}}'}
+    after = settled(there, actual)
+    assert {promise.shares for promise in promises(after, RESOURCES).values()} == {((0, 1),), ((0, 3),)}
+    assert assigned(after, actual) == {}
+
+
+def test_the_list_is_corrected_when_equals_were_swapped() -> None:
+    there = pod(container("c0", mem=4), container("c1", mem=2), allocation='{"0":{"0":2,"1":2},"1":{"0":2}}')
+    actual = {("c0", Kind.MEMORY): {1: 2, 3: 2}, ("c1", Kind.MEMORY): {0: 2}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":2}}'}
+
+
+def test_a_list_that_is_right_stays_as_it_was_written() -> None:
+    there = pod(container("c0", mem=4), allocation='{ "0": {"1": 2, "0": 2} }')
+    assert assigned(there, {("c0", Kind.MEMORY): {0: 2, 1: 2}}) == {ASSIGNED: "true"}
+
+
+def test_both_forms_are_corrected_together() -> None:
+    there = pod(container("c0", mem=4), idx="1", allocation='{"0":{"1":4}}')
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
+        ASSIGNED: "true",
+        IDX: "2",
+        ALLOCATION: '{"0":{"2":4}}',
+    }
+
+
+def test_containers_that_landed_on_different_gpus_get_the_list() -> None:
+    """One number was promised for both; one container was swapped with that of another pod."""
+    there = pod(container("c0", mem=4), container("c1", mem=4), idx="1")
+    actual = {("c0", Kind.MEMORY): {1: 4}, ("c1", Kind.MEMORY): {0: 4}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":4},"1":{"0":4}}'}
+
+
+def test_init_containers_have_no_place_in_the_list() -> None:
+    there = pod(container("i0", mem=2, kind=INIT), container("c0", mem=4), allocation='{"0":{"1":4}}')
+    actual = {("i0", Kind.MEMORY): {0: 2}, ("c0", Kind.MEMORY): {0: 4}, ("gone", Kind.MEMORY): {0: 1}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'}
+
+
+def test_a_promise_that_could_not_be_read_is_replaced_by_what_is() -> None:
+    there = pod(container("c0", mem=4), idx="one", allocation="?")
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
+        ASSIGNED: "true",
+        IDX: "2",
+        ALLOCATION: '{"0":{"2":4}}',
+    }
+
+
+def test_a_position_that_could_not_be_read_is_replaced_by_what_is() -> None:
+    there = pod(container("c0", mem=4), idx="one")
+    assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {ASSIGNED: "true", IDX: "2"}
+
+
+def test_a_position_that_could_not_be_read_is_replaced_by_the_list_if_there_are_two() -> None:
+    there = pod(container("c0", mem=4), container("c1", mem=3), idx="one")
+    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.MEMORY): {0: 3}}
+    assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"2":4},"1":{"0":3}}'}
+
+
+def test_a_pod_that_holds_nothing_is_left_alone() -> None:
+    assert assigned(pod(container("c0")), {}) == {}
+
+
+def test_whole_gpus_are_the_same_whatever_their_size_is_called() -> None:
+    one = pod(container("c0", count=1), idx="1")
+    assert assigned(one, {("c0", Kind.COUNT): {1: 15}}) == {ASSIGNED: "true"}
+    two = pod(container("c0", count=2), allocation='{"0":{"0":1,"1":1}}')
+    assert assigned(two, {("c0", Kind.COUNT): {0: 15, 1: 15}}) == {ASSIGNED: "true"}
+
+
+def test_whole_gpus_that_were_swapped_are_corrected() -> None:
+    one = pod(container("c0", count=1), idx="1")
+    assert assigned(one, {("c0", Kind.COUNT): {0: 15}}) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":15}}'}
+
+
+def test_of_a_pod_with_both_resources_the_position_tells_of_gpu_mem() -> None:
+    both = pod(container("c0", mem=4), container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}')
+    actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 15}}
+    assert assigned(both, actual) == {
+        ASSIGNED: "true",
+        IDX: "2",
+        ALLOCATION: '{"0":{"2":4},"1":{"0":15}}',
+    }
+
+
+@given(
+    really=st.lists(
+        st.tuples(st.integers(1, 4), st.dictionaries(st.integers(0, 3), st.integers(1, 4), min_size=1)), min_size=1
+    ),
+    before=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    single=st.booleans(),
+)
+def test_what_is_written_reads_as_what_is(
+    really: list[tuple[int, dict[int, int]]], before: list[int], *, single: bool
+) -> None:
+    """Several containers, each on one GPU or on several; whatever was promised before."""
+    containers = [container(f"c{n}", mem=sum(gpus.values()), index=n) for n, (_, gpus) in enumerate(really)]
+    promised = {str(n): {str(before[n % 8]): c.limits[MEM.name]} for n, c in enumerate(containers)}
+    there = pod(*containers, **({"idx": str(before[0])} if single else {"allocation": json.dumps(promised)}))
+    actual = {(f"c{n}", Kind.MEMORY): gpus for n, (_, gpus) in enumerate(really)}
+    after = settled(there, actual)
+    expected = {key: Promise(tuple(sorted(gpus.items()))) for key, gpus in actual.items()}
+    assert promises(after, RESOURCES) == expected
+    assert assigned(after, actual) == {}
+
+
+@given(st.dictionaries(st.integers(0, 9), st.dictionaries(st.integers(0, 20), st.integers(1, 50), min_size=1)))
+def test_the_list_reads_as_it_was_written(by_index: dict[int, dict[int, int]]) -> None:
+    containers = [container(f"c{n}", mem=sum(gpus.values())) for n, gpus in by_index.items()]
+    found = promises(pod(*containers, allocation=json.dumps(by_index)), RESOURCES)
+    assert found == {(f"c{n}", Kind.MEMORY): Promise(tuple(sorted(gpus.items()))) for n, gpus in by_index.items()}
+
+
+# --- what the node says
+
+T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
+A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
+MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
+INVENTORY = Inventory(
+    (T4, A10, MIG),
+    (
+        Link("GPU-a", "GPU-b", Closeness.NVLINK, 2),
+        Link("GPU-a", "GPU-m", Closeness.NODE),
+        Link("GPU-m", "GPU-x", Closeness.NODE),
+        Link("GPU-0", "GPU-b", Closeness.NODE),
+    ),
+    "580.82.07",
+)
+SHARES = Shares(1024).with_inventory(INVENTORY)
+
+
+def test_a_node_tells_a_scheduler_what_it_has() -> None:
+    text = node_gpus(SHARES, INVENTORY, {"GPU-b": "it fell off the bus"}, "binpack")
+    assert json.loads(text) == {
+        "version": 1,
+        "shareMiB": 1024,
+        "policy": "binpack",
+        "driver": "580.82.07",
+        "gpus": [
+            {
+                "uuid": "GPU-a",
+                "index": 0,
+                "model": "Tesla T4",
+                "memoryMiB": 15_360,
+                "reservedMiB": 450,
+                "shares": 14,
+                "healthy": True,
+                "numa": 0,
+                "pci": "0000:3b:00.0",
+            },
+            {
+                "uuid": "GPU-b",
+                "index": 1,
+                "model": "NVIDIA A10",
+                "memoryMiB": 23_028,
+                "reservedMiB": 0,
+                "shares": 22,
+                "healthy": False,
+                "reason": "it fell off the bus",
+            },
+        ],
+        "links": [[0, 1, "nvlink", 2]],
+    }
+    assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
+
+
+def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
+    three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
+    links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
+    said = [
+        node_gpus(Shares(1024).with_inventory(three), replace(three, links=order), {}, "binpack")
+        for order in (links, links[::-1])
+    ]
+    assert said[0] == said[1]
+    assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
+
+
+def test_a_node_without_gpus_says_so() -> None:
+    assert json.loads(node_gpus(Shares(1024), Inventory(), {}, "spread")) == {
+        "version": 1,
+        "shareMiB": 1024,
+        "policy": "spread",
+        "driver": None,
+        "gpus": [],
+        "links": [],
+    }
+
+
+def test_a_node_with_one_model_is_labelled_with_it() -> None:
+    only = Inventory((T4, replace(T4, uuid="GPU-c", total_mib=15_109)), driver_version="580.82.07")
+    assert node_labels(Shares(1024).with_inventory(only), only, "binpack") == {
+        "gpu-device-plugin/count": "2",
+        "gpu-device-plugin/share-mib": "1024",
+        "gpu-device-plugin/policy": "binpack",
+        "gpu-device-plugin/driver": "580.82.07",
+        "gpu-device-plugin/product": "Tesla-T4",
+        "gpu-device-plugin/memory-mib": "15109",
+        "gpu-device-plugin/product.Tesla-T4": "true",
+    }
+
+
+def test_a_node_with_several_models_has_a_label_for_each() -> None:
+    labels = node_labels(SHARES, INVENTORY, "spread")
+    assert labels["gpu-device-plugin/product"] == "mixed"
+    assert {key for key in labels if key.startswith("gpu-device-plugin/product.")} == {
+        "gpu-device-plugin/product.Tesla-T4",
+        "gpu-device-plugin/product.NVIDIA-A10",
+    }
+    assert labels["gpu-device-plugin/memory-mib"] == "15360"
+
+
+def test_a_node_without_gpus_or_driver_has_the_labels_that_are_true() -> None:
+    assert node_labels(Shares(512), Inventory(), "binpack") == {
+        "gpu-device-plugin/count": "0",
+        "gpu-device-plugin/share-mib": "512",
+        "gpu-device-plugin/policy": "binpack",
+    }
+
+
+def test_a_long_product_name_still_makes_a_label() -> None:
+    """The part behind the slash may have 63 characters, of which the 56th here, a dot, must not be the last."""
+    long = replace(T4, product="N" * 54 + ".." + "N" * 20)
+    there = Inventory((long,))
+    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
+    assert "gpu-device-plugin/product." + "N" * 54 in labels
+    assert labels["gpu-device-plugin/product"] == "N" * 54 + ".." + "N" * 7
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Tesla T4", "Tesla-T4"),
+        ("NVIDIA H200 (141GB)", "NVIDIA-H200--141GB"),
+        ("580.82.07", "580.82.07"),
+        ("--x__", "x"),
+        ("X-GTX", "X-GTX"),
+        ("a" * 62 + "--b", "a" * 62),
+        ("", ""),
+        ("Größe²", "Gr--e"),
+    ],
+)
+def test_a_text_is_made_fit_for_a_label(text: str, value: str) -> None:
+    assert label_value(text) == value
+
+
+def test_a_product_name_keeps_its_letters_up_to_the_last_that_fits() -> None:
+    there = Inventory((replace(T4, product="GeForce GTX"), replace(T4, uuid="GPU-c", product="N" * 80)))
+    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
+    assert labels.keys() >= {"gpu-device-plugin/product.GeForce-GTX", "gpu-device-plugin/product." + "N" * 55}
+
+
+def test_a_product_whose_name_has_nothing_fit_for_a_label_has_no_label_of_its_own() -> None:
+    there = Inventory((replace(T4, product="显卡"),))
+    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
+    assert {key: value for key, value in labels.items() if "product" in key} == {"gpu-device-plugin/product": ""}
+
+
+@given(st.text())
+def test_every_text_is_made_fit_for_a_label(text: str) -> None:
+    assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", label_value(text))
+
+
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=3), st.none() | st.text())
+def test_every_label_of_a_node_is_one_that_kubernetes_takes(products: list[str], driver: str | None) -> None:
+    there = Inventory(tuple(Gpu(f"GPU-{n}", n, name, 2048) for n, name in enumerate(products)), (), driver)
+    by_key: dict[str, list[str]] = defaultdict(list)
+    for key, value in node_labels(Shares(1024).with_inventory(there), there, "binpack").items():
+        by_key[key].append(value)
+    for key, values in by_key.items():
+        assert re.fullmatch(r"gpu-device-plugin/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", key)
+        assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", values[0])

@@ -1,0 +1,88 @@
+"""What the agent wrote on a node can be told from what somebody else did."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.contract.annotations import NODE_GPUS, node_labels
+from gpu_device_plugin.core.contract.leaving import Leftovers, leftovers, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.shares import Shares
+
+
+@pytest.mark.parametrize(
+    ("labels", "on"),
+    [({"gpushare": "true"}, True), ({"gpushare": "false"}, False), ({"gpushare": ""}, False), ({}, False)],
+)
+def test_a_node_shares_while_its_label_says_true(labels: dict[str, str], on: bool) -> None:  # noqa: FBT001 - pytest's
+    assert switched_on(labels) is on
+
+
+def test_every_label_that_the_agent_writes_is_known_as_its_own() -> None:
+    """Two models, so that each has a label of its own beside `mixed`."""
+    gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0))
+    inventory = Inventory(gpus, driver_version="580.95")
+    written = node_labels(Shares(1024).with_inventory(inventory), inventory, "binpack")
+    others = {"gpushare": "true", "nvidia.com/gpu.count": "2", "gpu-device-plugin/share-size": "2GiB"}
+    assert set(our_labels({**others, **written})) == set(written)
+    assert len(written) == 8
+
+
+def test_of_annotations_only_the_list_of_gpus_is_ours() -> None:
+    assert our_annotations({NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}) == (NODE_GPUS,)
+    assert our_annotations({}) == ()
+
+
+RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
+
+
+def test_what_is_left_on_a_node_is_said_and_removed_by_two_patches() -> None:
+    """The kubelet keeps the capacity with 0; the label zone and the annotation x are somebody else's."""
+    left = leftovers(
+        "node-a",
+        {"gpu-device-plugin/count": "2", "zone": "a"},
+        {NODE_GPUS: "{}", "x": "y"},
+        {"cpu": 8, "aliyun.com/gpu-mem": 0},
+        RESOURCES,
+    )
+    assert left.node == "node-a"
+    assert str(left) == (
+        "labels gpu-device-plugin/count; annotations gpu-device-plugin/gpus; capacity aliyun.com/gpu-mem"
+    )
+    assert left.metadata_patch == {
+        "metadata": {"labels": {"gpu-device-plugin/count": None}, "annotations": {"gpu-device-plugin/gpus": None}}
+    }
+    nulls = {"aliyun.com/gpu-mem": None}
+    assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls}}
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (
+            leftovers("n", {"gpu-device-plugin/policy": "x", "gpu-device-plugin/count": "2"}, {}, {}, RESOURCES),
+            "labels gpu-device-plugin/count, gpu-device-plugin/policy",
+        ),
+        (leftovers("n", {}, {NODE_GPUS: ""}, {}, RESOURCES), "annotations gpu-device-plugin/gpus"),
+        (
+            leftovers("n", {}, {}, dict.fromkeys(RESOURCES, 0), RESOURCES),
+            "capacity aliyun.com/gpu-mem, aliyun.com/gpu-count",
+        ),
+    ],
+    ids=["labels", "annotation", "capacity"],
+)
+def test_anything_that_is_left_is_something(left: Leftovers, said: str) -> None:
+    assert left
+    assert str(left) == said
+
+
+def test_a_node_that_never_shared_has_nothing_left() -> None:
+    none = leftovers("node-a", {"zone": "a"}, {}, {"cpu": 8}, RESOURCES)
+    assert not none
+    assert (none.metadata_patch, none.status_patch, str(none)) == ({}, {}, "")
+
+
+def test_where_sharing_goes_on_the_switch_goes_too() -> None:
+    left = leftovers("node-a", {"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8}, RESOURCES)
+    assert left.labelled
+    assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}

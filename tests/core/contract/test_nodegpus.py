@@ -1,0 +1,336 @@
+"""The GPUs of a node as a scheduler knows them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract.annotations import MalformedAnnotationError, node_gpus
+from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, Links, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.shares import Shares
+
+WHOLE = {
+    "version": 1,
+    "shareMiB": 256,
+    "policy": "spread",
+    "driver": "580.82.07",
+    "gpus": [
+        {"uuid": "GPU-b", "index": 3, "model": "NVIDIA A10", "memoryMiB": 23_028, "shares": 88, "healthy": True},
+        {"uuid": "GPU-a", "index": 0, "model": "Tesla T4", "shares": 14, "healthy": False, "reason": "hot", "numa": 1},
+    ],
+    "links": [[3, 0, "nvlink", 4]],
+}
+
+
+def read(**changes: Any) -> NodeGpus:
+    """What is read of the node above with some fields changed."""
+    return read_node_gpus(json.dumps(WHOLE | changes))
+
+
+def read_gpu(**fields: Any) -> ListedGpu:
+    (gpu,) = read(gpus=[{"index": 0, "shares": 14} | fields]).gpus
+    return gpu
+
+
+def test_everything_that_a_node_says_is_read() -> None:
+    assert read() == NodeGpus(
+        (
+            ListedGpu(0, 14, "GPU-a", "Tesla T4", unhealthy="hot", numa=1),
+            ListedGpu(3, 88, "GPU-b", "NVIDIA A10", memory_mib=23_028),
+        ),
+        share_mib=256,
+        policy="spread",
+        driver="580.82.07",
+        links=Links(((0, 3, Closeness.NVLINK, 4),)),
+    )
+
+
+def test_what_a_node_does_not_say_is_not_known() -> None:
+    assert read_node_gpus('{"version":1,"shareMiB":1,"gpus":[{"index":0,"shares":1}]}') == NodeGpus(
+        (ListedGpu(0, 1, uuid="", model="", memory_mib=None, unhealthy="", numa=None),),
+        share_mib=1,
+        policy=None,
+        driver=None,
+        divided=False,
+        links=Links(),
+    )
+
+
+def test_a_node_without_gpus_says_so() -> None:
+    assert read(gpus=[], links=[]).gpus == ()
+
+
+def test_fields_of_a_newer_agent_are_passed_over() -> None:
+    assert read(colour="red") == read()
+    assert read_gpu(colour="red") == read_gpu()
+
+
+@pytest.mark.parametrize("said", [None, "", 5, ["binpack"]])
+def test_a_text_that_is_none_is_not_known(said: object) -> None:
+    found = read(policy=said, driver=said)
+    assert (found.policy, found.driver) == (None, None)
+    assert read_gpu(uuid=said, model=said) == ListedGpu(0, 14)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "two\nlines", "bell\a"])
+def test_a_text_that_cannot_be_printed_is_not_known(text: str) -> None:
+    """It would break the answer or the table that it stands in."""
+    assert read_gpu(model=text).model == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "unhealthy"),
+    [
+        ({}, ""),
+        ({"healthy": True, "reason": "none"}, ""),
+        ({"healthy": False, "reason": "hot"}, "hot"),
+        ({"healthy": False}, "it is out of service"),
+        ({"healthy": False, "reason": 7}, "it is out of service"),
+        ({"healthy": "yes"}, "it is out of service"),
+        ({"healthy": 1}, "it is out of service"),
+        ({"healthy": None}, "it is out of service"),
+    ],
+)
+def test_a_gpu_is_healthy_if_nothing_else_is_said(said: dict[str, Any], unhealthy: str) -> None:
+    assert read_gpu(**said).unhealthy == unhealthy
+
+
+def test_numbers_are_taken_to_their_limits() -> None:
+    assert read_gpu(index=64, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
+        64, 1 << 20, memory_mib=1 << 40, numa=1 << 20
+    )
+    assert read_gpu(index=0, shares=1, memoryMiB=0, numa=0) == ListedGpu(0, 1, memory_mib=0, numa=0)
+    assert (read(shareMiB=1).share_mib, read(shareMiB=1 << 20).share_mib) == (1, 1 << 20)
+    assert len(read(gpus=[{"index": n, "shares": 1} for n in range(64)]).gpus) == 64
+
+
+NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "outside", "sentence"),
+    [
+        ("gpu", "index", [*NO_NUMBER, 65], "index no whole number from 0 to 64"),
+        ("gpu", "shares", [*NO_NUMBER, 0, (1 << 20) + 1], "shares no whole number from 1 to 1048576"),
+        (
+            "gpu",
+            "memoryMiB",
+            [*NO_NUMBER, (1 << 40) + 1],
+            "memoryMiB no whole number from 0 to 1099511627776",
+        ),
+        ("gpu", "numa", [*NO_NUMBER, (1 << 20) + 1], "numa no whole number from 0 to 1048576"),
+        ("node", "shareMiB", [*NO_NUMBER, 0, (1 << 20) + 1], "shareMiB no whole number from 1 to 1048576"),
+    ],
+)
+def test_a_number_that_is_none_is_malformed(where: str, key: str, outside: list[object], sentence: str) -> None:
+    for value in outside:
+        with pytest.raises(MalformedAnnotationError) as caught:
+            read_gpu(**{key: value}) if where == "gpu" else read(**{key: value})
+        assert str(caught.value) == f"the node's annotation gpu-device-plugin/gpus has for {sentence}"
+
+
+@pytest.mark.parametrize("key", ["index", "shares"])
+def test_a_gpu_has_a_place_and_a_size(key: str) -> None:
+    gpu = {"index": 0, "shares": 14}
+    del gpu[key]
+    with pytest.raises(MalformedAnnotationError, match=f"has for {key} no whole number"):
+        read(gpus=[gpu])
+
+
+LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"version":' + "1" * 5000 + "}", "is not JSON"),
+        ("null", "is no JSON object"),
+        ("[]", "is no JSON object"),
+        ("NaN", "is no JSON object"),
+        ("{}", "is of another version than 1; upgrade the older of agent and scheduler"),
+        ('{"version":2}', "is of another version than 1; upgrade the older of agent and scheduler"),
+        ('{"version":"1"}', "is of another version than 1; upgrade the older of agent and scheduler"),
+        ('{"version":1}', "has no list of at most 64 gpus"),
+        ('{"version":1,"gpus":{}}', "has no list of at most 64 gpus"),
+        (json.dumps({"version": 1, "gpus": [{}] * 65}), "has no list of at most 64 gpus"),
+        ('{"version":1,"gpus":[0]}', "has a gpu that is no JSON object"),
+        (json.dumps(WHOLE | {"gpus": [{"index": 1, "shares": 1}] * 2}), "has two gpus of one index"),
+        (json.dumps(WHOLE | {"links": None}), "has links that are no list"),
+        (json.dumps(WHOLE | {"links": {}}), "has links that are no list"),
+        *(
+            (json.dumps(WHOLE | {"links": [link]}), LINK)
+            for link in (
+                0,
+                [],
+                [0, 1, "nvlink"],
+                [0, 1, "nvlink", 4, 5],
+                [0, 0, "nvlink", 4],
+                ["0", 1, "nvlink", 4],
+                [0, None, "nvlink", 4],
+                [0, 1, 7, 4],
+                [0, 1, "nvlink", 4.0],
+            )
+        ),
+    ],
+)
+def test_an_annotation_that_makes_no_sense_is_malformed(text: str, why: str) -> None:
+    with pytest.raises(
+        MalformedAnnotationError, match=f"^the node's annotation gpu-device-plugin/gpus {re.escape(why)}$"
+    ):
+        read_node_gpus(text)
+
+
+def test_of_a_field_that_is_written_twice_the_last_counts() -> None:
+    twice = '{"version":2,"version":1,"shareMiB":1,"gpus":[{"index":0,"shares":2,"shares":3}]}'
+    assert read_node_gpus(twice).gpus == (ListedGpu(0, 3),)
+
+
+# --- how GPUs are connected
+
+
+def test_a_better_way_counts_more_and_nvlinks_decide_between_equals() -> None:
+    found = read(links=[[0, 1, "nvlink", 4], [2, 0, "nvlink", 12], [1, 2, "switch", 0]])
+    assert [found.links.connection(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
+        704,
+        704,
+        712,
+        712,
+        500,
+    ]
+
+
+@pytest.mark.parametrize(("nvlinks", "counted"), [(-3, 700), (0, 700), (99, 799), (100, 799), (10**300, 799)])
+def test_no_number_of_nvlinks_makes_up_for_a_worse_way(nvlinks: int, counted: int) -> None:
+    assert read(links=[[0, 1, "nvlink", nvlinks]]).links.connection(0, 1) == counted
+
+
+def test_gpus_of_which_nothing_is_said_are_not_connected() -> None:
+    assert read(links=[]).links.connection(0, 1) == 0
+    assert NO_GPUS.links.connection(0, 1) == 0
+
+
+def test_a_way_that_only_a_newer_agent_knows_is_some_way() -> None:
+    found = read(links=[[1, 0, "light", 0]])
+    assert found.links.pairs == ((0, 1, Closeness.UNKNOWN, 0),)
+    assert found.links.connection(0, 1) == 0
+
+
+def test_of_two_ways_between_two_gpus_the_better_counts() -> None:
+    for links in ([[0, 1, "node", 0], [1, 0, "nvlink", 2]], [[1, 0, "nvlink", 2], [0, 1, "node", 0]]):
+        assert read(links=links).links.connection(0, 1) == 702
+
+
+def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
+    """And what two readers found to be equal is equal, though it is not the same."""
+    known: dict[str, Links] = {}
+    one, other = (read_node_gpus(json.dumps(WHOLE | {"driver": driver}), known) for driver in ("1", "2"))
+    assert one.links is other.links
+    assert one.links == read().links
+    assert len({one.links, read().links, read(links=[[3, 0, "nvlink", 5]]).links}) == 2
+    assert len(known) == 1
+    other = read_node_gpus(json.dumps(WHOLE | {"links": [[0, 1, "switch", 0]]}), known)
+    assert other.links == Links(((0, 1, Closeness.SWITCH, 0),))
+    assert len(known) == 2
+
+
+# --- nodes of gpushare's own device plugin
+
+
+def test_memory_is_divided_evenly() -> None:
+    """Gpushare's plugin takes all GPUs for equal; what does not divide belongs to none."""
+    found = by_division(31, 2)
+    assert found == NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), divided=True)
+    assert (found.gpus[0].uuid, found.gpus[0].model, found.share_mib, found.policy) == ("", "", None, None)
+
+
+@pytest.mark.parametrize(
+    ("memory", "count", "gpus"),
+    [(0, 0, 0), (0, 2, 0), (16, 0, 0), (-16, 2, 0), (16, -2, 0), (1, 2, 0), (2, 2, 2), (640, 64, 64), (650, 65, 0)],
+)
+def test_a_node_that_offers_nothing_sensible_has_no_gpus(memory: int, count: int, gpus: int) -> None:
+    assert len(by_division(memory, count).gpus) == gpus
+    assert (by_division(memory, count) is NO_GPUS) == (gpus == 0)
+
+
+# --- what the agent writes is what is read
+
+gpus_of_nodes = st.lists(
+    st.builds(
+        Gpu,
+        uuid=st.uuids().map(lambda uuid: f"GPU-{uuid}"),
+        index=st.integers(0, 63),
+        product=st.sampled_from(["Tesla T4", "NVIDIA A10", "NVIDIA H100 80GB HBM3", ""]),
+        total_mib=st.integers(1024, 200_000),
+        reserved_mib=st.integers(0, 600),
+        numa_node=st.none() | st.integers(0, 7),
+        mig=st.booleans(),
+    ),
+    max_size=8,
+    unique_by=lambda gpu: gpu.uuid,
+)
+
+
+@given(gpus_of_nodes, st.sampled_from([512, 1024, 2048]), st.sampled_from(["binpack", "spread"]), st.data())
+def test_what_the_agent_writes_is_what_is_read(
+    gpus: list[Gpu], share_mib: int, policy: str, data: st.DataObject
+) -> None:
+    names = sorted(gpu.uuid for gpu in gpus)
+    pairs = [(a, b) for a in names for b in names if a < b]
+    levels = data.draw(st.lists(st.sampled_from(Closeness), min_size=len(pairs), max_size=len(pairs)))
+    links = tuple(
+        Link(a, b, level, 4 if level is Closeness.NVLINK else 0) for (a, b), level in zip(pairs, levels, strict=True)
+    )
+    inventory = Inventory(tuple(gpus), links, data.draw(st.none() | st.just("580.82.07")))
+    shares = Shares(share_mib).with_inventory(inventory)
+    unhealthy = dict.fromkeys(data.draw(st.sets(st.sampled_from(names))) if names else (), "hot")
+    found = read_node_gpus(node_gpus(shares, inventory, unhealthy, policy))
+    assert [(g.position, g.shares, g.uuid, g.model, g.memory_mib, g.unhealthy, g.numa) for g in found.gpus] == [
+        (
+            s.position,
+            len(s.shares),
+            s.gpu.uuid,
+            s.gpu.product,
+            s.gpu.total_mib,
+            unhealthy.get(s.gpu.uuid, ""),
+            s.gpu.numa_node,
+        )
+        for s in shares.gpus
+    ]
+    assert (found.share_mib, found.policy, found.driver) == (share_mib, policy, inventory.driver_version)
+    closeness = shares.closeness(links)
+    for a in range(len(found.gpus)):
+        for b in range(a + 1, len(found.gpus)):
+            assert found.links.connection(a, b) == found.links.connection(b, a) == closeness[a, b]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.text()
+    | JSON.map(json.dumps)
+    | st.dictionaries(st.sampled_from(sorted(WHOLE)), JSON).map(lambda changes: json.dumps(WHOLE | changes))
+    | st.dictionaries(st.sampled_from(["index", "shares", "memoryMiB", "healthy", "reason", "numa"]), JSON).map(
+        lambda fields: json.dumps(WHOLE | {"gpus": [fields]})
+    )
+)
+def test_junk_is_malformed_at_worst(text: str) -> None:
+    try:
+        found = read_node_gpus(text)
+    except MalformedAnnotationError:
+        return
+    assert all(gpu.shares > 0 for gpu in found.gpus)
+    repr(found).encode()

@@ -1,0 +1,285 @@
+"""GPUs cut into device IDs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import (
+    SharedGpu,
+    Shares,
+    TooManySharesError,
+    parse_id,
+    share_id,
+    unknown_exclusions,
+)
+
+UUID = "GPU-8f0bb6f5-6a3b-4b7a-9d2e-0d4a3a1d2c11"
+
+
+def card(name: str, index: int, gib: int = 4, *, mig: bool = False, reserved_mib: int = 0) -> Gpu:
+    return Gpu(name, index, "Tesla T4", gib * 1024, reserved_mib, mig=mig)
+
+
+@pytest.mark.parametrize(
+    ("device_id", "meaning"),
+    [
+        (f"{UUID}::0", (UUID, 0)),
+        (f"{UUID}::139", (UUID, 139)),
+        (UUID, (UUID, None)),
+        ("", ("", None)),
+        ("::", ("::", None)),
+        (f"{UUID}::", (f"{UUID}::", None)),
+        (f"{UUID}::x", (f"{UUID}::x", None)),
+        (f"{UUID}::-1", (f"{UUID}::-1", None)),
+        (f"{UUID}::٣", (f"{UUID}::٣", None)),
+        (f"{UUID}::²", (f"{UUID}::²", None)),
+        (f"{UUID}::1::2", (f"{UUID}::1::2", None)),
+        (f"{UUID}::999999999", (UUID, 999_999_999)),
+        (f"{UUID}::1000000000", (f"{UUID}::1000000000", None)),
+        (f"{UUID}::{'9' * 5000}", (f"{UUID}::{'9' * 5000}", None)),
+        # The original's form, and the one of other plugins.
+        (f"{UUID}-_-3", (f"{UUID}-_-3", None)),
+    ],
+)
+def test_a_device_id_tells_its_gpu_and_its_share(device_id: str, meaning: tuple[str, int | None]) -> None:
+    assert parse_id(device_id) == meaning
+
+
+@given(st.text(alphabet=st.characters(exclude_characters=":")), st.integers(min_value=0, max_value=10**8))
+def test_a_share_is_found_in_its_id(uuid: str, number: int) -> None:
+    assert parse_id(share_id(uuid, number)) == (uuid, number)
+
+
+@given(st.text())
+def test_every_text_has_an_answer(text: str) -> None:
+    uuid, number = parse_id(text)
+    assert text.startswith(uuid)
+    assert (number is None) == (uuid == text)
+
+
+def test_a_gpu_has_an_id_for_every_share_and_one_for_the_whole() -> None:
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, 2), card("GPU-b", 1, 1))))
+    assert [shared.ids(Kind.MEMORY) for shared in shares.gpus] == [("GPU-a::0", "GPU-a::1"), ("GPU-b::0",)]
+    assert [shared.ids(Kind.COUNT) for shared in shares.gpus] == [("GPU-a",), ("GPU-b",)]
+
+
+def test_cards_of_different_sizes_give_different_numbers_of_shares() -> None:
+    """4 GiB, 7 GiB and 3.5 GiB with 512 MiB to the share."""
+    gpus = (card("GPU-a", 0, 4), card("GPU-b", 1, 7), Gpu("GPU-c", 2, "Tesla M10", 3584))
+    assert [len(shared.shares) for shared in Shares(512).with_inventory(Inventory(gpus)).gpus] == [8, 14, 7]
+
+
+def test_every_id_is_known_by_its_place() -> None:
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, 2), card("GPU-b", 1, 1))))
+    known = ["GPU-a::0", "GPU-a::1", "GPU-a", "GPU-b::0", "GPU-b"]
+    assert [shares.place_of(name) for name in known] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, -1)]
+    assert [shares.place_of(name) for name in ("GPU-a::2", "GPU-b::00", "GPU-c", "")] == [None] * 4
+
+
+def test_a_gpu_is_found_by_its_uuid_alone() -> None:
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))))
+    assert shares.by_uuid("GPU-b") == shares.gpus[1]
+    assert shares.by_uuid("GPU-c") is None
+
+
+def test_without_gpus_there_are_no_shares_and_no_complaint() -> None:
+    shares = Shares(1024).with_inventory(Inventory())
+    assert (shares.gpus, shares.left_out, shares.by_uuid("GPU-a")) == ((), (), None)
+
+
+def test_gpus_are_left_out_with_a_reason() -> None:
+    gpus = (
+        card("GPU-a", 0),
+        card("GPU-b", 1, mig=True),
+        card("GPU-c", 2),
+        card("GPU-d", 3),
+        Gpu("GPU-e", 4, "Quadro", 512),
+        card("GPU-f", 5, 2, reserved_mib=500),
+    )
+    shares = Shares(1024, reserve_mib=524).with_inventory(Inventory(gpus), excluded=("GPU-c", "3", "1"))
+    # 4,096 - 524 = 3 x 1,024 + 500; 2,048 - 500 - 524 = 1,024
+    assert [(s.gpu.uuid, s.position, len(s.shares)) for s in shares.gpus] == [("GPU-a", 0, 3), ("GPU-f", 1, 1)]
+    assert {gpu.uuid: why for gpu, why in shares.left_out} == {
+        "GPU-b": "excluded by the configuration",
+        "GPU-c": "excluded by the configuration",
+        "GPU-d": "excluded by the configuration",
+        "GPU-e": "512 MiB, less than one share of 1 GiB",
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "excluded", "told"),
+    [
+        ((card("GPU-a", 0), card("GPU-b", 1)), (), "4 GiB, less than one share of 100 GiB (2 GPUs)"),
+        ((card("GPU-a", 0), card("GPU-b", 1)), ("0", "GPU-b"), "excluded by the configuration (2 GPUs)"),
+        ((card("GPU-a", 0, mig=True),), (), "in MIG mode, whose instances are not shared yet (1 GPU)"),
+        (
+            (card("GPU-a", 0, mig=True), card("GPU-b", 1)),
+            (),
+            "in MIG mode, whose instances are not shared yet (1 GPU), 4 GiB, less than one share of 100 GiB (1 GPU)",
+        ),
+    ],
+)
+def test_where_no_gpu_is_shared_the_reasons_are_told(
+    gpus: tuple[Gpu, ...], excluded: tuple[str, ...], told: str
+) -> None:
+    assert Shares(100 * 1024).with_inventory(Inventory(gpus), excluded).why_none == (
+        f"no GPU is shared: {told}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+    )
+
+
+def test_there_is_no_problem_where_a_gpu_is_shared_or_none_is_there() -> None:
+    assert Shares(1024).why_none == Shares(1024).with_inventory(Inventory()).why_none == ""
+    assert Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))), ("0",)).why_none == ""
+
+
+@pytest.mark.parametrize(
+    ("excluded", "told"),
+    [
+        ((), ""),
+        (("0", "GPU-b"), ""),
+        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, which no GPU of this node is; "),
+    ],
+)
+def test_a_gpu_to_leave_alone_that_is_not_there_is_named(excluded: tuple[str, ...], told: str) -> None:
+    inventory = Inventory((card("GPU-a", 0), card("GPU-b", 1)))
+    said = unknown_exclusions(excluded, inventory)
+    assert said.startswith(told)
+    assert bool(said) == bool(told)
+    assert unknown_exclusions(excluded, Inventory()) == ""
+
+
+def test_memory_kept_back_is_told_where_it_decides() -> None:
+    """15 GiB of which 449 MiB are the driver's."""
+    shares = Shares(15 * 1024).with_inventory(Inventory((card("GPU-a", 0, 15, reserved_mib=449),)))
+    assert [why for _, why in shares.left_out] == [
+        "15 GiB, of which 449 MiB are kept back, less than one share of 15 GiB"
+    ]
+
+
+def test_a_gpu_in_mig_mode_is_left_out() -> None:
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
+    assert [why for _, why in shares.left_out] == ["in MIG mode, whose instances are not shared yet"]
+
+
+def test_a_gpu_smaller_than_a_share_is_left_out() -> None:
+    shares = Shares(2048).with_inventory(Inventory((card("GPU-a", 0, 1), card("GPU-b", 1, 2))))
+    assert [(gpu.uuid, why) for gpu, why in shares.left_out] == [("GPU-a", "1 GiB, less than one share of 2 GiB")]
+    assert [(shared.gpu.uuid, shared.position) for shared in shares.gpus] == [("GPU-b", 0)]
+
+
+def test_a_gpu_that_comes_later_stands_behind_the_others_wherever_its_slot_is() -> None:
+    first = Shares(1024).with_inventory(Inventory((card("GPU-b", 0),)))
+    then = first.with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))))
+    assert [(shared.gpu.uuid, shared.gpu.index, shared.position) for shared in then.gpus] == [
+        ("GPU-b", 1, 0),
+        ("GPU-a", 0, 1),
+    ]
+    assert then.place_of("GPU-a::3") == (1, 3)
+
+
+def test_an_id_once_listed_stays_listed() -> None:
+    """The driver shows the first GPU no longer, the second smaller, the third in MIG mode and the fourth excluded."""
+    before = Shares(1024).with_inventory(Inventory(tuple(card(f"GPU-{name}", n) for n, name in enumerate("abcd"))))
+    gpus = (card("GPU-b", 0, 2), card("GPU-c", 1, mig=True), card("GPU-d", 2))
+    after = before.with_inventory(Inventory(gpus), excluded=["GPU-d"])
+    assert [shared.shares for shared in after.gpus] == [shared.shares for shared in before.gpus]
+    assert [shared.position for shared in after.gpus] == [0, 1, 2, 3]
+    assert after.gpus[0].gpu == card("GPU-a", 0)
+    assert after.gpus[1].gpu == card("GPU-b", 0, 2)
+    assert after.left_out == ()
+
+
+def test_a_gpu_left_out_before_is_shared_once_nothing_stands_against_it() -> None:
+    before = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
+    after = before.with_inventory(Inventory((card("GPU-a", 0),)))
+    assert (len(after.gpus), after.left_out) == (1, ())
+
+
+def test_too_many_shares_are_refused_with_a_size_that_fits() -> None:
+    """8 x 143,771 MiB at 128 MiB give 8 x 1,123 = 8,984; at 256 MiB 8 x 561 = 4,488; at 512 MiB 8 x 280 = 2,240."""
+    gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(8))
+    expected = (
+        "a share size of 128 MiB cuts the GPUs of this node into 8984 shares, and a kubelet copes with about 4000; "
+        "set the share size to 512 MiB or more"
+    )
+    with pytest.raises(TooManySharesError, match=f"^{re.escape(expected)}$"):
+        Shares(128).with_inventory(Inventory(gpus))
+    assert sum(len(shared.shares) for shared in Shares(512).with_inventory(Inventory(gpus)).gpus) == 2240
+
+
+def test_just_as_many_shares_as_allowed_are_allowed() -> None:
+    gpus = Inventory((card("GPU-a", 0, 4), card("GPU-b", 1, 4)))
+    assert len(Shares(1024).with_inventory(gpus, limit=8).gpus) == 2
+    with pytest.raises(TooManySharesError, match="2 GiB or more"):
+        Shares(1024).with_inventory(gpus, limit=7)
+
+
+def test_what_is_kept_back_counts_for_the_size_that_fits() -> None:
+    """Of 5,000 MiB 2,600 are left: 2,600 shares of 1 MiB, 1,300 of 2 MiB. Without the reserve 4 MiB would be named."""
+    gpus = Inventory((Gpu("GPU-a", 0, "Tesla T4", 5000),))
+    with pytest.raises(TooManySharesError, match="set the share size to 2 MiB or more"):
+        Shares(1, reserve_mib=2400).with_inventory(gpus, limit=1300)
+
+
+def test_the_limit_speaks_of_what_is_shared_and_not_of_what_is_left_out() -> None:
+    gpus = Inventory((card("GPU-a", 0, 4), card("GPU-b", 1, 4)))
+    assert len(Shares(1024).with_inventory(gpus, excluded=["1"], limit=4).gpus) == 1
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 5), st.booleans()), unique_by=lambda g: g[0]))
+)
+def test_positions_and_ids_only_grow(views: list[list[tuple[str, int, bool]]]) -> None:
+    """Whatever the driver shows one after the other."""
+    shares = Shares(1024)
+    for view in views:
+        gpus = tuple(card(f"GPU-{name}", n, gib, mig=mig) for n, (name, gib, mig) in enumerate(view))
+        new = shares.with_inventory(Inventory(gpus))
+        assert [(s.gpu.uuid, s.shares) for s in new.gpus[: len(shares.gpus)]] == [
+            (s.gpu.uuid, s.shares) for s in shares.gpus
+        ]
+        assert [s.position for s in new.gpus] == list(range(len(new.gpus)))
+        assert {s.gpu.uuid for s in new.gpus} | {g.uuid for g, _ in new.left_out} >= {g.uuid for g in gpus}
+        every = [name for s in new.gpus for kind in Kind for name in s.ids(kind)]
+        assert len(set(every)) == len(every)
+        for shared in new.gpus:
+            assert new.by_uuid(shared.gpu.uuid) is shared
+            assert all(new.place_of(name) == (shared.position, n) for n, name in enumerate(shared.shares))
+        shares = new
+
+
+def test_shares_are_equal_when_they_say_the_same() -> None:
+    gpus = Inventory((card("GPU-a", 0),))
+    one = Shares(1024).with_inventory(gpus)
+    assert one == Shares(1024).with_inventory(gpus)
+    assert one == replace(one, _places={})
+    assert one.gpus[0] == SharedGpu(card("GPU-a", 0), 0, ("GPU-a::0", "GPU-a::1", "GPU-a::2", "GPU-a::3"))
+
+
+def test_shared_gpus_are_connected_as_the_links_say() -> None:
+    """By position, the lower one first: GPU-b stands before GPU-a here. GPU-x is not shared."""
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-b", 0), card("GPU-a", 1), card("GPU-c", 2))))
+    links = (
+        Link("GPU-a", "GPU-b", Closeness.NVLINK, 4),
+        Link("GPU-a", "GPU-c", Closeness.NVLINK, 2),
+        Link("GPU-b", "GPU-c", Closeness.BOARD),
+        Link("GPU-a", "GPU-x", Closeness.BOARD),
+        Link("GPU-x", "GPU-a", Closeness.BOARD),
+    )
+    assert shares.closeness(links) == {(0, 1): 704, (1, 2): 702, (0, 2): 600}
+
+
+def test_no_number_of_links_makes_up_for_a_longer_way() -> None:
+    """Eighteen NVLinks are the most that a GPU has."""
+    shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1), card("GPU-c", 2))))
+    links = (Link("GPU-a", "GPU-b", Closeness.BOARD, 18), Link("GPU-a", "GPU-c", Closeness.NVLINK, 0))
+    found = shares.closeness(links)
+    assert found[0, 1] < found[0, 2]

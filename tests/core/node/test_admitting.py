@@ -1,0 +1,297 @@
+"""The decision behind Allocate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract.annotations import Promise
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit
+from gpu_device_plugin.testing.nodes import ids, node, uuid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.node.node import Node
+
+MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
+
+
+def test_shares_of_one_gpu_are_given() -> None:
+    there = node(8, 8, used={1: [0]})
+    assert admit(there, MEMORY, ids(1, [3, 1, 2])) == Placement(Demand(MEMORY, 3), ((1, 3),))
+
+
+def test_whole_gpus_are_given_with_all_their_shares() -> None:
+    there = node(8, 4, 6)
+    assert admit(there, COUNT, [uuid(2), uuid(0)]) == Placement(Demand(COUNT, 2), ((0, 8), (2, 6)))
+
+
+def test_within_one_resource_the_kubelet_is_trusted() -> None:
+    """It gives again what an init container had, or what it knows free before we do."""
+    there = node(8, 8, used={0: [0, 1]}, whole=[1])
+    assert isinstance(admit(there, MEMORY, ids(0, [0, 1, 2])), Placement)
+    assert isinstance(admit(there, COUNT, [uuid(1)]), Placement)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device_ids", "culprit"),
+    [
+        (MEMORY, ["GPU-7::0"], "GPU-7::0"),
+        (MEMORY, [*ids(0, [7]), *ids(0, [8]), "GPU-7::0"], "GPU-0::8"),
+        (COUNT, ["GPU-0", "GPU-7"], "GPU-7"),
+        # An ID of the other resource is none of this one.
+        (MEMORY, ["GPU-0"], "GPU-0"),
+        (COUNT, ["GPU-0::0"], "GPU-0::0"),
+    ],
+)
+def test_a_device_that_is_not_ours_is_refused(kind: Kind, device_ids: Sequence[str], culprit: str) -> None:
+    assert admit(node(8), kind, device_ids) == Refused(
+        Why.UNKNOWN_DEVICE,
+        f"device {culprit} is not on this node (any more): the kubelet remembers it from before; "
+        "delete the pod so that it is placed anew",
+    )
+
+
+@pytest.mark.parametrize(("kind", "device_ids"), [(MEMORY, ids(1, [0])), (COUNT, [uuid(0), uuid(1)])])
+def test_a_gpu_out_of_service_is_refused_with_its_reason(kind: Kind, device_ids: Sequence[str]) -> None:
+    there = node(8, 8, unhealthy={1: "it fell off the bus (XID 79)"})
+    assert admit(there, kind, device_ids) == Refused(
+        Why.UNHEALTHY, "GPU 1 is out of service: it fell off the bus (XID 79)"
+    )
+
+
+def test_shares_of_a_gpu_in_whole_use_are_refused() -> None:
+    assert admit(node(8, 8, whole=[1]), MEMORY, ids(1, [0])) == Refused(
+        Why.IN_WHOLE_USE, "GPU 1 is in whole use by another container"
+    )
+
+
+def test_a_gpu_with_shares_in_use_is_not_given_whole() -> None:
+    assert admit(node(8, 8, used={1: [0, 5, 6]}), COUNT, [uuid(0), uuid(1)]) == Refused(
+        Why.SHARES_IN_USE, "GPU 1 cannot be taken whole: 3 GiB of its memory are in use"
+    )
+
+
+def test_of_several_gpus_the_first_that_is_barred_is_told() -> None:
+    there = node(8, 8, 8, used={1: [0]}, unhealthy={2: "too hot"})
+    refused = admit(there, COUNT, [uuid(2), uuid(1), uuid(0)])
+    assert refused == Refused(Why.SHARES_IN_USE, "GPU 1 cannot be taken whole: 1 GiB of its memory are in use")
+
+
+UNREADABLE = Refused(
+    Why.BOOKS_UNREADABLE,
+    "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
+    "the log of the GPU device plugin on this node says what to do",
+)
+
+
+def test_while_the_checkpoint_is_unreadable_only_what_is_known_to_be_held_is_given_again() -> None:
+    there = node(8, 8, used={0: [0, 1]}, whole=[1], certain=False)
+    assert admit(there, MEMORY, ids(0, [2])) == UNREADABLE
+    assert admit(there, MEMORY, ids(0, [1, 2])) == UNREADABLE
+    assert isinstance(admit(there, MEMORY, ids(0, [0, 1])), Placement)
+    assert isinstance(admit(there, COUNT, [uuid(1)]), Placement)
+    assert isinstance(admit(node(8, used={0: [0, 1]}, certain=False), MEMORY, ids(0, [0, 1])), Placement)
+    assert admit(node(8, certain=False), COUNT, [uuid(0)]) == UNREADABLE
+
+
+# --- several GPUs
+
+
+def test_shares_of_several_gpus_are_given_where_just_they_were_promised() -> None:
+    there = node(8, 8, 8)
+    promise = Promise(((0, 2), (2, 2)))
+    device_ids = (*ids(2, [0, 1]), *ids(0, [5, 6]))
+    assert admit(there, MEMORY, device_ids, promise) == Placement(Demand(MEMORY, 4, gpus=2), ((0, 2), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [None, Promise(((0, 4),)), Promise(((0, 1), (1, 3))), Promise(((0, 3), (2, 3))), Promise(())],
+    ids=["none", "one GPU", "other sizes", "of more", "nothing"],
+)
+def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: Promise | None) -> None:
+    refused = admit(node(8, 8, 8), MEMORY, (*ids(0, [0, 1]), *ids(1, [0, 1])), promise)
+    assert refused == Refused(
+        Why.SCATTERED,
+        "GPU memory: 4 GiB asked, and the kubelet chose shares of several GPUs although one GPU has room; "
+        "delete the pod to try again",
+    )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "used", "refused"),
+    [
+        (
+            (8, 8, 8),
+            {},
+            Refused(
+                Why.SCATTERED,
+                "GPU memory: 12 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
+                "delete the pod to try again",
+            ),
+        ),
+        (
+            (8, 8, 8),
+            {0: [5, 6, 7], 2: [5, 6, 7]},
+            Refused(Why.NO_ROOM, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 1"),
+        ),
+        (
+            (5, 5, 5),
+            {},
+            Refused(Why.TOO_LARGE, "GPU memory: 12 GiB asked from 2 GPUs, healthy GPUs with 6 GiB free: 0"),
+        ),
+    ],
+)
+def test_equal_parts_of_several_gpus_that_cannot_be_had_as_promised_are_explained_as_such(
+    sizes: tuple[int, ...], used: dict[int, list[int]], refused: Refused
+) -> None:
+    """6 GiB each of GPUs 0 and 2 were promised."""
+    device_ids = (*ids(0, range(5)), *ids(1, range(5)), *ids(2, range(2)))
+    assert admit(node(*sizes, used=used), MEMORY, device_ids, Promise(((0, 6), (2, 6)))) == refused
+
+
+def test_equal_parts_of_other_gpus_than_were_promised_serve_as_well() -> None:
+    found = admit(node(8, 8, 8), MEMORY, (*ids(1, [0, 1]), *ids(2, [0, 1])), Promise(((0, 2), (1, 2))))
+    assert found == Placement(Demand(MEMORY, 4, gpus=2), ((1, 2), (2, 2)))
+
+
+def test_a_container_that_was_promised_two_gpus_is_not_content_with_one() -> None:
+    refused = admit(node(8, 8), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
+    assert refused == Refused(
+        Why.SCATTERED,
+        "GPU memory: 4 GiB asked, and the kubelet chose shares that are not equal parts of 2 GPUs; "
+        "delete the pod to try again",
+    )
+
+
+def test_a_gpu_twice_the_size_does_not_stand_for_two() -> None:
+    """GPU 1 is taken whole: nobody can have 2 of each of two GPUs."""
+    refused = admit(node(8, 8, whole=[1]), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
+    assert refused == Refused(Why.NO_ROOM, "GPU memory: 4 GiB asked from 2 GPUs, healthy GPUs with 2 GiB free: 1")
+
+
+def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:
+    """Equal pods were swapped: nobody loses."""
+    assert isinstance(admit(node(8, 8), MEMORY, ids(1, [0, 1]), Promise(((0, 2),))), Placement)
+
+
+def test_shares_of_several_gpus_are_refused_because_no_single_one_has_room() -> None:
+    there = node(8, 8, used={0: range(3), 1: range(5)})
+    assert admit(there, MEMORY, (*ids(0, [4, 5, 6, 7]), *ids(1, [5, 6]))) == Refused(
+        Why.NO_ROOM, "GPU memory: 6 GiB asked, the emptiest healthy GPU has 5 GiB free"
+    )
+
+
+def test_more_than_any_gpu_has_can_never_be_had() -> None:
+    there = node(4, 8, used={1: range(4)})
+    assert admit(there, MEMORY, (*ids(0, range(4)), *ids(1, range(3, 8)))) == Refused(
+        Why.TOO_LARGE,
+        "GPU memory: 9 GiB asked, the largest GPU of this node has 8 GiB in all, so it can never run here",
+    )
+
+
+def test_exactly_what_the_largest_gpu_has_is_not_too_large() -> None:
+    there = node(8, 8, used={0: [0], 1: [0]})
+    assert admit(there, MEMORY, (*ids(0, range(1, 8)), *ids(1, [1]))) == Refused(
+        Why.NO_ROOM, "GPU memory: 8 GiB asked, the emptiest healthy GPU has 7 GiB free"
+    )
+
+
+MEND = "GPU 0, which has less; let the init container ask as much as the largest container"
+
+
+@pytest.mark.parametrize(
+    ("after_init", "why"),
+    [
+        (True, f"but an init container of this pod took {MEND}"),
+        (None, f"but an init container of this pod seems to have had {MEND}, or delete the pod to try again"),
+        (False, "and the kubelet chose shares of several GPUs although one GPU has room; delete the pod to try again"),
+    ],
+    ids=["served", "not known", "none"],
+)
+def test_a_container_larger_than_the_init_container_before_it_is_told_what_to_do(
+    why: str, *, after_init: bool | None
+) -> None:
+    """The init container took 2 GiB of GPU 0, whose other shares are in use; GPU 1 could serve all 4 GiB.
+
+    Shares that we hold may as well be those of a pod that has just ended, if nobody knows whose call it is.
+    """
+    there = node(8, 8, used={0: range(8)})
+    assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refused(
+        Why.SCATTERED, f"GPU memory: 4 GiB asked, {why}"
+    )
+
+
+def test_all_gpus_of_an_init_container_are_named() -> None:
+    there = node(8, 8, 8, used={0: range(8), 1: range(8)})
+    refused = admit(there, MEMORY, (*ids(0, [0]), *ids(1, [0]), *ids(2, [0])), after_init=True)
+    assert isinstance(refused, Refused)
+    assert "an init container of this pod took GPU 0, GPU 1, which has less" in refused.sentence
+
+
+# --- properties
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Node:
+    gib = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    return node(
+        *gib,
+        used={p: draw(st.sets(st.integers(0, size - 1))) for p, size in enumerate(gib) if draw(st.booleans())},
+        whole=[p for p in range(len(gib)) if draw(st.integers(0, 4)) == 0],
+        unhealthy={p: "broken" for p in range(len(gib)) if draw(st.integers(0, 4)) == 0},
+        certain=draw(st.integers(0, 4)) > 0,
+    )
+
+
+@given(worlds(), st.sampled_from(Kind), st.data())
+def test_nothing_is_given_that_must_not_be(there: Node, kind: Kind, data: st.DataObject) -> None:
+    """Whatever the kubelet asks: never two GPUs' shares without that promise, never both uses of one GPU."""
+    every = [name for shared in there.shares.gpus for k in Kind for name in shared.ids(k)]
+    device_ids = data.draw(st.lists(st.sampled_from([*every, "GPU-9::0"]), unique=True, min_size=1, max_size=6))
+    positions = st.integers(0, len(there.shares.gpus) - 1)
+    shares = data.draw(st.none() | st.dictionaries(positions, st.integers(1, 3)))
+    promise = None if shares is None else Promise(tuple(sorted(shares.items())))
+    answer = admit(there, kind, device_ids, promise)
+    if isinstance(answer, Refused):
+        assert answer.sentence
+        return
+    assert {name for shared in there.shares.gpus for name in shared.ids(kind)} >= set(device_ids)
+    assert len(answer.positions) == 1 or kind is COUNT or (promise is not None and answer.shares == promise.shares)
+    for position in answer.positions:
+        use = there.use(there.shares.gpus[position])
+        assert not (use.whole if kind is MEMORY else use.shares)
+        assert uuid(position) not in there.unhealthy
+    assert there.ledger.certain or set(device_ids) <= there.ledger.holds.keys()
+    assert answer.demand.amount == len(device_ids)
+
+
+@given(worlds(), st.data())
+def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) -> None:
+    """No refusal without cause."""
+    good = [
+        shared
+        for shared in there.shares.gpus
+        if shared.gpu.uuid not in there.unhealthy and not there.use(shared).whole and there.ledger.certain
+    ]
+    for shared in good:
+        some = data.draw(st.lists(st.sampled_from(shared.shares), unique=True, min_size=1))
+        assert admit(there, MEMORY, some) == Placement(Demand(MEMORY, len(some)), ((shared.position, len(some)),))
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> None:
+    there = node(8, 8)
+    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
+    assert refused == Refused(
+        Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
+    )
+    assert isinstance(admit(there, kind, there.shares.gpus[1].ids(kind)[:1]), Placement)

@@ -1,0 +1,458 @@
+"""Whose call is this?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.contract.annotations import Promise
+from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted, match
+from gpu_device_plugin.core.node.preferring import Question, spread_over
+from gpu_device_plugin.testing.nodes import node
+
+MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
+
+
+def on(*shares: tuple[int, int]) -> Promise:
+    """A promise of (position, shares)."""
+    return Promise(shares)
+
+
+def app(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
+    return Wanted(name, MEMORY, amount, promise=promise, served=served)
+
+
+def init(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
+    return Wanted(name, MEMORY, amount, init=True, promise=promise, served=served)
+
+
+def whole(name: str, amount: int, promise: Promise | None = None, *, served: bool = False) -> Wanted:
+    return Wanted(name, COUNT, amount, promise=promise, served=served)
+
+
+def pod(uid: str, *wanted: Wanted) -> WaitingPod:
+    return WaitingPod(uid, f"default/{uid}", wanted)
+
+
+def asking(amount: int, *free: int, must: int | None = None) -> Call:
+    """A call for shares; `free` by position."""
+    return Call(MEMORY, amount, dict(enumerate(free)), frozenset() if must is None else frozenset({must}))
+
+
+def whose(found: Matched) -> tuple[str, str] | None:
+    """The pod and the container."""
+    return None if found.match is None else (found.match.pod.uid, found.match.wanted.container)
+
+
+def test_nobody_waits() -> None:
+    assert match(asking(4, 8), []) == Matched(None, {})
+
+
+def test_the_one_that_asks_this_much_is_meant() -> None:
+    waiting = [pod("a", app("c", 2)), pod("b", app("c", 4)), pod("d", whole("c", 4))]
+    assert match(asking(4, 8), waiting).match == Match(waiting[1], waiting[1].wanted[0])
+    assert whose(match(Call(COUNT, 4, {0: 1}), waiting)) == ("d", "c")
+    assert whose(match(asking(3, 8), waiting)) is None
+
+
+def test_among_equals_the_one_bound_first_is_meant() -> None:
+    waiting = [pod("z", app("c", 4)), pod("a", app("c", 4))]
+    assert whose(match(asking(4, 8), waiting)) == ("z", "c")
+
+
+def test_a_pod_once_begun_is_finished_first() -> None:
+    """The kubelet asks for the containers of one pod consecutively."""
+    waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 4))]
+    assert whose(match(asking(4, 8), waiting, begun="b")) == ("b", "second")
+    assert whose(match(asking(4, 8), waiting, begun="a")) == ("a", "c")
+    assert whose(match(asking(4, 8), waiting)) == ("a", "c")
+    assert whose(match(asking(4, 8), waiting, begun="somebody who is gone")) == ("a", "c")
+
+
+def test_a_pod_begun_that_needs_another_amount_does_not_stand_in_the_way() -> None:
+    waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 2))]
+    assert whose(match(asking(4, 8), waiting, begun="b")) == ("a", "c")
+
+
+def test_only_the_next_container_of_a_pod_can_be_meant() -> None:
+    waiting = [pod("a", init("setup", 2), app("c", 4)), pod("b", app("c", 4))]
+    assert whose(match(asking(4, 8), waiting)) == ("b", "c")
+    assert whose(match(asking(2, 8), waiting)) == ("a", "setup")
+
+
+def test_the_resources_of_one_container_are_asked_for_in_any_order() -> None:
+    both = (app("c", 4), whole("c", 1), app("d", 2))
+    assert whose(match(asking(4, 8), [pod("a", *both)])) == ("a", "c")
+    assert whose(match(Call(COUNT, 1, {0: 1}), [pod("a", *both)])) == ("a", "c")
+    half = pod("a", replace(both[0], served=True), *both[1:])
+    assert whose(match(Call(COUNT, 1, {0: 1}), [half])) == ("a", "c")
+    assert whose(match(asking(4, 8), [half])) is None
+    assert whose(match(asking(2, 8), [half])) is None
+
+
+def test_a_match_tells_whether_its_container_asks_for_shares_and_for_whole_gpus() -> None:
+    """Other containers of the pod may ask the other resource."""
+    one = pod("a", app("c", 4), app("d", 2), whole("d", 1))
+    assert [Match(one, wanted).asks_both for wanted in one.wanted] == [False, True, True]
+
+
+# --- promises
+
+
+def test_a_promise_that_fits_goes_before_one_that_does_not() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
+    assert whose(match(asking(4, 3, 4), waiting)) == ("b", "c")
+    assert whose(match(asking(4, 4, 4), waiting)) == ("a", "c")
+    assert whose(match(asking(4, 4), waiting)) == ("a", "c")
+
+
+def test_a_promise_elsewhere_than_what_must_be_used_does_not_fit() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
+    assert whose(match(asking(4, 8, 8, must=1), waiting)) == ("b", "c")
+
+
+def test_a_promise_of_several_gpus_fits_where_all_of_them_have_room() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 2), (1, 2)))), pod("b", app("c", 4, on((1, 2), (2, 2))))]
+    assert whose(match(asking(4, 2, 8, 8), waiting)) == ("a", "c")
+    assert whose(match(asking(4, 1, 8, 8), waiting)) == ("b", "c")
+    assert whose(match(asking(4, 2, 8, 8, must=1), waiting)) == ("a", "c")
+
+
+def test_who_was_promised_two_gpus_does_not_swap_with_who_was_promised_one() -> None:
+    """As much of one GPU is not what it asked for. Three quarters of one and a quarter of another are one demand."""
+    two, one, uneven = on((0, 2), (1, 2)), on((1, 4)), on((1, 3), (2, 1))
+    for first, second, expected in ((two, one, "a"), (one, two, "a"), (one, uneven, "b"), (two, None, "a")):
+        waiting = [pod("a", app("c", 4, first)), pod("b", app("c", 4, second))]
+        assert whose(match(asking(4, 1, 3, 8), waiting)) == (expected, "c")
+
+
+def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:
+    waiting = [pod("a", whole("c", 2, on((0, 8), (1, 8)))), pod("b", whole("c", 2, on((1, 8), (2, 8))))]
+    assert whose(match(Call(COUNT, 2, {1: 1, 2: 1}), waiting)) == ("b", "c")
+    assert whose(match(Call(COUNT, 2, {0: 1, 1: 1, 2: 1}), waiting)) == ("a", "c")
+    assert whose(match(Call(COUNT, 2, {0: 1, 1: 1, 2: 1}, frozenset({2})), waiting)) == ("b", "c")
+
+
+def test_a_promise_of_a_gpu_that_is_not_among_those_with_room_does_not_fit() -> None:
+    waiting = [pod("a", app("c", 1, on((0, 1)))), pod("b", app("c", 1, on((1, 1))))]
+    assert whose(match(Call(MEMORY, 1, {1: 4}), waiting)) == ("b", "c")
+    # Nor where the one that fits takes what was promised to a third.
+    waiting.append(pod("d", app("c", 1, on((1, 1)))))
+    assert whose(match(Call(MEMORY, 1, {1: 1}), waiting)) == ("b", "c")
+
+
+def test_whole_gpus_are_matched_in_order_whatever_else_was_promised() -> None:
+    """Shares of GPU 0 were promised to the last one. That is the scheduler's contradiction, and not solved here."""
+    waiting = [
+        pod("a", whole("c", 1, on((0, 8)))),
+        pod("b", whole("c", 1, on((1, 8)))),
+        pod("d", whole("c", 1)),
+        pod("e", app("c", 4, on((0, 4)))),
+    ]
+    assert whose(match(Call(COUNT, 1, {0: 1, 1: 1}), waiting)) == ("a", "c")
+
+
+def test_a_pod_that_has_everything_is_not_meant() -> None:
+    waiting = [pod("a", app("c", 4, served=True)), pod("b", app("c", 4))]
+    assert whose(match(asking(4, 8), waiting)) == ("b", "c")
+
+
+def test_a_call_that_fits_no_promise_still_belongs_to_somebody() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((0, 4))))]
+    assert whose(match(asking(4, 3, 8), waiting)) == ("a", "c")
+
+
+def test_without_a_promise_the_order_alone_decides() -> None:
+    waiting = [pod("a", app("c", 4)), pod("b", app("c", 4, on((0, 4))))]
+    assert whose(match(asking(4, 8), waiting)) == ("a", "c")
+
+
+def test_the_choice_leaves_every_other_promise_satisfiable() -> None:
+    """Of GPU 0 six shares are left. If the call were the first one's, the third one's promise were lost."""
+    waiting = [
+        pod("a", app("c", 4, on((0, 4)))),
+        pod("b", app("c", 4, on((1, 4)))),
+        pod("d", app("c", 3, on((0, 3)))),
+    ]
+    assert whose(match(asking(4, 6, 4), waiting)) == ("b", "c")
+    assert whose(match(asking(4, 7, 4), waiting)) == ("a", "c")
+
+
+def test_a_promise_that_is_lost_anyway_stands_in_nobodys_way() -> None:
+    """The third one's promise on GPU 2 cannot be kept in either case."""
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4)))), pod("d", app("c", 3, on((2, 3))))]
+    assert whose(match(asking(4, 4, 4, 0), waiting)) == ("a", "c")
+
+
+def test_when_no_choice_leaves_all_promises_satisfiable_the_order_decides() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("d", 4, on((0, 4))))]
+    assert whose(match(asking(4, 7), waiting)) == ("a", "c")
+
+
+def choosy(wanted: Wanted, *allowed: int) -> Wanted:
+    """The same container of a pod that wants only these GPUs."""
+    return replace(wanted, allowed=frozenset(allowed))
+
+
+def test_a_pod_that_wants_certain_gpus_is_taken_for_no_other() -> None:
+    """A asks. It was promised GPU 0, which is full, and wants no GPU 1; B's promise would do in size."""
+    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)), pod("b", app("c", 4, on((1, 4))))]
+    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("a", "c")
+
+
+def test_a_pod_that_wants_certain_gpus_inherits_no_other() -> None:
+    """If A were taken for B, B would go on with the promise of GPU 0, which its owner does not want."""
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", choosy(app("c", 4, on((1, 4))), 1))]
+    assert whose(match(asking(4, 0, 4), waiting)) == ("a", "c")
+
+
+def test_among_several_that_could_be_meant_one_is_taken_whose_gpus_suit_both() -> None:
+    waiting = [
+        pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)),
+        pod("b", app("c", 4, on((1, 4)))),
+        pod("d", app("c", 4, on((2, 4)))),
+    ]
+    assert whose(match(asking(4, 0, 4, 4), waiting)) == ("d", "c")
+    unpromised = [pod("a", choosy(app("c", 4), 0)), pod("b", choosy(app("c", 4), 1))]
+    assert whose(match(asking(4, 4, 4), unpromised)) == ("a", "c")
+
+
+def test_wishes_that_both_promises_meet_change_nothing() -> None:
+    waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 1)), pod("b", choosy(app("c", 4, on((1, 4))), 0, 1))]
+    assert whose(match(asking(4, 0, 4), waiting)) == ("b", "c")
+
+
+def test_a_chain_of_init_containers_counts_in_full() -> None:
+    """B will need 8 of GPU 0 in the end. With 8 free they are lost if the call is A's, and A's 4 if the call is B's."""
+    chain = pod("b", init("setup", 4, on((0, 4))), app("c", 8, on((0, 8))))
+    waiting = [pod("a", app("c", 4, on((0, 4)))), chain, pod("d", app("c", 4, on((1, 4))))]
+    assert whose(match(asking(4, 8, 4), waiting)) == ("d", "c")
+    assert whose(match(asking(4, 12, 4), waiting)) == ("a", "c")
+
+
+def test_the_sequence_that_oldest_first_loses() -> None:
+    """GPU 0 has 8 free and GPU 1 has 4. A is older and was promised GPU 0: init 4, then 8. B was promised 4 of GPU 1.
+
+    B was bound first, so that the kubelet asks for B first. Whoever gives B's 4 to A's init container takes them from
+    GPU 0, and A, whose init container then gets GPU 1, can never have 8 there.
+    """
+    a = pod("a", init("setup", 4, on((0, 4))), app("c", 8, on((0, 8))))
+    b = pod("b", app("c", 4, on((1, 4))))
+
+    first = match(asking(4, 8, 4), [b, a])
+    assert whose(first) == ("b", "c")
+    assert first.reserved == {0: 8}
+
+    second = match(asking(4, 8), [a], begun="b")
+    assert whose(second) == ("a", "setup")
+    assert second.reserved == {0: 4}
+
+    a = pod("a", init("setup", 4, on((0, 4)), served=True), app("c", 8, on((0, 8))))
+    third = match(asking(8, 8, must=0), [a], begun="a")
+    assert whose(third) == ("a", "c")
+    assert third.reserved == {}
+
+
+# --- what is kept for others
+
+
+def test_what_is_promised_to_others_is_reserved() -> None:
+    waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 2, on((0, 2)))), pod("d", app("c", 3, on((1, 3))))]
+    assert match(asking(4, 8, 8), waiting).reserved == {0: 2, 1: 3}
+    assert match(asking(9, 9, 9), waiting) == Matched(None, {0: 6, 1: 3})
+
+
+def test_a_demand_without_a_promise_reserves_nothing() -> None:
+    waiting = [pod("a", app("c", 4)), pod("b", app("c", 2)), pod("d", whole("c", 1))]
+    assert match(asking(4, 8), waiting) == Matched(Match(waiting[0], waiting[0].wanted[0]), {})
+
+
+def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
+    waiting = [
+        pod("a", whole("c", 2, on((0, 8), (1, 8)))),
+        pod("b", whole("c", 1, on((2, 8))), whole("d", 1, on((3, 8)), served=True)),
+        pod("d", app("c", 4, on((4, 4)))),
+    ]
+    assert match(asking(4, 0, 0, 0, 0, 8), waiting).whole == {0, 1, 2}
+    assert match(asking(4, 0, 0, 0, 0, 8), waiting).reserved == {}
+    found = match(Call(COUNT, 2, {0: 1, 1: 1}), waiting)
+    assert whose(found) == ("a", "c")
+    assert found.whole == {2}
+    assert found.reserved == {4: 4}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reserved"),
+    [
+        # Containers that run together need the sum, and less when some have theirs.
+        ([app("a", 2, on((0, 2))), app("b", 3, on((0, 3)))], {0: 5}),
+        ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)))], {0: 3}),
+        ([app("a", 2, on((0, 2))), app("b", 3, on((1, 3)))], {0: 2, 1: 3}),
+        ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)), served=True), app("c", 1, on((0, 1)))], {0: 1}),
+        # An init container hands on what it had.
+        ([init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 4}),
+        ([init("i", 4, on((0, 4))), app("a", 8, on((0, 8)))], {0: 8}),
+        ([init("i", 4, on((0, 4)), served=True), app("a", 8, on((0, 8)))], {0: 4}),
+        ([init("i", 4, on((0, 4)), served=True), app("a", 3, on((0, 3)))], {}),
+        ([init("i", 4, on((0, 4)), served=True), app("a", 3, on((0, 3))), app("b", 2, on((0, 2)))], {0: 1}),
+        (
+            [init("i", 4, on((0, 4)), served=True), app("a", 3, on((0, 3)), served=True), app("b", 2, on((0, 2)))],
+            {0: 1},
+        ),
+        ([init("i", 2, on((0, 2)), served=True), init("j", 5, on((0, 5))), app("a", 1, on((0, 1)))], {0: 3}),
+        (
+            [init("i", 5, on((0, 5)), served=True), init("j", 2, on((0, 2)), served=True), app("a", 6, on((0, 6)))],
+            {0: 1},
+        ),
+        # A sidecar keeps what it has while the init containers after it run.
+        ([app("s", 2, on((0, 2))), init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 6}),
+        ([app("s", 2, on((0, 2)), served=True), init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 4}),
+        ([app("s", 2, on((0, 2)), served=True), init("i", 4, on((0, 4)), served=True), app("a", 3, on((0, 3)))], {}),
+        (
+            [app("s", 2, on((0, 2)), served=True), init("i", 4, on((0, 4)), served=True), app("a", 5, on((0, 5)))],
+            {0: 1},
+        ),
+        # A sidecar after an init container takes over from it.
+        (
+            [init("i", 4, on((0, 4)), served=True), app("s", 2, on((0, 2)), served=True), app("a", 3, on((0, 3)))],
+            {0: 1},
+        ),
+        # What has no promise is not counted, nor are whole GPUs.
+        ([init("i", 4), app("a", 3, on((0, 3))), whole("b", 1, on((1, 8)))], {0: 3}),
+        ([app("a", 4, on((0, 2), (1, 2))), app("b", 1, on((1, 1)))], {0: 2, 1: 3}),
+    ],
+)
+def test_a_pod_reserves_what_its_containers_will_still_need(wanted: list[Wanted], reserved: dict[int, int]) -> None:
+    """As the kubelet reckons: it hands on the devices of init containers and lets nobody else have them."""
+    assert match(asking(99, 99), [pod("a", *wanted)]).reserved == reserved
+
+
+# --- a scheduler, a node agent and a kubelet together
+
+
+@dataclass
+class World:
+    """A node with promises, and the kubelet's part: in order, one container after the other, devices handed on."""
+
+    gib: list[int]
+    taken: dict[str, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.node = node(*self.gib)
+
+    def admit(
+        self, pod: WaitingPod, waiting: list[WaitingPod], begun: str | None
+    ) -> tuple[list[WaitingPod], list[bool]]:
+        """Allocate for each container of `pod`; return who waits afterwards, and whether each got its promise."""
+        reusable: set[str] = set()
+        kept: list[bool] = []
+        mine = self.taken.setdefault(pod.uid, set())
+        for number, wanted in enumerate(pod.wanted):
+            taken = set().union(*self.taken.values())
+            available = {name for shared in self.node.shares.gpus for name in shared.shares} - taken
+            must = sorted(reusable)[: wanted.amount]
+            question = Question(self.node, MEMORY, [*available, *must], must, wanted.amount)
+            matched = match(question.call, waiting, begun)
+            given = (
+                set(question.answer(self.node, POLICIES["binpack"], matched)) if len(must) < wanted.amount else {*must}
+            )
+            mine |= given
+            reusable = reusable | given if wanted.init else reusable - given
+            assert wanted.promise is not None
+            kept.append(tuple(sorted(spread_over(self.node, given).items())) == wanted.promise.shares)
+            served = tuple(replace(w, served=True) if n <= number else w for n, w in enumerate(pod.wanted))
+            waiting = [replace(other, wanted=served) if other.uid == pod.uid else other for other in waiting]
+            begun = pod.uid
+        return [other for other in waiting if other.uid != pod.uid], kept
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=3), st.data())
+def test_every_promise_is_kept_when_pods_are_asked_for_in_the_order_they_were_bound(
+    gib: list[int], data: st.DataObject
+) -> None:
+    """Init containers, sidecars and several containers for each pod; the scheduler fills the node as far as it goes."""
+    room = dict(enumerate(gib))
+    pods: list[WaitingPod] = []
+    for uid in "abcdef":
+        position = data.draw(st.integers(0, len(gib) - 1))
+        if room[position] == 0:
+            continue
+        wanted: list[Wanted] = []
+        running = peak = 0
+        for name in "xyz"[: data.draw(st.integers(1, 3))]:
+            first = data.draw(st.booleans())
+            amount = data.draw(st.integers(0, room[position] - running))
+            if amount:
+                promise = on((position, amount))
+                wanted.append(init(name, amount, promise) if first else app(name, amount, promise))
+                peak = max(peak, running + amount)
+                running += 0 if first else amount
+        if wanted:
+            room[position] -= peak
+            pods.append(pod(uid, *wanted))
+    world, waiting, begun = World(gib), pods, None
+    for each in pods:
+        waiting, kept = world.admit(each, waiting, begun)
+        assert all(kept)
+        begun = each.uid
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.lists(st.booleans(), min_size=6), st.data())
+def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
+    positions: list[int], wishing: list[bool], data: st.DataObject
+) -> None:
+    """Equal pods, some with wishes that their promises meet; some room is lost to somebody who asked nobody."""
+    gib = [2 * positions.count(position) + 2 for position in range(3)]
+    pods = [
+        pod(str(n), choosy(app("c", 2, on((position, 2))), position) if wishing[n] else app("c", 2, on((position, 2))))
+        for n, position in enumerate(positions)
+    ]
+    world, waiting = World(gib), pods
+    for each in pods:
+        lost = data.draw(st.sampled_from([*sorted(free(world)), None]))
+        world.taken.setdefault("stranger", set()).update({lost} if lost else ())
+        question = Question(world.node, MEMORY, free(world), [], 2)
+        matched = match(question.call, waiting)
+        assert matched.match is not None
+        given = question.answer(world.node, POLICIES["binpack"], matched)
+        allowed = each.wanted[0].allowed
+        if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
+            assert spread_over(world.node, given).keys() <= allowed
+        world.taken[each.uid] = set(given)
+        # The books show that it was this one, and whoever was taken for it inherits its promise.
+        heir, left = matched.match.pod.uid, next(other for other in waiting if other.uid == each.uid).wanted[0].promise
+        waiting = [
+            replace(other, wanted=(replace(other.wanted[0], promise=left),)) if other.uid == heir else other
+            for other in waiting
+            if other.uid != each.uid
+        ]
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.integers(1, 3), st.data())
+def test_swapping_equals_costs_nothing(positions: list[int], amount: int, data: st.DataObject) -> None:
+    """Pods that ask the same, asked for in any order: some get each other's GPU, all get one, and all room is used."""
+    gib = [amount * positions.count(position) or 1 for position in range(3)]
+    pods = [pod(str(n), app("c", amount, on((position, amount)))) for n, position in enumerate(positions)]
+    world, waiting = World(gib), pods
+    for each in data.draw(st.permutations(pods)):
+        question = Question(world.node, MEMORY, free(world), [], amount)
+        matched = match(question.call, waiting)
+        assert matched.match is not None
+        given = question.answer(world.node, POLICIES["binpack"], matched)
+        assert len(spread_over(world.node, given)) == 1
+        world.taken[each.uid] = set(given)
+        waiting = [other for other in waiting if other.uid != matched.match.pod.uid]
+    assert spread_over(world.node, set().union(*world.taken.values())) == {
+        position: amount * positions.count(position) for position in set(positions)
+    }
+
+
+def free(world: World) -> set[str]:
+    """The shares that nobody has."""
+    every = {name for shared in world.node.shares.gpus for name in shared.shares}
+    return every - set().union(*world.taken.values())

@@ -1,0 +1,41 @@
+"""A node at one moment."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.core.model.placing import Room
+from gpu_device_plugin.core.node.ledger import Ledger, Use
+from gpu_device_plugin.testing.nodes import ids, node
+
+
+def test_rooms_tell_of_each_gpu_what_a_demand_has_to_know() -> None:
+    there = node(4, 8, 2, used={0: [0, 3], 1: range(8)}, whole=[2], unhealthy={1: "it fell off the bus"})
+    assert there.rooms() == (
+        Room(0, total=4, free=2, healthy=True, shared=True, whole=False),
+        Room(1, total=8, free=0, healthy=False, shared=True, whole=False),
+        Room(2, total=2, free=2, healthy=True, shared=False, whole=True),
+    )
+
+
+def test_the_kubelets_count_of_free_shares_replaces_ours() -> None:
+    there = node(4, used={0: [0]})
+    assert there.room(there.shares.gpus[0], 1) == Room(0, total=4, free=1, shared=True)
+    assert there.room(there.shares.gpus[0], 0) == Room(0, total=4, free=0, shared=True)
+
+
+def test_more_ids_in_use_than_there_are_shares_leave_no_room() -> None:
+    """The shares were half as large when these were given out."""
+    there = node(4, used={0: range(6)})
+    assert there.rooms() == (Room(0, total=4, free=0, shared=True),)
+
+
+def test_a_connection_is_the_same_in_both_directions() -> None:
+    there = node(4, 4, 4, closeness={(0, 2): 7})
+    assert (there.connection(0, 2), there.connection(2, 0), there.connection(0, 1)) == (7, 7, 0)
+
+
+def test_another_ledger_makes_another_node() -> None:
+    there = node(4, unhealthy={0: "too hot"})
+    taken = there.with_ledger(Ledger().seen(ids(0, [1])))
+    assert taken.use(taken.shares.gpus[0]) == Use(frozenset({1}))
+    assert taken.unhealthy == there.unhealthy
+    assert there.with_ledger(there.ledger) is there

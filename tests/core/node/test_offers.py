@@ -1,0 +1,172 @@
+"""Which device IDs are called healthy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.offers import Offer, offers
+from gpu_device_plugin.testing.nodes import ids, node, uuid
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.node.node import Node
+
+MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
+
+
+def healthy(there: Node, kind: Kind, most_free: int | None = None) -> set[str]:
+    return {name for offer in offers(there, kind, most_free) for name, good in offer.devices(kind) if good}
+
+
+def everything(there: Node, kind: Kind) -> list[str]:
+    return [name for shared in there.shares.gpus for name in shared.ids(kind)]
+
+
+def test_everything_is_offered_of_a_free_node() -> None:
+    there = node(3, 2)
+    assert healthy(there, MEMORY) == {*ids(0, range(3)), *ids(1, range(2))}
+    assert healthy(there, COUNT) == {uuid(0), uuid(1)}
+
+
+def test_every_id_is_listed_in_order_healthy_or_not() -> None:
+    there = node(3, 2, used={0: [1]}, whole=[1], unhealthy={0: "too hot"})
+    listed = [name for offer in offers(there, MEMORY) for name, _ in offer.devices(MEMORY)]
+    assert listed == [*ids(0, range(3)), *ids(1, range(2))]
+    assert [name for offer in offers(there, COUNT) for name, _ in offer.devices(COUNT)] == [uuid(0), uuid(1)]
+
+
+def test_a_gpu_in_whole_use_offers_no_shares() -> None:
+    assert healthy(node(3, 2, whole=[0]), MEMORY) == {*ids(1, range(2))}
+
+
+def test_a_gpu_with_a_share_in_use_is_not_offered_whole() -> None:
+    assert healthy(node(3, 2, used={0: [1]}), COUNT) == {uuid(1)}
+
+
+def test_use_within_one_resource_changes_nothing_there() -> None:
+    """Which of its own IDs are free the kubelet knows."""
+    there = node(3, 2, used={0: [1]}, whole=[1])
+    assert healthy(there, COUNT) == {uuid(1)}
+    assert healthy(there, MEMORY) == {*ids(0, range(3))}
+
+
+def test_ids_in_use_never_flip_because_of_a_fence() -> None:
+    """The kubelet's books show both uses of GPU 0: what is in use stays as it was, what is free is fenced."""
+    there = node(3, used={0: [1]}, whole=[0])
+    assert healthy(there, MEMORY) == {*ids(0, [1])}
+    assert healthy(there, COUNT) == {uuid(0)}
+    assert offers(there, MEMORY) == (Offer(there.shares.gpus[0], fenced=frozenset({0, 2})),)
+    assert offers(there, COUNT) == (Offer(there.shares.gpus[0]),)
+
+
+def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
+    """Those in use too: whoever uses them has lost them anyway."""
+    there = node(3, 2, used={0: [1]}, unhealthy={0: "it fell off the bus"})
+    assert healthy(there, MEMORY) == {*ids(1, range(2))}
+    assert healthy(there, COUNT) == {uuid(1)}
+    assert [offer.unhealthy for offer in offers(there, MEMORY)] == [True, False]
+
+
+def test_while_the_books_are_unreadable_nothing_free_is_offered() -> None:
+    there = node(3, 2, 2, used={0: [1]}, whole=[1], certain=False)
+    assert healthy(there, MEMORY) == {*ids(0, [1])}
+    assert healthy(there, COUNT) == {uuid(1)}
+
+
+# --- showing less after a run of refusals
+
+
+def test_no_more_free_shares_are_shown_than_told_and_the_emptiest_gpus_show_theirs() -> None:
+    """Free are 2, 4 and 3 shares; shown are 5: 4 of GPU 1, 1 of GPU 2. Those in use stay healthy."""
+    there = node(4, 4, 4, used={0: [0, 2], 2: [1]})
+    assert healthy(there, MEMORY, 5) == {*ids(0, [0, 2]), *ids(1, range(4)), *ids(2, [0, 1])}
+    assert [offer.fenced for offer in offers(there, MEMORY, 5)] == [{1, 3}, set(), {2, 3}]
+
+
+def test_none_may_be_shown_and_all_may_be_shown() -> None:
+    there = node(2, 2, used={0: [1]})
+    assert healthy(there, MEMORY, 0) == {*ids(0, [1])}
+    assert healthy(there, MEMORY, 3) == {*everything(there, MEMORY)}
+
+
+def test_among_gpus_equally_empty_the_lower_position_shows_its_shares() -> None:
+    assert healthy(node(2, 2), MEMORY, 2) == {*ids(0, range(2))}
+
+
+def test_the_bound_counts_only_what_would_be_shown() -> None:
+    """GPU 0 is out of service, GPU 1 in whole use; both show nothing anyway."""
+    there = node(4, 4, 2, 2, whole=[1], unhealthy={0: "too hot"})
+    assert healthy(there, MEMORY, 3) == {*ids(2, range(2)), *ids(3, [0])}
+    assert [offer.unhealthy for offer in offers(there, MEMORY, 3)] == [True, False, False, False]
+
+
+def test_whole_gpus_are_not_bounded() -> None:
+    assert healthy(node(2, 2), COUNT, 0) == {uuid(0), uuid(1)}
+
+
+# --- properties
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Node:
+    gib = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    return node(
+        *gib,
+        used={p: draw(st.sets(st.integers(0, size - 1))) for p, size in enumerate(gib) if draw(st.booleans())},
+        whole=[p for p in range(len(gib)) if draw(st.integers(0, 2)) == 0],
+        unhealthy={p: "broken" for p in range(len(gib)) if draw(st.integers(0, 4)) == 0},
+        certain=draw(st.integers(0, 4)) > 0,
+    )
+
+
+@given(worlds())
+def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
+    for kind in Kind:
+        for shared in there.shares.gpus:
+            use = there.use(shared)
+            other = use.whole if kind is MEMORY else bool(use.shares)
+            for name in shared.ids(kind):
+                expected = shared.gpu.uuid not in there.unhealthy and (
+                    name in there.ledger.holds or (there.ledger.certain and not other)
+                )
+                assert (name in healthy(there, kind)) is expected
+
+
+@given(worlds(), st.sampled_from(Kind), st.none() | st.integers(0, 12))
+def test_ids_in_use_on_gpus_in_service_are_healthy_whatever_else_is(
+    there: Node, kind: Kind, most_free: int | None
+) -> None:
+    shown = healthy(there, kind, most_free)
+    for shared in there.shares.gpus:
+        mine = set(shared.ids(kind))
+        if shared.gpu.uuid in there.unhealthy:
+            assert not shown & mine
+        else:
+            assert shown >= mine & there.ledger.holds.keys()
+
+
+@given(worlds(), st.integers(0, 12))
+def test_a_bound_takes_just_what_is_too_much(there: Node, most_free: int) -> None:
+    plain, bounded = healthy(there, MEMORY), healthy(there, MEMORY, most_free)
+    free = len(plain - there.ledger.holds.keys())
+    assert bounded <= plain
+    assert len(bounded - there.ledger.holds.keys()) == min(free, most_free)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_what_is_free_of_a_gpu_held_through_another_resource_is_fenced(kind: Kind) -> None:
+    """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
+    there = node(3, 3, used={0: [1]})
+    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    shown = {name: healthy for offer in offers(there, kind) for name, healthy in offer.devices(kind)}
+    other = dict.fromkeys(there.shares.gpus[1].ids(kind), True)
+    ours = (
+        {ids(0, [0])[0]: False, ids(0, [1])[0]: True, ids(0, [2])[0]: False}
+        if kind is Kind.MEMORY
+        else {uuid(0): False}
+    )
+    assert shown == other | ours

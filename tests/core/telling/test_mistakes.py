@@ -1,0 +1,90 @@
+"""What to write instead of what a pod asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
+from gpu_device_plugin.testing.views import node_view
+
+MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
+BOTH = (MEM, COUNT)
+INSTEAD = "write aliyun.com/gpu-mem: N for N units of the memory of one GPU or aliyun.com/gpu-count: 1 for a whole GPU."
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aliyun.com/gpu-memory", "which no agent offers: did you mean aliyun.com/gpu-mem?"),
+        ("aliyun.com/gpumem", "which no agent offers: did you mean aliyun.com/gpu-mem?"),
+        ("aliyun.com/gpu-counts", "which no agent offers: did you mean aliyun.com/gpu-count?"),
+        ("aliyun.com/eni", f"which no agent offers: {INSTEAD}"),
+        ("nvidia.com/gpu", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
+        ("nvidia.com/mig-1g.5gb", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
+        ("volcano.sh/vgpu-memory", f"which nodes that share their GPUs do not offer: {INSTEAD}"),
+    ],
+)
+def test_a_resource_that_stands_for_gpus_elsewhere_is_told_with_ours(name: str, said: str) -> None:
+    assert list(asks_for_others(["cpu", name, "aliyun.com/gpu-mem", name], BOTH)) == [f"It asks for {name}, {said}"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "rdma/hca", "aliyun.com/gpu-mem", "example.com/gpu-mem"])
+def test_other_resources_are_nobodys_mistake(name: str) -> None:
+    assert list(asks_for_others([name], BOTH)) == []
+
+
+def test_only_what_is_offered_is_proposed() -> None:
+    (said,) = asks_for_others(["nvidia.com/gpu"], [MEM])
+    assert said.endswith("write aliyun.com/gpu-mem: N for N units of the memory of one GPU.")
+
+
+def asking(amount: int, gpus: int = 1, kind: Kind = Kind.MEMORY) -> Ask:
+    return Ask((Part(Demand(kind, amount, gpus)),))
+
+
+SMALL, LARGE = node_view("a", (15,)), node_view("b", (22, 141))
+
+
+@pytest.mark.parametrize(
+    ("asked", "units"),
+    [(asking(8000), 8), (asking(8192), 8), (asking(512), 1), (asking(141 * 1024), 141), (asking(16000, gpus=2), 8)],
+)
+def test_more_units_than_any_gpu_has_are_taken_for_mib(asked: Ask, units: int) -> None:
+    (said,) = asks_in_mib(asked, BOTH, [SMALL, LARGE])
+    amount = asked.parts[0].demand.amount // asked.parts[0].demand.gpus
+    assert said == (
+        f"It asks for {amount} units, which are 1 GiB each: no GPU has as much. If {amount} MiB are meant, write "
+        f"aliyun.com/gpu-mem: {units}."
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [asking(141), asking(15), asking(142), asking(511), asking(142 * 1024), asking(8000, kind=Kind.COUNT), Ask()],
+)
+def test_what_a_gpu_has_and_what_none_has_in_mib_either_is_left_alone(asked: Ask) -> None:
+    assert list(asks_in_mib(asked, BOTH, [SMALL, LARGE])) == []
+
+
+def test_where_shares_are_of_several_sizes_or_of_none_that_is_known_nothing_is_guessed() -> None:
+    halves = node_view("c", (30,), share_mib=512)
+    assert list(asks_in_mib(asking(8000), BOTH, [SMALL, halves])) == []
+    assert list(asks_in_mib(asking(8000), BOTH, [node_view("d", (15,), share_mib=None)])) == []
+    assert list(asks_in_mib(asking(8000), BOTH, [])) == []
+    assert "write aliyun.com/gpu-mem: 16." in next(asks_in_mib(asking(8000), BOTH, [halves]))
+
+
+def test_where_no_node_may_be_read_the_usual_unit_is_meant() -> None:
+    assert list(asks_in_mib(asking(141), BOTH, None)) == []
+    (said,) = asks_in_mib(asking(8000), [COUNT, MEM], None)
+    assert said == (
+        "It asks for 8000 units, which are 1 GiB each unless configured otherwise: no GPU has as much. If 8000 MiB are "
+        "meant, write aliyun.com/gpu-mem: 8."
+    )
+
+
+def test_a_unit_of_one_mib_is_never_mistaken() -> None:
+    assert list(asks_in_mib(asking(99_999), BOTH, [node_view("e", (15_360,), share_mib=1)])) == []

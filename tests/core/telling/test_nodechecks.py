@@ -1,0 +1,213 @@
+"""What keeps kube-scheduler from a node besides its GPUs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.telling.nodechecks import (
+    CORDON,
+    NO_TERMS,
+    Alternative,
+    Requirement,
+    Surroundings,
+    Taint,
+    Terms,
+    Toleration,
+    besides,
+    exclusions,
+)
+from gpu_device_plugin.testing.views import node_view, pod_on
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+
+MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
+FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
+ONE_GPU = Ask((Part(Demand(Kind.COUNT, 1)),))
+DEDICATED = Taint("dedicated", "ml")
+
+
+def told(
+    node: NodeView, around: Surroundings | None = None, terms: Terms = NO_TERMS, ask: Ask = FOUR
+) -> tuple[str, ...]:
+    return (*exclusions(node, around or Surroundings(), terms), *besides(node, ask, RESOURCES))
+
+
+def tainted(*taints: Taint) -> Surroundings:
+    return Surroundings(taints)
+
+
+def tolerating(*tolerations: Toleration) -> Terms:
+    return Terms(tolerations)
+
+
+def test_nothing_keeps_a_pod_from_a_node_that_is_well() -> None:
+    amounts = {MEM: 8, COUNT: 1}
+    assert told(node_view("n", (8,), amounts=(amounts, amounts))) == ()
+
+
+def test_a_node_that_is_cordoned_or_not_ready_is_told_once() -> None:
+    """The controller puts taints on it as well."""
+    around = tainted(Taint(CORDON), Taint("node.kubernetes.io/not-ready", effect="NoExecute"))
+    assert told(node_view("n", (8,), ready=False, unschedulable=True), around) == ("it is cordoned", "it is not ready")
+
+
+@pytest.mark.parametrize("key", [CORDON, "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"])
+def test_a_taint_of_a_node_that_is_well_by_now_still_keeps_pods_away(key: str) -> None:
+    """The controller takes it off some time after."""
+    assert told(node_view("n", (8,)), tainted(Taint(key))) == (f"the pod does not tolerate its taint {key}:NoSchedule",)
+
+
+def test_a_pod_may_tolerate_a_cordon() -> None:
+    around = tainted(Taint(CORDON))
+    assert told(node_view("n", (8,), unschedulable=True), around, tolerating(Toleration(CORDON, "Exists"))) == ()
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        Toleration("dedicated", "Equal", "ml", "NoSchedule"),
+        Toleration("dedicated", "Equal", "ml"),
+        Toleration("dedicated", "Exists"),
+        Toleration("", "Exists"),
+    ],
+)
+def test_a_taint_that_is_tolerated_keeps_nobody_away(toleration: Toleration) -> None:
+    assert told(node_view("n", (8,)), tainted(DEDICATED), tolerating(toleration)) == ()
+
+
+@pytest.mark.parametrize(
+    "toleration",
+    [
+        Toleration("other", "Exists"),
+        Toleration("dedicated", "Equal", "web"),
+        Toleration("dedicated", "Exists", effect="NoExecute"),
+        Toleration("dedicated", "Gt", "ml"),
+    ],
+)
+def test_other_taints_are_named(toleration: Toleration) -> None:
+    around = tainted(DEDICATED, Taint("lab", effect="NoExecute"), Taint("soft", effect="PreferNoSchedule"))
+    assert told(node_view("n", (8,)), around, tolerating(toleration)) == (
+        "the pod does not tolerate its taint dedicated=ml:NoSchedule",
+        "the pod does not tolerate its taint lab:NoExecute",
+    )
+
+
+def test_labels_that_the_pod_wants_are_named_where_the_node_has_them_not() -> None:
+    wants = Terms(selector={"zone": "a", "gpu": "yes", "arch": "arm64"})
+    around = Surroundings(labels={"zone": "a", "arch": "amd64"})
+    assert told(node_view("n", (8,)), around, wants) == (
+        "the pod wants the node label arch=arm64",
+        "the pod wants the node label gpu=yes",
+    )
+
+
+def test_an_agent_that_offers_nothing_is_named() -> None:
+    """The kubelet sets allocatable to 0 when the agent is gone, and forgets the capacity minutes later."""
+    node = node_view("n", (8,), amounts=({MEM: 8, COUNT: 1}, {MEM: 0, COUNT: 0}))
+    assert told(node) == (f"its agent offers no {MEM} at the moment; see the agent's log",)
+    assert told(node, ask=ONE_GPU) == (f"its agent offers no {COUNT} at the moment; see the agent's log",)
+    assert told(node_view("n", (8,), amounts=({}, {}))) == (
+        f"its kubelet knows no {MEM}: no agent has registered there since it started",
+    )
+    assert told(node_view("n", (8,), amounts=({MEM: 8}, {}))) == told(node)
+
+
+def test_gpus_in_use_the_other_way_are_no_reason_to_look_for_the_agent() -> None:
+    """What is in whole use has no shares to offer, and what is shared is not offered whole."""
+    amounts = ({MEM: 8, COUNT: 1}, {MEM: 0, COUNT: 0})
+    assert told(node_view("n", (8,), pod_on("a", None, 0), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", {0: 1}), amounts=amounts), ask=ONE_GPU) == ()
+
+
+def test_numbers_that_are_smaller_than_what_the_gpus_have_are_named() -> None:
+    """8 and 8 shares, of which the kubelet offers 8; 5 are taken, and 4 are wanted of the 11 that seem free."""
+    node = node_view("n", (8, 8), pod_on("a", {0: 5}), amounts=({MEM: 16, COUNT: 2}, {MEM: 8, COUNT: 1}))
+    assert told(node) == (f"of 8 allocatable {MEM} 5 are taken",)
+    gpus = node_view("n", (8, 8, 8), pod_on("a", None, 0), amounts=({MEM: 16, COUNT: 3}, {MEM: 8, COUNT: 1}))
+    assert told(gpus, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+
+
+def test_a_kubelet_that_has_too_little_for_what_the_gpus_just_serve_is_named() -> None:
+    """4 are wanted of the 4 that are free on GPU 0, and one GPU of the one that is unused."""
+    four = node_view("n", (4,), amounts=({MEM: 4}, {MEM: 3}))
+    assert told(four) == (f"of 3 allocatable {MEM} 0 are taken",)
+    one = node_view("n", (8, 8), pod_on("a", None, 0), amounts=({COUNT: 2}, {COUNT: 1}))
+    assert told(one, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+
+
+def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
+    amounts = ({MEM: 8, COUNT: 1}, {MEM: 8, COUNT: 1})
+    assert told(node_view("n", (8,), pod_on("a", {0: 4}), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", {0: 6}), amounts=amounts)) == ()
+    assert told(node_view("n", (8,), pod_on("a", None, 0), amounts=amounts), ask=ONE_GPU) == ()
+    assert told(node_view("n", (8, 8), amounts=({COUNT: 2}, {COUNT: 2})), ask=Ask((Part(Demand(Kind.COUNT, 3)),))) == ()
+
+
+def test_of_a_node_that_cannot_be_read_nothing_is_reckoned() -> None:
+    assert told(node_view("n", (), problem="its annotation is not JSON", amounts=({}, {}))) == ()
+
+
+# --- Node affinity ----------------------------------------------------------------------------------------------------
+
+LABELS = {"zone": "a", "gpus": "8", "odd": "8 GPUs"}
+
+
+@pytest.mark.parametrize(
+    ("requirement", "holds"),
+    [
+        (Requirement("zone", "In", ("a", "b")), True),
+        (Requirement("zone", "In", ("b",)), False),
+        (Requirement("none", "In", ("a",)), False),
+        (Requirement("zone", "NotIn", ("a",)), False),
+        (Requirement("zone", "NotIn", ("b",)), True),
+        (Requirement("none", "NotIn", ("a",)), True),
+        (Requirement("zone", "Exists"), True),
+        (Requirement("none", "Exists"), False),
+        (Requirement("none", "DoesNotExist"), True),
+        (Requirement("zone", "DoesNotExist"), False),
+        (Requirement("gpus", "Gt", ("7",)), True),
+        (Requirement("gpus", "Gt", ("8",)), False),
+        (Requirement("gpus", "Lt", ("9",)), True),
+        (Requirement("gpus", "Lt", ("8",)), False),
+        (Requirement("gpus", "Gt", ("-1",)), True),
+        (Requirement("odd", "Gt", ("7",)), False),
+        (Requirement("none", "Lt", ("7",)), False),
+        (Requirement("gpus", "Gt", ("7", "6")), False),
+        (Requirement("gpus", "Lt", ("9" * 5000,)), False),
+        (Requirement("zone", "Resembles", ("b",)), True),
+    ],
+)
+def test_a_requirement_is_one_of_kubernetes(requirement: Requirement, holds: bool) -> None:  # noqa: FBT001
+    terms = Terms(affinity=(Alternative((requirement,)),))
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    assert exclusions(there, around, terms) == (() if holds else (f"the pod's node affinity wants {requirement}",))
+
+
+def test_one_kind_of_node_is_enough_and_all_that_it_says_has_to_be_so() -> None:
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    here, elsewhere = Requirement("zone", "In", ("a",)), Requirement("zone", "In", ("b", "c"))
+    named, other = Requirement("metadata.name", "In", ("n",)), Requirement("metadata.name", "In", ("m",))
+    for allowed in ((Alternative((elsewhere,)), Alternative((here,))), (Alternative((here,), (named,)),)):
+        assert exclusions(there, around, Terms(affinity=allowed)) == ()
+    both = Terms(affinity=(Alternative((here, elsewhere)),))
+    assert exclusions(there, around, both) == ("the pod's node affinity wants zone In (b, c)",)
+    fields = Terms(affinity=(Alternative((here,), (other,)),))
+    assert exclusions(there, around, fields) == ("the pod's node affinity wants metadata.name In (m)",)
+
+
+def test_what_says_nothing_allows_no_node() -> None:
+    there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
+    kinds = (Alternative((Requirement("zone", "In", ("b",)),)), Alternative((Requirement("none", "Exists"),)))
+    assert exclusions(there, around, Terms(affinity=(*kinds, Alternative()))) == (
+        "it is none of the 2 kinds of nodes that the pod's node affinity allows",
+    )
+    assert exclusions(there, around, Terms(affinity=())) == (
+        "it is none of the 0 kinds of nodes that the pod's node affinity allows",
+    )

@@ -1,0 +1,290 @@
+"""The demo: it shows what happens, and its exit code says whether it happened as told."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from ctypes.util import find_library
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.programs.demo.program import Stage, frame, play
+from gpu_device_plugin.programs.demo.report import Look
+from gpu_device_plugin.programs.demo.scenes import SCENES, Shown
+from gpu_device_plugin.programs.demo.world import AgentGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpu_device_plugin.programs.demo.scenes import Story
+
+DEMO = [sys.executable, "-m", "gpu_device_plugin", "demo"]
+ESCAPE = "\x1b"
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*DEMO, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "PYTHONUTF8": "1", **environ},
+    )
+
+
+def scenes_of(printed: str) -> list[str]:
+    return [title.rstrip(" ─") for title in re.findall(r"^\d+/\d+ (.*)$", printed, re.MULTILINE)]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder for temporary files whose name is short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="gd") as name:
+        yield Path(name)
+
+
+# --- Printed once ----------------------------------------------------------------------------------------------------
+
+
+def test_once_prints_every_scene_and_every_scene_comes_about_as_told() -> None:
+    done = run("--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert scenes_of(done.stdout) == list(SCENES)
+    assert ESCAPE not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "GPU memory: 8 GiB" in done.stdout
+    assert done.stdout.endswith("Everything came about as told, and in no scene was anything given twice.\n")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown"),
+    [
+        # 14 shares for 7 services are 2 each, and then nothing is left to be taken whole.
+        ("fake:1xT4", ["aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 2 GiB each"]),
+        # 139 shares for 7 services are 19 each; 89 of 139 are taken of all the others.
+        ("fake:8xH200", ["133/139", "After 6 notebooks of 89 GiB a pod asks", "50 GiB free"]),
+    ],
+)
+def test_the_story_fits_other_gpus(gpus: str, shown: list[str]) -> None:
+    done = run("--once", "--gpus", gpus)
+    assert (done.returncode, done.stderr) == (0, "")
+    for text in shown:
+        assert text in done.stdout
+
+
+def test_gpus_with_a_script_of_their_own_are_not_broken(tmp_path: Path) -> None:
+    """XID 13 is the application's fault, and comes in an hour."""
+    file = tmp_path / "gpus.yaml"
+    file.write_text("gpus: [3xT4]\nevents: [{at: 1h, gpu: 0, xid: 13}]\n", encoding="utf-8")
+    done = run("--once", "--gpus", str(file))
+    assert done.returncode == 0
+    assert scenes_of(done.stdout) == list(SCENES)
+    assert done.stdout.count("Left out: ") == 2
+
+
+def test_gpus_described_in_a_file_can_be_broken(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.yaml"
+    file.write_text("gpus: [{product: Some Card, memory: 8GiB, count: 3}]\n", encoding="utf-8")
+    done = run("--once", "--gpus", str(file))
+    assert done.returncode == 0
+    assert "Some Card" in done.stdout
+    assert "XID 48 (uncorrectable" in done.stdout
+
+
+def test_settings_for_an_agent_in_earnest_are_not_meant_for_this_one() -> None:
+    assert run("--once", GPUSHARE_POLICY="spread", GPUSHARE_NO_SUCH="setting").returncode == 0
+
+
+@pytest.mark.skipif(find_library("nvidia-ml") is not None, reason="this machine has NVML")
+def test_without_nvml_the_agents_own_sentence_says_so() -> None:
+    done = run("--once", "--gpus", "nvml")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("No GPUs to share: opening NVML")
+
+
+def test_gpus_of_which_none_can_be_shared_are_none() -> None:
+    done = run("--once", "--gpus", "fake:1xT4-1GiB")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("No GPUs to share: GPU 0 is not shared: 1 GiB, of which 449 MiB are kept back, ")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [
+        ("some", "--gpus: 'some' names no GPUs"),
+        ("fake:1xT5", "--gpus: fake:1xT5: gpus.model: 'T5' is not a model"),
+        ("/does/not/exist.yaml", "--gpus: /does/not/exist.yaml: cannot be read"),
+    ],
+)
+def test_a_source_that_names_no_gpus_is_misuse(gpus: str, said: str) -> None:
+    done = run("--once", "--gpus", gpus)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"gpu-device-plugin: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_too_deep_for_sockets_is_misuse(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    done = run("--once", TMPDIR=str(deep))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("set TMPDIR=/tmp\n")
+
+
+def test_a_reader_who_has_read_enough_ends_it_quietly(folder: Path) -> None:
+    process = subprocess.Popen(
+        [*DEMO, "--once"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+    assert list(folder.iterdir()) == []
+
+
+# --- Live in a terminal ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 1)])
+def test_it_draws_in_place_in_a_terminal_and_leaves_nothing_behind(
+    folder: Path, number: signal.Signals, code: int
+) -> None:
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environ = {name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "COLUMNS", "LINES"}}
+    process = subprocess.Popen(
+        DEMO,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env={**environ, "TERM": "xterm", "TMPDIR": str(folder), "PYTHONUTF8": "1"},
+    )
+    os.close(terminal)
+    seen = b""
+    while b"2/9" not in seen:
+        seen += os.read(ours, 4096)
+    process.send_signal(number)
+    try:
+        while more := os.read(ours, 4096):
+            seen += more
+    except OSError:
+        pass  # how Linux says that nobody has the other end open any more
+    os.close(ours)
+    assert process.wait(60) == code
+    assert re.search(rb"\x1b\[\d+A\x1b\[J", seen), "it moves up and draws again"
+    assert b"\x1b[32m" in seen, "what is healthy is green"
+    assert b"Traceback" not in seen
+    assert list(folder.iterdir()) == [], "the folder is removed after the agent has ended"
+    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if names(path, str(folder))]
+
+
+def names(cmdline: Path, text: str) -> bool:
+    try:
+        return text.encode() in cmdline.read_bytes()
+    except OSError:
+        return False  # it ended meanwhile
+
+
+# --- How a scene is shown --------------------------------------------------------------------------------------------
+
+
+async def _lie(story: Story) -> None:
+    story.say("Watch.")
+    story.check("Pigs fly.", held=False)
+    story.check("Pigs walk.", held=True)
+
+
+async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> None:
+    stream = io.StringIO()
+    assert await play("fake:1xT4", Stage(stream, live=False, colour=True), {"True": SCENES_START, "A lie": _lie}) == 1
+    printed = stream.getvalue()
+    assert "NO  Pigs fly.\nok  Pigs walk.\n" in printed
+    assert printed.endswith("Not everything came about as told: see NO in scene 2.\n")
+
+
+SCENES_START = next(iter(SCENES.values()))
+
+
+async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
+    """It gives up when only a new container can give it its GPUs back."""
+    file = tmp_path / "gpus.yaml"
+    file.write_text("gpus: [1xT4]\nevents: [{at: 0.5s, failure: context-lost}]\n", encoding="utf-8")
+
+    async def wait(story: Story) -> None:
+        await story.expect("The moon comes down.", lambda: False)
+
+    scenes = {"Begin": SCENES_START, "Wait": wait}
+    with pytest.raises(AgentGoneError, match="systemctl daemon-reload"):
+        await play(str(file), Stage(io.StringIO(), live=False, colour=False), scenes)
+
+
+async def test_a_terminal_that_knows_few_characters_gets_few() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), {"Begin": SCENES_START}) == 0
+    stream.seek(0)
+    assert "..............  0/14" in stream.read()
+
+
+async def test_colour_is_left_out_where_it_is_not_wanted() -> None:
+    """What remains is moving the cursor."""
+    stream = io.StringIO()
+
+    async def begin_and_look(story: Story) -> None:
+        await SCENES_START(story)
+
+    assert await play("fake:1xT4", Stage(stream, live=True, colour=False), {"Begin": begin_and_look}) == 0
+    assert not re.search(r"\x1b\[[0-9;]*m", stream.getvalue())
+
+
+def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
+    shown = Shown(
+        "A scene",
+        caption="What happens.",
+        quotes=[("somebody", "what he says")],
+        checks=[("It is so.", True), ("It is not so.", False)],
+        allocatable="gpu-mem 1 of 2",
+        share_mib=1024,
+    )
+    assert not shown.as_told
+    assert frame("3/9", shown, Look(width=20, full="#", empty=".")) == [
+        "3/9 A scene --------",
+        "What happens.",
+        "",
+        "GPU  MODEL  MEMORY  SHARES    HEALTH  HELD BY",
+        "",
+        "Allocatable: gpu-mem",
+        "1 of 2",
+        "somebody: what he",
+        "    says",
+        "ok  It is so.",
+        "NO  It is not so.",
+    ]
+
+
+def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
+    shown = Shown("A scene", caption="Left out: for a reason.", left_out=True)
+    assert shown.as_told
+    assert frame("3/9", shown, Look(width=40))[1:] == ["Left out: for a reason."]
+
+
+def test_an_amount_stays_on_one_line() -> None:
+    shown = Shown("A scene", caption="There are 10 GiB free.", left_out=True)
+    assert frame("3/9", shown, Look(width=13))[1:] == ["There are", "10 GiB free."]

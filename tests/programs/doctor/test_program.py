@@ -1,0 +1,380 @@
+"""`gpu-device-plugin doctor` on a node made for the test: it tells what is there, and nothing holds it up."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin import cli
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.programs.doctor.agent import Running
+from gpu_device_plugin.programs.doctor.program import (
+    RIGHTS,
+    Deadlines,
+    Place,
+    Profiles,
+    _with_node,
+    below,
+    examined,
+    main,
+    place,
+    settings_of,
+)
+from gpu_device_plugin.settings.node import NodeSettings, Sources, UsageError
+from gpu_device_plugin.testing.cluster import Answer, Garbage
+from tests.configmap import mount
+from tests.deploy.calls import rights_needed
+from tests.programs.node.cluster_harness import NODE, Cluster, cluster
+from tests.programs.node.harness import T4, world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.programs.node.harness import World
+
+QUICK = Deadlines(driver_s=10, answer_s=2)
+NOWHERE = Place(in_container=True)
+
+
+def settings_in(node: World, **changed: str) -> NodeSettings:
+    return Sources(flags={**node.settings, **changed}, environ={}).read()
+
+
+def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
+    every = examine(CHECKS, symptoms)
+    return {check: [each for each in every if each.check == check] for check in checks}
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def sharing() -> AsyncIterator[Cluster]:
+    """A node with an agent that serves its pages, labelled and registered."""
+    port = free_port()
+    async with cluster(node_labels={"gpushare": "true"}, http=f"127.0.0.1:{port}") as there:
+        await there.start_agent()
+        offered = {"aliyun.com/gpu-mem": "28", "aliyun.com/gpu-count": "2"}
+        there.api.patch("nodes", NODE, {"status": {"allocatable": offered}}, subresource="status")
+        yield there
+
+
+async def test_a_node_on_which_everything_works_is_well() -> None:
+    async with sharing() as there:
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
+    wrong = [each for each in examine(CHECKS, seen) if each.severity in {Severity.WARNING, Severity.ERROR}]
+    assert [each for each in wrong if each.check != "cgroups"] == [], "cgroups are this machine's"
+    told = {each.check: each.found for each in examine(CHECKS, seen)}
+    assert told["driver"] == "driver 580.65.06, 2 x Tesla T4 (invented)"
+    assert told["shares"] == "2 GPUs, 28 shares of 1 GiB (4000 are the most)"
+    assert told["registration"] == "the kubelet listens to aliyun.com/gpu-count"
+    assert told["rights"] == "the account may do all 7 things that the agent does"
+    assert told["allocatable"] == "2 aliyun.com/gpu-count can be allocated"
+    assert told["clock"] == "agrees with the API server's"
+
+
+async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:
+    settings = NodeSettings(
+        gpus=str(tmp_path / "none.yaml"),
+        device_plugin_dir=tmp_path / "none",
+        pod_resources_socket=tmp_path / "none.sock",
+        api="off",
+    )
+    seen = await examined(settings, NOWHERE, QUICK, 0)
+    told = found(seen, "driver", "kubelet directory", "kubelet", "kubelet's books", "agent", "API server")
+    assert {check: [each.severity for each in findings] for check, findings in told.items()} == {
+        "driver": ["error"],
+        "kubelet directory": ["error"],
+        "kubelet": ["error"],
+        "kubelet's books": ["error"],
+        "agent": ["error"],
+        "API server": ["unknown"],
+    }
+
+
+async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> None:
+    """The agent before it had another size, and nobody holds shares of that."""
+    async with world() as node:
+        await node.start_agent(share_size="1GiB")
+        await node.stop_agent()
+        node.settings["share_size"] = "100GiB"
+        agent = node.launch()
+        await node.until(lambda: bool(agent.book.node.shares.why_none))
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
+    (told,) = found(seen, "shares")["shares"]
+    assert told.found == "no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs)"
+
+
+async def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
+    """NVML is asked by a process of its own, which is killed then."""
+    gpus = tmp_path / "gpus.json"
+    gpus.write_text(json.dumps({"gpus": ["1xT4"], "events": [{"at": "0s", "hang": "1h"}]}))
+    async with world() as node:
+        seen = await examined(settings_in(node, gpus=str(gpus)), NOWHERE, replace(QUICK, driver_s=0.5))
+    (told,) = found(seen, "driver")["driver"]
+    assert told.found == "the driver did not answer within 0.5 s"
+
+
+async def test_gpus_out_of_service_are_named() -> None:
+    broken = [{"at": "0s", "gpu": 1, "recovery_action": "gpu-reset"}]
+    async with world([T4]) as node:
+        node.hardware(T4, T4, events=broken)
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
+    (told,) = found(seen, "GPUs")["GPUs"]
+    assert told.found.startswith("GPU 1 (GPU-")
+
+
+async def test_a_checkpoint_that_nobody_can_read_is_told() -> None:
+    async with world() as node:
+        node.kubelet.checkpoint.write_text("damaged")
+        seen = await examined(settings_in(node), NOWHERE, QUICK)
+    assert "is damaged" in seen.checkpoint_problem
+
+
+async def test_others_are_seen_by_their_sockets_and_by_what_the_node_offers() -> None:
+    async with sharing() as there:
+        there.api.patch("nodes", NODE, {"status": {"allocatable": {"nvidia.com/gpu": "2"}}}, subresource="status")
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1)
+    assert [sighting.signs for sighting in seen.others] == [("the node offers 2 nvidia.com/gpu",)]
+
+
+# --- The API server ---------------------------------------------------------------------------------------------------
+
+
+async def test_rights_that_the_account_lacks_are_named() -> None:
+    async with cluster(allowed={("get", "nodes")}) as there:
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+    (told,) = found(seen, "rights")["rights"]
+    assert "may not patch nodes, list pods, watch pods, patch pods, create events, patch events" in told.found
+
+
+async def test_an_api_server_that_is_away_costs_a_moment_and_a_sentence() -> None:
+    async with cluster() as there:
+        there.api.black_hole()
+        seen = await examined(settings_in(there.node), NOWHERE, replace(QUICK, answer_s=0.2))
+        there.api.heal()
+    assert isinstance(seen.api, ApiSeen)
+    assert seen.api.problem.startswith(there.api.url)
+
+
+async def test_a_node_that_the_api_does_not_know_is_told() -> None:
+    async with cluster(node_name="elsewhere") as there:
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+    (told,) = found(seen, "node")["node"]
+    assert "NODE_NAME" in told.advice
+    unnamed = await _with_node(ApiSeen(""), Client(ClusterConfig("http://127.0.0.1:1")), "")
+    assert unnamed.node_problem.startswith("which node this is is not known; ")
+
+
+async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> None:
+    async with cluster() as there:
+        there.api.fail(Answer(403), resources=["selfsubjectaccessreviews"])
+        there.api.fail(Garbage(), resources=["nodes"])
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK)
+    assert isinstance(seen.api, ApiSeen)
+    assert set(seen.api.rights.values()) == {None}
+    assert "not a node" in seen.api.node_problem
+
+
+async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) -> None:
+    async with world() as node:
+        auto = await examined(settings_in(node, api="auto"), NOWHERE, QUICK)
+        broken = await examined(
+            settings_in(node, api=str(tmp_path / "none.kubeconfig"), node_name=NODE), NOWHERE, QUICK
+        )
+    assert isinstance(auto.api, Unknown)
+    assert isinstance(broken.api, ApiSeen)
+    assert "cannot be read" in broken.api.problem
+
+
+def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
+    asked = {(right.group, right.resource, right.verb) for right in RIGHTS}
+    assert asked == rights_needed("gpu_device_plugin.programs.node.agent")
+
+
+# --- The node's files -------------------------------------------------------------------------------------------------
+
+
+def test_in_a_pod_the_nodes_files_are_hidden_unless_they_are_mounted(tmp_path: Path) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    assert place("", pod) == Place(None, in_container=True)
+    folder = tmp_path / "usr/lib64"
+    folder.mkdir(parents=True)
+    assert place(str(tmp_path), pod) == Place(tmp_path, dev=tmp_path / "dev")
+    (folder / "libnvidia-ml.so.1").touch()
+    assert place(str(tmp_path), pod).libraries == folder
+    assert below(NodeSettings(), place(str(tmp_path), pod)).device_plugin_dir == (
+        tmp_path / "var/lib/kubelet/device-plugins"
+    )
+    assert below(NodeSettings(), NOWHERE) == NodeSettings()
+
+
+async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: Path) -> None:
+    """Our own /dev/null stands for a device; /dev/char does not know it."""
+    (tmp_path / "dev/char").mkdir(parents=True)
+    (tmp_path / "dev/nvidiactl").symlink_to("/dev/null")
+    (tmp_path / "dev/nvidia-uvm").write_text("")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    where = Place(tmp_path, dev=tmp_path / "dev")
+    async with world() as node:
+        settings = replace(settings_in(node), gpus="nvml")
+        seen = await examined(settings, where, replace(QUICK, driver_s=5))
+    assert {path: seen.device_nodes[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm")} == {
+        "/dev/nvidiactl": "",
+        "/dev/nvidia-uvm": "is no device",
+    }
+    assert seen.unlinked_nodes == ("/dev/nvidiactl",)
+    assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
+    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), replace(QUICK, driver_s=5))
+    assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
+
+
+# --- The program ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = NodeSettings(
+        gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "no.sock", api="off"
+    )
+    assert main(settings, NOWHERE, agents_running=0, as_json=False) == 4
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "ok       driver             driver 580.65.06, 1 x Tesla T4 (invented)"
+    assert "error    agent              no agent runs here" in printed
+    assert main(settings, NOWHERE, agents_running=0, as_json=True) == 4
+    assert json.loads(capsys.readouterr().out)["severity"] == "error"
+
+
+def test_what_the_node_says_does_not_steer_the_doctors_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = NodeSettings(gpus="fake:1xT4", device_plugin_dir=tmp_path / "a\x9b2J\u2028b", api="off")
+    main(settings, NOWHERE, agents_running=0, as_json=False)
+    printed = capsys.readouterr().out
+    assert r"a\x9b2J\u2028b is not a directory" in printed
+    assert "\x9b" not in printed
+
+
+def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwise() -> None:
+    arguments = cli.parse(["doctor", "--share-size=2GiB", "--json"])
+    running = [
+        Running(["node", "--no-such-flag"], {}, Path("/none")),
+        Running(["node", "--share-size=1GiB", "--policy=spread"], {"NODE_NAME": "a"}, Path("/none")),
+    ]
+    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, running), NOWHERE)
+    assert (settings.share_size_mib, settings.policy, settings.node_name) == (2048, "spread", "a")
+    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, []), NOWHERE)
+    assert settings.policy == "binpack"
+
+
+def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_it_had(tmp_path: Path) -> None:
+    """On the node they are below /proc/PID/root; and where they are not to be seen, what else is known of it stands."""
+    folder = tmp_path / "root" / "etc"
+    folder.mkdir(parents=True)
+    mount(folder / "gpushare", default="policy: spread", big="share_size: 2GiB")
+    (tmp_path / "gpushare").mkdir()
+    agent = Running(["node", "--config=/etc/gpushare", f"--device-plugin-dir={tmp_path}"], {}, tmp_path / "root")
+    arguments = cli.parse(["doctor"])
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    assert (settings.policy, settings.share_size_mib) == ("spread", 1024)
+    assert profiles == Profiles("/etc/gpushare", ("big",))
+    (tmp_path / "gpushare" / "profile").write_text("big\n")
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    assert (settings.share_size_mib, profiles.last) == (2048, "big")
+    unseen = agent._replace(root=tmp_path / "none")
+    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [unseen]), NOWHERE)
+    assert (settings.policy, settings.device_plugin_dir, profiles) == ("binpack", tmp_path, Profiles())
+    mine = cli.parse(["doctor", f"--config={mount(tmp_path / 'mine', default='share_size: 4GiB')}"])
+    settings, _ = settings_of(*cli._sources_of_the_agent(mine, [agent]), NOWHERE)
+    assert settings.share_size_mib == 4096
+
+
+def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "config"
+    flags = [f"--config={folder}", f"--device-plugin-dir={tmp_path}", "--reserve=2GiB"]
+    (tmp_path / "gpushare").mkdir()
+    (tmp_path / "gpushare" / "profile").write_text("big\n")
+
+    def seen() -> tuple[NodeSettings, Profiles]:
+        return settings_of(*cli._sources_of_the_agent(cli.parse(["doctor", *flags]), []), NOWHERE)
+
+    mount(folder, default="policy: spread", big="polcy: spread", small="")
+    settings, profiles = seen()
+    assert (settings.policy, settings.reserve_mib) == ("spread", 2048)
+    assert profiles.last == "big"
+    assert list(profiles.problems) == ["big"]
+    assert profiles.problems["big"].startswith(f"{folder}/big.yaml, line 1, polcy: there is no such setting")
+    mount(folder, default="policy: [", big="")
+    settings, profiles = seen()
+    assert (settings.policy, settings.reserve_mib) == ("binpack", 2048)
+    assert list(profiles.problems) == ["", "big"]
+    flags.append("--policy=sideways")
+    with pytest.raises(UsageError, match="--policy: 'sideways' is unknown"):
+        seen()
+
+
+async def test_a_label_that_names_no_profile_is_told_with_what_the_agent_has() -> None:
+    async with sharing() as there:
+        there.api.patch("nodes", NODE, {"metadata": {"labels": {"gpu-device-plugin/config": "bigg"}}})
+        seen = await examined(settings_in(there.node), NOWHERE, QUICK, 1, Profiles("/etc/gpushare", ("big",), "big"))
+    (told,) = found(seen, "settings")["settings"]
+    assert told.found.startswith("the node label gpu-device-plugin/config=bigg names no profile")
+
+
+def test_the_command_line_reaches_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """On this machine, whatever there is; only the agents of other tests may differ from run to run."""
+    code = cli.main(["doctor", "--gpus=fake:1xT4", "--api=off", "--json", "--http=off", f"--host-root={Path('/')}"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == {"error": 4, "warning": 3}.get(told["severity"], 0)
+    assert told["findings"][0]["check"] == "driver"
+
+
+def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "nope", tmp_path / "file"):
+        assert cli.main(["doctor", f"--host-root={wrong}"]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err == (
+            f"gpu-device-plugin: --host-root: {wrong} is no directory; name the one where the node's own file system "
+            "is: / on the node itself, /host in a pod that kubectl debug node/NODE made\n"
+        )
+
+
+async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_the_files(tmp_path: Path) -> None:
+    """What is no container may look like one: a pod's variables, a file that Docker left."""
+    settings = NodeSettings(
+        gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "s", api="off"
+    )
+    seen = await examined(settings, place("", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}), QUICK)
+    assert isinstance(seen.runtimes, Unknown)
+    assert "on the node itself, where this is no container, use --host-root=/" in seen.runtimes.advice
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--jsn"], "--jsn: there is no such argument; did you mean --json?"),
+        (["--share-size=no"], "--share-size: "),
+        (["extra"], "extra: there is no such argument; see gpu-device-plugin doctor --help"),
+    ],
+)
+def test_misuse_is_told_in_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", *words]) == 2
+    assert f"gpu-device-plugin: {sentence}" in capsys.readouterr().err

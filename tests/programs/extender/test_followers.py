@@ -1,0 +1,94 @@
+"""What the API server tells of pods and nodes, as the fleet gets it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
+from gpu_device_plugin.core.contract.annotations import NODE_GPUS, PLACEMENT_LABEL
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
+from gpu_device_plugin.testing import builders
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MEM, COUNT = builders.GPU_MEM, builders.GPU_COUNT
+RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
+
+
+def fleet() -> Fleet:
+    return Fleet(RESOURCES, drain_s=30)
+
+
+def node(
+    name: str,
+    mem: int | None = None,
+    count: int | None = None,
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> NodeRecord:
+    """Return a node as it is read from JSON."""
+    made = builders.node(name, mem=mem, count=count, annotations=annotations, labels=labels)
+    made["metadata"]["uid"] = f"uid-{name}"
+    reader = NodeReader((MEM, COUNT), {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
+    return reader.read(json.dumps(made).encode())
+
+
+def pod(name: str, mem: int, node_name: str = "", *, running: bool = False) -> Pod:
+    containers = (Container("main", ContainerKind.APP, 0, {MEM: mem}),)
+    return Pod(f"uid-{name}", "default", name, node_name=node_name, running=running, containers=containers)
+
+
+def frees(fleet: Fleet, name: str) -> tuple[int, ...]:
+    return tuple(room.free for room in fleet.candidates[name].rooms)
+
+
+def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> None:
+    """16 on 2 GPUs are 8 each; the agent of b says 5 and 3."""
+    made = fleet()
+    said = json.dumps(
+        {"version": 1, "shareMiB": 256, "gpus": [{"index": 0, "shares": 5}, {"index": 1, "shares": 3}], "links": []}
+    )
+    store = NodeStore(made, RESOURCES)
+    store.replace([node("a", 16, 2), node("b", 16, 2, {NODE_GPUS: said}, {PLACEMENT_LABEL: "spread"}), node("cpu")])
+    assert (frees(made, "a"), frees(made, "b"), frees(made, "cpu")) == ((8, 8), (5, 3), ())
+    assert (made.candidates["b"].policy, made.candidates["b"].gpus.share_mib) == ("spread", 256)
+    store.put(node("cpu", 4, 1))
+    assert frees(made, "cpu") == (4,)
+    store.remove(node("b"))
+    assert made.candidates.keys() == {"a", "cpu"}
+    store.replace([node("a", 16, 2)])
+    assert made.candidates.keys() == {"a"}
+
+
+def test_a_node_with_half_of_the_two_numbers_shares_nothing() -> None:
+    made = fleet()
+    NodeStore(made, RESOURCES).replace([node("mem", 16), node("count", None, 2)])
+    assert (frees(made, "mem"), frees(made, "count")) == ((), ())
+
+
+def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
+    """At 100 a pod vanishes while it runs: it counts until 130."""
+    made = fleet()
+    now = 100.0
+    NodeStore(made, RESOURCES).put(node("a", 8, 1))
+    store = PodStore(made, lambda: now)
+    store.replace([pod("p", 3, "a"), pod("waits", 1)])
+    assert (frees(made, "a"), made.waiting) == ((5,), 1)
+    store.put(pod("waits", 1, "a", running=True))
+    assert (frees(made, "a"), made.waiting) == ((4,), 0)
+    store.remove(pod("waits", 1, "a", running=True))
+    made.expire(129.9)
+    assert frees(made, "a") == (4,)
+    made.expire(130.0)
+    assert frees(made, "a") == (5,)
+    now = 200.0
+    store.replace([])
+    made.expire(229.9)
+    assert frees(made, "a") == (5,)
+    made.expire(230.0)
+    assert frees(made, "a") == (8,)

@@ -1,0 +1,798 @@
+"""What kube-scheduler is answered about a cluster of two or three nodes, byte for byte or in the words a person reads.
+
+The tests that are called after E1 to E20 forbid what gpushare's extender does; each says what that is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.api import PodReader
+from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
+from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.metrics import VERDICTS, Count, NoMetrics
+from gpu_device_plugin.programs.extender.verbs import Verbs
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
+
+RESOURCES = (Resource(Kind.MEMORY, GPU_MEM), Resource(Kind.COUNT, GPU_COUNT))
+READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True, sums=True)
+SECRET = "hunter2-in-an-environment-variable"  # noqa: S105 - what must never be seen again
+
+
+@pytest.fixture(autouse=True)
+def _nothing_secret_in_logs(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.DEBUG)
+    yield
+    assert SECRET not in caplog.text
+    assert all(SECRET not in repr(record.__dict__) for record in caplog.records)
+
+
+class Counted(NoMetrics):
+    """Keeps what was counted."""
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, ...], int] = {}
+
+    def count(self, what: Count, *labels: str, times: int = 1) -> None:
+        key = (what.name, *labels)
+        self.counts[key] = self.counts.get(key, 0) + times
+
+
+@dataclass
+class World:
+    """A fleet, and the scheduler's questions about it."""
+
+    fleet: Fleet = field(default_factory=lambda: Fleet(RESOURCES, drain_s=30))
+    metrics: Counted = field(default_factory=Counted)
+    node_policy: str = "binpack"
+    gpu_policy: str = "binpack"
+    why_not_ready: str = ""
+
+    def __post_init__(self) -> None:
+        self.verbs = Verbs(
+            self.fleet,
+            READER,
+            RESOURCES,
+            gpu_policy=lambda: self.gpu_policy,
+            node_policy=lambda: self.node_policy,
+            ready=lambda: self.why_not_ready,
+            metrics=self.metrics,
+        )
+
+    def node(self, name: str, *shares: int, labels: Mapping[str, str] | None = None, **more: Any) -> World:
+        """Add a node whose agent says that its GPUs have so many shares of 1 GiB."""
+        annotations = {NODE_GPUS: node_gpus(*shares, **more)}
+        self.fleet.put_node(name, read_facts(annotations, labels or {}, sum(shares), len(shares)))
+        return self
+
+    def gpushare_node(self, name: str, memory: int, count: int) -> World:
+        """Add a node of gpushare's own device plugin."""
+        self.fleet.put_node(name, read_facts({}, {}, memory, count))
+        return self
+
+    def runs(self, *pods: Json) -> World:
+        """Have pods, which are bound."""
+        for each in pods:
+            self.fleet.put_pod(read(each))
+        return self
+
+    def filter(self, wanted: Json, *names: str) -> Json:
+        """Ask for nodes, and return what is said of them."""
+        found: Json = self._asked(self.verbs.filter, {"Pod": wanted, "Nodes": None, "NodeNames": list(names)})
+        return found
+
+    def scores(self, wanted: Json, *names: str) -> dict[str, int]:
+        """Ask how well nodes suit."""
+        body = {"Pod": wanted, "Nodes": None, "NodeNames": list(names)}
+        return {each["Host"]: each["Score"] for each in self._asked(self.verbs.prioritize, body)}
+
+    def preempt(self, wanted: Json, **victims: Sequence[str]) -> dict[str, list[str]]:
+        """Ask whom to evict, node by node."""
+        nodes = {
+            name: {"Pods": [{"UID": uid} for uid in uids], "NumPDBViolations": 0} for name, uids in victims.items()
+        }
+        answer = self._asked(
+            self.verbs.preempt, {"Pod": wanted, "NodeNameToVictims": None, "NodeNameToMetaVictims": nodes}
+        )
+        return {name: [each["UID"] for each in to["Pods"]] for name, to in answer["NodeNameToMetaVictims"].items()}
+
+    def inspect(self, name: str = "") -> Json:
+        """Look at a node, or at all."""
+        page = self.verbs.inspect(name)
+        assert page.content_type == "application/json"
+        found: Json = json.loads(page.body)
+        return found
+
+    def devs(self, name: str) -> list[tuple[int, int, list[str]]]:
+        """Return for each GPU of a node its number, the shares in use and the pods."""
+        (node,) = self.inspect(name)["nodes"]
+        return [(dev["id"], dev["usedGPU"], [each["name"] for each in dev["pods"]]) for dev in node["devs"]]
+
+    def _asked(self, verb: Callable[[bytes], bytes], body: Any) -> Any:
+        answer = verb(json.dumps(body).encode()).decode()
+        assert SECRET not in answer
+        return json.loads(answer)
+
+
+def node_gpus(
+    *shares: int,
+    unhealthy: Mapping[int, str] | None = None,
+    model: str = "Tesla T4",
+    share_mib: int = 1024,
+    **more: Any,
+) -> str:
+    """Write the annotation of an agent."""
+    bad = unhealthy or {}
+    gpus = [
+        {"uuid": f"GPU-{n}", "index": n, "model": model, "memoryMiB": size * share_mib, "shares": size}
+        | ({"healthy": False, "reason": bad[n]} if n in bad else {"healthy": True})
+        for n, size in enumerate(shares)
+    ]
+    return json.dumps({"version": 1, "shareMiB": share_mib, "gpus": gpus} | more)
+
+
+def secretive(each: Json) -> Json:
+    """Return a pod with a secret in the environment of each container."""
+    spec = dict(each["spec"])
+    for key in ("containers", "initContainers"):
+        if key in spec:
+            spec[key] = [{**one, "env": [{"name": "PASSWORD", "value": SECRET}]} for one in spec[key]]
+    return {**each, "spec": spec}
+
+
+def wanting(*shares: int, priority: int = 0, **more: Any) -> Json:
+    """A pod with a container for each of these amounts of shares."""
+    made = pod("new", *(container(f"c{n}", mem=amount) for n, amount in enumerate(shares)), uid="u-new", **more)
+    made["spec"]["priority"] = priority
+    return secretive(made)
+
+
+def wanting_whole(gpus: int, **more: Any) -> Json:
+    return secretive(pod("new", container(count=gpus), uid="u-new", **more))
+
+
+def running(name: str, on: str, at: int, shares: int, *, uid: str = "", priority: int = 0, **more: Any) -> Json:
+    """A pod with so many shares of GPU `at` of node `on`."""
+    notes = {IDX: str(at), POD: str(shares), ALLOCATION: json.dumps({"0": {str(at): shares}})}
+    made = pod(name, container(mem=shares), uid=uid or f"u-{name}", node=on, phase="Running", annotations=notes, **more)
+    made["spec"]["priority"] = priority
+    return made
+
+
+def running_whole(name: str, on: str, *at: int, shares: int = 8) -> Json:
+    notes = {ALLOCATION: json.dumps({"0": {str(position): shares for position in at}})}
+    return pod(name, container(count=len(at)), uid=f"u-{name}", node=on, phase="Running", annotations=notes)
+
+
+def read(each: Json) -> Pod:
+    found, _ = READER.read(json.dumps(each).encode())
+    return found
+
+
+def two_nodes() -> World:
+    """Node a has 5 GiB free on each of two GPUs of 8, node b has 8 on one of them."""
+    world = World().node("a", 8, 8).node("b", 8, 8)
+    return world.runs(running("a0", "a", 0, 3), running("a1", "a", 1, 3), running("b0", "b", 0, 8))
+
+
+# --- filter ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_only_goes_where_one_gpu_has_room() -> None:
+    """Node a has 10 GiB in all, on two GPUs."""
+    assert two_nodes().filter(wanting(8), "a", "b") == {
+        "Nodes": None,
+        "NodeNames": ["b"],
+        "FailedNodes": {"a": "no GPU has 8 GiB free"},
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+
+
+def test_the_answer_byte_for_byte() -> None:
+    body = json.dumps({"Pod": wanting(9), "Nodes": None, "NodeNames": ["a", "b", "zz"]})
+    assert two_nodes().verbs.filter(body.encode()) == (
+        b'{"Nodes":null,"NodeNames":[],"FailedNodes":{"zz":"this node is not known to the GPU scheduler yet"},'
+        b'"FailedAndUnresolvableNodes":{"a":"the largest GPU has 8 GiB in all","b":"the largest GPU has 8 GiB in all"},'
+        b'"Error":""}'
+    )
+
+
+def test_a_scheduler_that_sends_whole_nodes_gets_them_back() -> None:
+    nodes = [{"metadata": {"name": name, "labels": {"x": name}}, "spec": {}} for name in ("a", "b")]
+    body = {"Pod": wanting(8), "Nodes": {"metadata": {}, "items": nodes}, "NodeNames": None}
+    answer = json.loads(two_nodes().verbs.filter(json.dumps(body).encode()))
+    assert answer["Nodes"] == {"metadata": {}, "items": [nodes[1]]}
+    assert answer["NodeNames"] is None
+    assert answer["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
+
+
+def test_an_old_scheduler_is_answered_too() -> None:
+    body = {"pod": wanting(8), "nodenames": ["a", "b"]}
+    assert json.loads(two_nodes().verbs.filter(json.dumps(body).encode()))["NodeNames"] == ["b"]
+
+
+def test_whole_gpus_and_shares_exclude_each_other() -> None:
+    world = World().node("a", 8, 8).runs(running("a0", "a", 0, 1), running_whole("a1", "a", 1))
+    assert world.filter(wanting_whole(1), "a")["FailedNodes"] == {"a": "no GPU is unused"}
+    assert world.filter(wanting(8), "a")["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
+    assert world.filter(wanting(7), "a")["NodeNames"] == ["a"]
+
+
+def test_several_containers_may_sit_on_different_gpus() -> None:
+    """5 and 5 free: two containers of 5 fit, 6 and 4 do not."""
+    world = two_nodes()
+    assert world.filter(wanting(5, 5), "a")["NodeNames"] == ["a"]
+    assert world.filter(wanting(6, 4), "a")["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
+
+
+def test_memory_split_over_two_gpus() -> None:
+    """The label asks for 2 GPUs with 4 GiB each; node b has one with room."""
+    answer = two_nodes().filter(wanting(8, labels={GPU_COUNT: "2"}), "a", "b")
+    assert answer["NodeNames"] == ["a"]
+    assert answer["FailedNodes"] == {"b": "fewer than 2 GPUs have 4 GiB free"}
+
+
+def test_only_the_model_that_is_wished_for() -> None:
+    world = World().node("a", 8).node("b", 8, model="NVIDIA A100-SXM4-80GB")
+    answer = world.filter(wanting(1, annotations={USE_MODEL: "a100"}), "a", "b")
+    assert answer["NodeNames"] == ["b"]
+    assert answer["FailedAndUnresolvableNodes"] == {"a": "no GPU is one that the pod's annotations allow"}
+
+
+def test_both_resources_in_one_container_are_hopeless_everywhere() -> None:
+    both = secretive(pod("new", container(mem=1, count=1), uid="u-new"))
+    answer = two_nodes().filter(both, "a", "zz")
+    sentence = (
+        "container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are the same hardware; "
+        "ask for one of them"
+    )
+    assert answer["FailedAndUnresolvableNodes"] == {"a": sentence, "zz": sentence}
+    assert answer["NodeNames"] == []
+
+
+def test_a_pod_that_asks_for_nothing_goes_anywhere() -> None:
+    """A quantity of 0 makes the scheduler ask."""
+    assert two_nodes().filter(wanting(0), "a", "zz")["NodeNames"] == ["a", "zz"]
+    assert two_nodes().scores(wanting(0), "a", "zz") == {"a": 0, "zz": 0}
+
+
+def test_a_limit_that_is_no_whole_number_is_an_error() -> None:
+    odd = secretive(pod("new", container("web", limits={GPU_MEM: "1500m"}), uid="u-new"))
+    assert (
+        two_nodes().filter(odd, "a")["Error"]
+        == "container 'web': the limit of aliyun.com/gpu-mem is not a whole number"
+    )
+    assert two_nodes().scores(odd, "a") == {"a": 0}
+    assert two_nodes().preempt(odd, a=["u-a0"]) == {}
+
+
+def test_nothing_is_said_before_the_cluster_is_known() -> None:
+    world = two_nodes()
+    world.why_not_ready = "pods are still being listed"
+    assert world.filter(wanting(1), "a") == {
+        "Nodes": None,
+        "NodeNames": None,
+        "FailedNodes": None,
+        "FailedAndUnresolvableNodes": None,
+        "Error": "pods are still being listed",
+    }
+    assert world.scores(wanting(1), "a", "b") == {"a": 0, "b": 0}
+    assert world.preempt(wanting(8, priority=1), a=["u-a0"]) == {}
+
+
+def test_a_pod_without_uid_is_judged() -> None:
+    """A person tries the extender with curl. Nothing is reserved, so that nothing depends on the uid."""
+    nameless = wanting(8)
+    nameless["metadata"] = {"namespace": "default"}
+    world = two_nodes()
+    assert world.filter(nameless, "a", "b")["NodeNames"] == ["b"]
+    assert world.fleet.entries.keys() == {"u-a0", "u-a1", "u-b0"}
+
+
+def test_verdicts_are_counted() -> None:
+    world = two_nodes().node("c", 4)
+    world.filter(wanting(8), "a", "b", "c", "zz", "zz2")
+    name = VERDICTS.name
+    assert world.metrics.counts == {(name, "fits"): 1, (name, "full"): 1, (name, "hopeless"): 1, (name, "unknown"): 2}
+
+
+def test_well_connected_gpus_are_preferred() -> None:
+    """Two of three GPUs fill 2/3 of either node: 6 * 2/3 = 4, and 4 more where NVLink joins the two."""
+    world = World().node("a", 8, 8, 8, links=[[0, 2, "nvlink", 4]]).node("b", 8, 8, 8)
+    world.verbs.prepare()
+    assert world.scores(wanting_whole(2), "a", "b") == {"a": 8, "b": 4}
+    world.node("a", 8, 8, 8, links=[[0, 2, "system", 0]])
+    assert world.scores(wanting_whole(2), "a", "b") == {"a": 5, "b": 4}
+
+
+def test_policies_may_change_while_the_extender_runs() -> None:
+    world = World().node("a", 8).node("b", 8).runs(running("a0", "a", 0, 4))
+    assert world.scores(wanting(2), "b", "a") == {"b": 2, "a": 8}
+    world.node_policy = "spread"
+    assert world.scores(wanting(2), "b", "a") == {"b": 8, "a": 2}
+
+
+def test_state_is_that_of_the_moment() -> None:
+    world = World().node("a", 8)
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+    world.runs(running("a0", "a", 0, 1))
+    assert world.filter(wanting(8), "a")["NodeNames"] == []
+    world.fleet.put_pod(read({**running("a0", "a", 0, 1), "status": {"phase": "Succeeded"}}))
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+
+
+# --- prioritize ------------------------------------------------------------------------------------------------------
+
+
+def test_scores_byte_for_byte_in_the_order_of_the_request() -> None:
+    """Binpack. Node b would be 9/16 full and open an unused GPU: 6 * 9/16 = 3. Node a 7/16 and no GPU: 6 * 7/16 + 4."""
+    body = json.dumps({"Pod": wanting(1), "Nodes": None, "NodeNames": ["b", "zz", "a"]})
+    assert two_nodes().verbs.prioritize(body.encode()) == (
+        b'[{"Host":"b","Score":3},{"Host":"zz","Score":0},{"Host":"a","Score":7}]'
+    )
+
+
+def test_a_pod_chooses_its_policy() -> None:
+    """Spread. 7 of 16 are taken on node a then, 9 of 16 on node b."""
+    spread = wanting(1, annotations={"gpu-device-plugin/node-policy": "spread"})
+    assert two_nodes().scores(spread, "a", "b") == {"a": 6, "b": 4}
+
+
+# --- preempt ---------------------------------------------------------------------------------------------------------
+
+
+def test_e18_victims_are_chosen_so_that_one_gpu_becomes_free() -> None:
+    """E18: gpushare has no such verb, and the scheduler evicts by the node's sum.
+
+    The scheduler's victim a0 leaves 8 and 5 free on node a: enough. On node b, c would not be enough without d.
+    """
+    world = World().node("a", 8, 8).node("b", 8, 8)
+    world.runs(running("a0", "a", 0, 3), running("a1", "a", 1, 3))
+    world.runs(running("c", "b", 0, 4), running("d", "b", 0, 4), running("e", "b", 1, 8, priority=1000))
+    assert world.preempt(wanting(8, priority=10), a=["u-a0"], b=["u-c"]) == {"a": ["u-a0"], "b": ["u-c", "u-d"]}
+
+
+def test_nodes_where_no_gpu_can_become_free_enough_are_dropped() -> None:
+    world = World().node("a", 8, 8).node("b", 16).runs(running("a0", "a", 0, 8), running("b0", "b", 0, 16))
+    assert world.preempt(wanting(16, priority=10), a=["u-a0"], b=["u-b0"], zz=["u-zz"]) == {"b": ["u-b0"]}
+
+
+def test_whole_pods_are_answered_by_uid_and_violations_are_passed_on() -> None:
+    world = World().node("a", 8).runs(running("a0", "a", 0, 8))
+    victims = {"a": {"Pods": [secretive(running("a0", "a", 0, 8))], "NumPDBViolations": 1}}
+    body = {"Pod": wanting(8, priority=10), "NodeNameToVictims": victims, "NodeNameToMetaVictims": None}
+    assert world.verbs.preempt(json.dumps(body).encode()) == (
+        b'{"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"u-a0"}],"NumPDBViolations":1}}}'
+    )
+
+
+def test_a_pod_that_is_being_deleted_is_no_victim() -> None:
+    """Its GPU will be free without that, and so will that of one that vanished."""
+    going, gone = running("a0", "a", 0, 4), running("a2", "a", 0, 4)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world = World().node("a", 8, 2).runs(going, gone, running("a1", "a", 1, 1))
+    world.fleet.remove_pod(read(gone), now=0.0)
+    assert world.preempt(wanting(8, priority=10), a=["u-a1"]) == {"a": ["u-a1"]}
+
+
+def test_victims_are_named_by_their_importance() -> None:
+    """kube-scheduler takes the first for the most important one when it chooses among nodes; c is no pod with GPUs."""
+    world = World().node("a", 8, 8).runs(*(running(f"p{n}", "a", 0, 2, priority=n) for n in range(4)))
+    world.runs(running("z", "a", 1, 1, priority=2), running("y", "a", 1, 1))
+    two = wanting_whole(2)
+    assert world.preempt(two | {"spec": two["spec"] | {"priority": 9}}, a=["u-z", "u-c", "u-y"]) == {
+        "a": ["u-p3", "u-z", "u-c", "u-p2", "u-p1", "u-y", "u-p0"]
+    }
+
+
+def test_a_victim_of_kube_schedulers_that_need_not_go_stays() -> None:
+    """Eight pods of 7 on four GPUs of 14: by the sum two of any GPUs are enough, and one GPU has 14 without its two."""
+    world = World().node("a", 14, 14, 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(8)))
+    assert world.preempt(wanting(14, priority=10), a=["u-p7", "u-p5"]) == {"a": ["u-p5", "u-p4"]}
+
+
+def cpu(wanted: Json, amount: str, **spec: Any) -> Json:
+    """Let the containers of a pod request CPU, too."""
+    for each in wanted["spec"]["containers"]:
+        each["resources"]["requests"] = {**each["resources"]["limits"], "cpu": amount}
+    return {**wanted, "spec": {**wanted["spec"], **spec}}
+
+
+TIED: dict[str, Json] = {
+    "a port of the node": {"containers": [{**container(mem=14), "ports": [{"hostPort": 80}]}]},
+    "other pods": {"affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{}]}}},
+    "where others are": {"topologySpreadConstraints": [{"maxSkew": 1}]},
+    "a claimed device": {"resourceClaims": [{"name": "nic"}]},
+    "a claimed volume": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]},
+}
+
+
+@pytest.mark.parametrize("spec", TIED.values(), ids=TIED)
+def test_a_victim_stays_one_where_more_than_sums_may_be_what_it_is_for(spec: Json) -> None:
+    """What kube-scheduler found is that b makes room, and not why."""
+    world = World().node("a", 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(4)))
+    wanted = wanting(14, priority=10)
+    assert world.preempt(wanted, a=["u-p1", "u-p3"]) == {"a": ["u-p1", "u-p0"]}
+    found = world.preempt({**wanted, "spec": {**wanted["spec"], **spec}}, a=["u-p1", "u-p3"])
+    assert found == {"a": ["u-p1", "u-p3", "u-p0"]}
+
+
+def test_a_victim_stays_one_where_the_cpu_that_it_has_is_wanted() -> None:
+    """The pod asks 4 CPUs. p1 and p3 have 2 each, p0 only 1: with p0 in place of p3 it would lack one, with p2 not."""
+    world = World().node("a", 14, 14)
+    for n, cpus in enumerate(("1", "2", "2", "2000m")):
+        world.runs(cpu(running(f"p{n}", "a", n // 2, 7), cpus))
+    assert world.preempt(cpu(wanting(14, priority=10), "4"), a=["u-p1", "u-p3"]) == {"a": ["u-p3", "u-p2"]}
+    assert world.preempt(cpu(wanting(14, priority=10), "3"), a=["u-p1", "u-p3"]) == {"a": ["u-p1", "u-p0"]}
+
+
+def test_no_more_violations_of_budgets_are_told_than_kube_schedulers_victims_are_left() -> None:
+    """It chose two against a budget, and does not say which; one of them stays."""
+    world = World().node("a", 14, 14).runs(*(running(f"p{n}", "a", n // 2, 7) for n in range(4)))
+    victims = {"a": {"Pods": [{"UID": "u-p1"}, {"UID": "u-p3"}], "NumPDBViolations": 2}}
+    body = {"Pod": wanting(14, priority=10), "NodeNameToMetaVictims": victims}
+    assert world.verbs.preempt(json.dumps(body).encode()) == (
+        b'{"NodeNameToMetaVictims":{"a":{"Pods":[{"UID":"u-p1"},{"UID":"u-p0"}],"NumPDBViolations":1}}}'
+    )
+
+
+def test_for_a_pod_that_asks_for_nothing_the_schedulers_choice_stands() -> None:
+    assert two_nodes().preempt(wanting(0, priority=10), a=["u-a0"], zz=["u-zz"]) == {"a": ["u-a0"], "zz": ["u-zz"]}
+
+
+def test_for_a_pod_that_no_node_can_serve_nobody_is_evicted() -> None:
+    both = pod("new", container(mem=1, count=1), uid="u-new")
+    assert two_nodes().preempt(secretive(both), a=["u-a0"]) == {}
+
+
+# --- inspect ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_cluster_in_gpushares_form_with_more_after_it() -> None:
+    world = World().node("node-a", 15, 15, unhealthy={1: "XID 79"}, driver="570.1", policy="spread")
+    world.runs(running("binpack-1", "node-a", 0, 3), running("big", "node-a", 1, 9, namespace="team-x"))
+    assert world.verbs.inspect().body == (
+        b'{"nodes":[{"name":"node-a","totalGPU":30,"usedGPU":12,"devs":['
+        b'{"id":0,"totalGPU":15,"usedGPU":3,"pods":[{"name":"binpack-1","namespace":"default","usedGPU":3,'
+        b'"wholeGPUs":0,"state":"bound","uid":"u-binpack-1"}],"uuid":"GPU-0","model":"Tesla T4","memoryMiB":15360,'
+        b'"healthy":true,"reason":"","whole":false},'
+        b'{"id":1,"totalGPU":15,"usedGPU":9,"pods":[{"name":"big","namespace":"team-x","usedGPU":9,'
+        b'"wholeGPUs":0,"state":"bound","uid":"u-big"}],"uuid":"GPU-1","model":"Tesla T4","memoryMiB":15360,'
+        b'"healthy":false,"reason":"XID 79","whole":false}],'
+        b'"shareMiB":1024,"policy":"spread","driver":"570.1","problem":"","unplaced":[]}]}'
+    )
+
+
+def test_nodes_and_pods_are_sorted() -> None:
+    world = World().node("b", 8).node("a", 8).node("c", 8)
+    world.runs(running("z", "a", 0, 1), running("y", "a", 0, 1), running("x", "a", 0, 1, namespace="other"))
+    assert [node["name"] for node in world.inspect()["nodes"]] == ["a", "b", "c"]
+    assert world.devs("a") == [(0, 3, ["y", "z", "x"])]
+
+
+def test_whole_gpus_are_in_use_in_full() -> None:
+    world = World().node("a", 8, 8).runs(running_whole("w", "a", 0))
+    (node,) = world.inspect("a")["nodes"]
+    assert [(dev["usedGPU"], dev["whole"]) for dev in node["devs"]] == [(8, True), (0, False)]
+    assert node["devs"][0]["pods"][0]["wholeGPUs"] == 1
+
+
+def test_whole_gpus_of_which_nobody_knows_which_are_unplaced() -> None:
+    """w was bound by someone else; v has GPU 1, which the node does not list any more."""
+    world = World().node("a", 8).runs(pod("w", container(count=1), uid="u-w", node="a", phase="Running"))
+    world.runs(running_whole("v", "a", 1))
+    (node,) = world.inspect("a")["nodes"]
+    assert [(each["name"], each["usedGPU"], each["wholeGPUs"]) for each in node["unplaced"]] == [
+        ("v", 0, 1),
+        ("w", 0, 1),
+    ]
+    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "every GPU is in whole use"}
+
+
+def test_where_a_pod_stands() -> None:
+    """bound, binding, deleting or vanished."""
+    world = World().node("a", 8)
+    going = running("deleting", "a", 0, 1)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    gone = running("vanished", "a", 0, 1)
+    world.runs(running("bound", "a", 0, 1), going, gone)
+    world.fleet.claim(read(running("binding", "a", 0, 1)))
+    world.fleet.remove_pod(read(gone), now=0.0)
+    (dev,) = world.inspect("a")["nodes"][0]["devs"]
+    assert [(each["name"], each["state"]) for each in dev["pods"]] == [
+        (state, state) for state in ("binding", "bound", "deleting", "vanished")
+    ]
+
+
+def test_nodes_without_gpus_are_shown_when_asked_for() -> None:
+    world = World().gpushare_node("plain", 0, 0)
+    assert world.inspect()["nodes"] == []
+    assert world.inspect("plain")["nodes"][0]["devs"] == []
+
+
+def test_a_node_whose_annotation_cannot_be_read_says_so() -> None:
+    world = World()
+    world.fleet.put_node("a", read_facts({NODE_GPUS: "{"}, {}, 16, 2))
+    assert world.inspect()["nodes"][0]["problem"] == "the node's annotation gpu-device-plugin/gpus is not JSON"
+    assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {
+        "a": "the node's annotation gpu-device-plugin/gpus is not JSON"
+    }
+
+
+# --- E1 to E20 -------------------------------------------------------------------------------------------------------
+
+
+def test_e1_and_e2_questions_and_changes_do_not_disturb_each_other() -> None:
+    """gpushare crashes when 400 pods are deleted while others look: its maps are changed and read at the same time."""
+    world = World().node("a", 400)
+    pods = [running(f"p{n}", "a", 0, 1) for n in range(400)]
+    world.runs(*pods)
+    for left, each in enumerate(reversed(pods)):
+        assert world.devs("a")[0][1] == 400 - left
+        world.fleet.put_pod(read({**each, "status": {"phase": "Succeeded"}}))
+    assert world.filter(wanting(400), "a")["NodeNames"] == ["a"]
+
+
+def test_e3_a_pod_that_was_recreated_under_its_name_counts_once() -> None:
+    """gpushare forgets the old one's uid and never frees its memory."""
+    world = World().node("a", 8)
+    old = running("p", "a", 0, 4, uid="old")
+    world.runs(old)
+    world.fleet.remove_pod(read(old), now=0.0)  # by force: nobody saw its containers end
+    world.runs(running("p", "a", 0, 4, uid="new"))
+    assert world.devs("a") == [(0, 8, ["p", "p"])]
+    world.fleet.expire(now=30.0)
+    assert world.devs("a") == [(0, 4, ["p"])]
+
+
+def test_e4_a_deletion_that_overtakes_leaves_nothing() -> None:
+    """gpushare's worker may find the deleted pod not put aside yet, and keeps it."""
+    world = World().node("a", 8)
+    ended = read({**running("p", "a", 0, 4), "status": {"phase": "Succeeded"}})
+    world.fleet.remove_pod(ended, now=0.0)
+    world.runs(running("p", "a", 0, 4))
+    world.fleet.remove_pod(ended, now=1.0)
+    assert world.devs("a") == [(0, 0, [])]
+
+
+def test_e5_a_gpu_that_is_over_full_has_nothing_free() -> None:
+    """gpushare subtracts without a sign: with 20 of 15 in use anything fits."""
+    world = World().node("a", 15).runs(running("p", "a", 0, 12), running("q", "a", 0, 8))
+    assert world.filter(wanting(15), "a")["FailedNodes"] == {"a": "no GPU has 15 GiB free"}
+    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
+
+
+def test_e6_a_pod_that_is_being_deleted_keeps_its_memory() -> None:
+    """gpushare gives it away while the processes still run."""
+    world = World().node("a", 8)
+    going = running("p", "a", 0, 8)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.runs(going)
+    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
+
+
+def test_e7_a_node_that_changes_is_seen_as_it_is() -> None:
+    """gpushare keeps the number and the size of the GPUs until it is restarted."""
+    world = World().gpushare_node("a", 30, 2)
+    assert world.filter(wanting(20), "a")["NodeNames"] == []
+    world.gpushare_node("a", 60, 2)
+    assert world.filter(wanting(20), "a")["NodeNames"] == ["a"]
+    world.gpushare_node("a", 60, 4)
+    assert [dev[0] for dev in world.devs("a")] == [0, 1, 2, 3]
+    world.node("a", 8, share_mib=2048)
+    assert world.filter(wanting(9), "a")["FailedAndUnresolvableNodes"] == {"a": "the largest GPU has 16 GiB in all"}
+
+
+@pytest.mark.parametrize("forged", [{POD: "0"}, {POD: "1", ASSIGNED: "true"}, {IDX: "7"}, {IDX: "junk"}])
+def test_e8_what_a_pod_takes_is_its_request_whatever_is_written_on_it(forged: Mapping[str, str]) -> None:
+    """gpushare counts what the annotation says: with POD=0 a pod takes nothing."""
+    each = pod("p", container(mem=8), uid="u-p", node="a", phase="Running", annotations={IDX: "0", **forged})
+    world = World().node("a", 8).runs(each)
+    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
+
+
+def test_e8_a_pod_that_is_not_bound_takes_nothing() -> None:
+    """gpushare counts whoever has the annotations."""
+    notes = {IDX: "0", POD: "8", ASSIGNED: "false"}
+    world = World().node("a", 8).runs(pod("p", container(mem=8), uid="u-p", annotations=notes))
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+
+
+def test_e9_pods_that_others_bound_count_on_every_gpu_until_it_is_known_on_which() -> None:
+    """gpushare does not see them and gives their memory out again."""
+    world = World().node("a", 8, 8).runs(pod("p", container(mem=6), uid="u-p", node="a", phase="Running"))
+    assert world.filter(wanting(3), "a")["FailedNodes"] == {"a": "no GPU has 3 GiB free"}
+    (node,) = world.inspect("a")["nodes"]
+    assert [(each["name"], each["usedGPU"]) for each in node["unplaced"]] == [("p", 6)]
+    assert node["usedGPU"] == 6
+    world.runs(running("p", "a", 1, 6))
+    assert world.filter(wanting(3), "a")["NodeNames"] == ["a"]
+    assert world.devs("a") == [(0, 0, []), (1, 6, ["p"])]
+
+
+def test_e10_a_pod_on_a_node_that_is_gone_does_no_harm() -> None:
+    """gpushare ends at start."""
+    world = World().node("a", 8).runs(running("p", "gone", 0, 8))
+    assert world.filter(wanting(8), "a", "gone") == {
+        "Nodes": None,
+        "NodeNames": ["a"],
+        "FailedNodes": {"gone": "this node is not known to the GPU scheduler yet"},
+        "FailedAndUnresolvableNodes": {},
+        "Error": "",
+    }
+    world.node("gone", 8)
+    assert world.filter(wanting(8), "gone")["FailedNodes"] == {"gone": "no GPU has 8 GiB free"}
+
+
+def test_e11_the_unhealthy_gpu_is_the_one_that_is_left_out() -> None:
+    """gpushare reads "1, 3" as GPUs 1 and 0."""
+    world = World().node("a", 8, 4, 4, 2, unhealthy={1: "hot", 3: "hot"})
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+    world.runs(running("p", "a", 0, 8), running("q", "a", 2, 4))
+    assert world.filter(wanting(1), "a")["FailedNodes"] == {"a": "no GPU has 1 GiB free"}
+
+
+def test_e12_filter_reserves_nothing_and_a_claim_is_seen_at_once() -> None:
+    """gpushare's binds of pods that passed together race, and the second fails when it is too late."""
+    world = World().node("a", 8)
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+    world.fleet.claim(read(running("first", "a", 0, 8)))
+    assert world.filter(wanting(8), "a")["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
+    world.fleet.release("u-first")
+    assert world.filter(wanting(8), "a")["NodeNames"] == ["a"]
+
+
+def test_e13_a_node_that_nobody_knows_is_not_found() -> None:
+    """gpushare ends the connection without an answer."""
+    page = World().node("a", 8).verbs.inspect("zz")
+    assert page.status == 404
+    assert page.body == b'{"nodes":[],"error":"no node of this name is known to the GPU scheduler"}'
+
+
+def test_e13_nodes_that_are_gone_are_not_listed() -> None:
+    """gpushare lists them for ever."""
+    world = World().node("a", 8).node("b", 8)
+    world.fleet.remove_node("a")
+    assert [node["name"] for node in world.inspect()["nodes"]] == ["b"]
+
+
+def test_e13_a_node_with_fewer_gpus_than_before_can_be_looked_at() -> None:
+    """gpushare reads past the end of its list. What lay on the GPU that is gone may lie on any other now."""
+    world = World().node("a", 8, 8).runs(running("p", "a", 1, 3)).node("a", 8)
+    (node,) = world.inspect("a")["nodes"]
+    assert [dev["usedGPU"] for dev in node["devs"]] == [0]
+    assert [(each["name"], each["usedGPU"]) for each in node["unplaced"]] == [("p", 3)]
+    assert world.filter(wanting(6), "a")["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
+
+
+def test_e14_reasons_are_sentences_and_quote_no_pod() -> None:
+    """gpushare's errors print the whole pod. Many nodes have one reason, so that the scheduler counts them together."""
+    world = World()
+    for number in range(5):
+        world.node(f"n{number}", 8 + number).runs(running(f"p{number}", f"n{number}", 0, 5 + number))
+    assert set(world.filter(wanting(4), *(f"n{number}" for number in range(5)))["FailedNodes"].values()) == {
+        "no GPU has 4 GiB free"
+    }
+
+
+def test_e15_nothing_of_a_request_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """gpushare logs whole pods, environment included, as it is shipped."""
+    world = two_nodes()
+    world.filter(wanting(8), "a", "b")
+    world.scores(wanting(8), "a", "b")
+    world.preempt(wanting(8, priority=10), a=["u-a0"])
+    assert not caplog.records
+
+
+def test_e20_a_pod_that_asks_in_an_init_container_only_is_placed_by_that() -> None:
+    """gpushare lets it pass everywhere with a request of 0, and then finds no GPU for it."""
+    first = secretive(pod("new", init=(container("first", mem=6),), uid="u-new"))
+    answer = two_nodes().filter(first, "a", "b")
+    assert answer["NodeNames"] == ["b"]
+    assert answer["FailedNodes"] == {"a": "no GPU has 6 GiB free"}
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+LARGE = 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"5",
+        b"{",
+        b'{"Pod":' + b"[" * 100_000,
+        b"\x00\xff",
+        json.dumps({"Pod": None, "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": wanting(1)}).encode(),
+        json.dumps({"Pod": wanting(1), "NodeNames": "a"}).encode(),
+        json.dumps({"Pod": wanting(1), "NodeNames": [None]}).encode(),
+        json.dumps({"Pod": [SECRET], "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": SECRET, "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": {"metadata": SECRET}, "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": {**wanting(1), "spec": {"containers": SECRET}}, "NodeNames": ["a"]}).encode(),
+        json.dumps(
+            {"Pod": {**wanting(1), "spec": {"containers": [{"resources": {"limits": SECRET}}]}}, "NodeNames": ["a"]}
+        ).encode(),
+        json.dumps({"Pod": wanting(-1), "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": secretive(pod("p", container(limits={GPU_MEM: SECRET}))), "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": secretive(pod("p", container(limits={GPU_MEM: "1e99"}))), "NodeNames": ["a"]}).encode(),
+        json.dumps({"Pod": wanting(1), "NodeNames": ["a"]}).encode()[:-20],
+    ],
+)
+def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
+    """Of filter; the others give their safe answer: nobody suits, and nobody is evicted."""
+    world = two_nodes()
+    before = dict(world.fleet.entries)
+    answer = json.loads(world.verbs.filter(body))
+    assert answer["Error"]
+    assert answer["NodeNames"] is None
+    assert SECRET not in str(answer)
+    assert "Traceback" not in str(answer)
+    assert all(each["Score"] == 0 for each in json.loads(world.verbs.prioritize(body)))
+    assert json.loads(world.verbs.preempt(body)) == {"NodeNameToMetaVictims": {}}
+    assert world.fleet.entries == before
+
+
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (wanting(LARGE), "write 10, not 10Gi"),
+        (wanting(LARGE, LARGE), "write 10, not 10Gi"),
+        (wanting_whole(LARGE), f"it asks for {LARGE} whole GPUs, and no node can have more than 64"),
+        (wanting_whole(64), "fewer than 64 GPUs are healthy"),
+        (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 64"),
+        (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
+        (wanting(8, labels={GPU_COUNT: "-1"}), "is no number of GPUs"),
+        (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
+        (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of binpack, spread"),
+        (wanting(*[2] * 16), "together"),
+        (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
+    ],
+)
+def test_an_absurd_request_is_hopeless_and_says_why(wanted: Json, sentence: str) -> None:
+    world = two_nodes()
+    answer = world.filter(wanted, "a")
+    assert sentence in answer["FailedAndUnresolvableNodes"]["a"]
+    assert world.scores(wanted, "a") == {"a": 0}
+    assert world.preempt(wanted | {"spec": {**wanted["spec"], "priority": 5}}, a=["u-a0"]) == {}
+
+
+def test_names_that_are_strange_are_nodes_that_nobody_knows() -> None:
+    strange = ["", "a/../b", "\u2028", "x" * 10_000, "a", "a"]
+    answer = two_nodes().filter(wanting(1), *strange)
+    assert answer["NodeNames"] == ["a", "a"]
+    assert answer["FailedNodes"].keys() == set(strange) - {"a"}
+
+
+def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptureFixture) -> None:
+    two_nodes().verbs.preempt(b"{}")
+    (record,) = caplog.records
+    assert record.getMessage() == "a request of the scheduler has no answer"
+    assert record.__dict__["why"] == "the request has no Pod"
+    assert record.__dict__["verb"] == "preempt"
+
+
+def test_repr_is_one_line() -> None:
+    world = two_nodes()
+    world.filter(wanting(1), "a")
+    assert repr(world.verbs) == (
+        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <Rows: 2 nodes, 1 kinds>, remembers 1 pods>>"
+    )

@@ -1,0 +1,209 @@
+"""A node in a folder: a kubelet double, fake GPUs, and the agent between them, all in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.kubelet.life import Timings
+from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.settings.node import Sources
+from gpu_device_plugin.testing.device_manager import Amount
+from gpu_device_plugin.testing.kubelet import Kubelet
+from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+MEM = "aliyun.com/gpu-mem"
+COUNT = "aliyun.com/gpu-count"
+
+QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms", "nvml_timeout": "2s"}
+"""Settings under which nothing that a test waits for takes long."""
+LIFE = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
+"""The same for a life."""
+
+NOTHING = Amount(0, 0)
+
+T4 = {"model": "T4"}
+"""A card for `world` and `World.hardware`: 14 shares of 1 GiB."""
+
+
+@dataclass
+class World:
+    """What a test acts on and looks at."""
+
+    kubelet: Kubelet
+    settings: dict[str, str]
+    folder: Path
+    agent: NodeAgent | None = None
+    _task: asyncio.Task[Any] | None = field(default=None, repr=False)
+
+    async def start_agent(self, **changed: str) -> NodeAgent:
+        """Start an agent, and wait until the kubelet listens to it."""
+        self.settings |= changed
+        agent = self.launch()
+        await self.ready()
+        return agent
+
+    def launch(self) -> NodeAgent:
+        """Start an agent and wait for nothing."""
+        assert self._task is None
+        self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read(), dev=self.dev)
+        self.agent.lives.timings = LIFE
+        self._task = asyncio.create_task(self.agent.run())
+        return self.agent
+
+    async def ready(self) -> None:
+        """Wait until the kubelet listens to both resources."""
+        assert self.agent is not None
+        agent = self.agent
+        await self.until(lambda: bool(agent.book.node.shares.gpus) and not agent.lives.unmet())
+        await self.kubelet.wait_for(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
+
+    def _listened_to(self) -> set[str]:
+        """The resources of which the kubelet has got a list over a stream that is open, from a socket that is there."""
+        there = self.sockets
+        return {each.resource for each in self.kubelet.streams if each.open and each.lists and each.endpoint in there}
+
+    async def stop_agent(self) -> None:
+        """Stop the agent as SIGTERM does."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self.agent = None
+
+    async def ended(self) -> BaseException:
+        """Wait until the agent ends by itself, and return why: the first error of its groups."""
+        assert self._task is not None
+        async with asyncio.timeout(20):
+            error: BaseException
+            (error,) = await asyncio.gather(self._task, return_exceptions=True)
+        self._task = self.agent = None
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, BaseException)
+        return error
+
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+        """Wait until `condition` holds; fail if the agent ends before."""
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                if self._task is not None and self._task.done():
+                    self._task.result()
+                await asyncio.sleep(0.01)
+
+    def hardware(self, *gpus: dict[str, Any], **rest: Any) -> None:
+        """Make the fake hardware what is described; the agent's child reads the file when it changes."""
+        new = self.folder / "gpus.new"
+        new.write_text(json.dumps({"gpus": list(gpus), **rest}))
+        new.replace(self.folder / "gpus.json")
+
+    @property
+    def dev(self) -> Path:
+        """What stands for /dev."""
+        return self.folder / "dev"
+
+    @property
+    def uuids(self) -> list[str]:
+        """The UUIDs of the GPUs, in order."""
+        assert self.agent is not None
+        return [shared.gpu.uuid for shared in self.agent.book.node.shares.gpus]
+
+    @property
+    def held(self) -> set[str]:
+        """The IDs that the agent believes taken."""
+        assert self.agent is not None
+        return set(self.agent.book.node.ledger.holds)
+
+    async def confirmed(self) -> None:
+        """Wait until the agent has read in the kubelet's checkpoint what it gave."""
+        assert self.agent is not None
+        book = self.agent.book
+        await self.until(lambda: all(hold.granted_at is None for hold in book.node.ledger.holds.values()))
+
+    async def listed(self, made: Pod) -> None:
+        """Wait until the kubelet process that listens to the agent has listed a pod to it."""
+        assert self.agent is not None
+        books = self.agent.books
+        await self.until(lambda: made.uid in books._endings.names)
+
+    @property
+    def sockets(self) -> set[str]:
+        """The names of the agent's sockets."""
+        return {path.name for path in self.kubelet.device_plugin_dir.glob("gpushare-*.sock")}
+
+    def lists(self, resource: str) -> list[dict[str, str]]:
+        """Return every list of a resource that the kubelet got over its newest stream: health by ID."""
+        newest = [stream for stream in self.kubelet.streams if stream.resource == resource][-1]
+        return [dict(each.health) for each in newest.lists]
+
+    def healthy(self, resource: str) -> int:
+        """Return how many IDs of a resource the kubelet sees healthy."""
+        return self.kubelet.amounts.get(resource, NOTHING).allocatable
+
+    async def healthy_is(self, resource: str, count: int) -> None:
+        """Wait until the kubelet sees so many healthy IDs."""
+        await self.until(lambda: self.healthy(resource) == count)
+
+
+@asynccontextmanager
+async def world(
+    gpus: str | Sequence[dict[str, Any]] = "fake:2xT4",
+    *,
+    version: tuple[int, int] = (1, 36),
+    seed: int = 0,
+    **settings: str,
+) -> AsyncIterator[World]:
+    """Make a node with a running kubelet; its agent is started by the test.
+
+    GPUs that are described one by one can be changed later, see `World.hardware`.
+    """
+    # pytest's own folders have names too long for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="gs") as folder:
+        kubelet = Kubelet(Path(folder), version=version, seed=seed)
+        async with kubelet:
+            made = World(
+                kubelet,
+                {
+                    **QUICK,
+                    "gpus": gpus if isinstance(gpus, str) else f"{folder}/gpus.json",
+                    "api": "off",
+                    "device_plugin_dir": str(kubelet.device_plugin_dir),
+                    "pod_resources_socket": str(kubelet.pod_resources_socket),
+                    **settings,
+                },
+                Path(folder),
+            )
+            made.dev.mkdir()
+            if not isinstance(gpus, str):
+                made.hardware(*gpus)
+            try:
+                yield made
+            finally:
+                await made.stop_agent()
+
+
+def pod(name: str, *containers: ContainerSpec, **limits: int) -> PodSpec:
+    """Describe a pod; without containers it has one, with limits given as mem=4, count=1."""
+    return PodSpec(name, containers or (container("main", kind=Kind.APP, **limits),))
+
+
+def container(name: str, *, kind: Kind = Kind.APP, **limits: int) -> ContainerSpec:
+    """Describe a container with limits given as mem=4, count=1."""
+    return ContainerSpec(name, {{"mem": MEM, "count": COUNT}[key]: amount for key, amount in limits.items()}, kind)
+
+
+def gpus_of(made: Pod, resource: str = MEM) -> set[str]:
+    """Return the UUIDs of the GPUs on which a pod has devices."""
+    return {name.partition("::")[0] for c in made.containers for name in c.devices.get(resource, ())}
+
+
+def envs_of(made: Pod, name: str = "main") -> dict[str, str]:
+    """Return the variables that a container got from plugins."""
+    return dict(made.container(name).received.envs)

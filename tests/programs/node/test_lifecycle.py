@@ -1,0 +1,607 @@
+"""The agent's life: whatever ends, restarts or goes away, in whatever order, it serves again and forgets nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
+from gpu_device_plugin.kubelet.life import DirectoryGoneError
+from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
+from gpu_device_plugin.programs.node.agent import NodeAgent
+from gpu_device_plugin.programs.node.program import _exit_code, main
+from gpu_device_plugin.settings.node import Sources, UsageError
+from gpu_device_plugin.testing.pods import Kind
+from tests.programs.node.harness import COUNT, MEM, T4, container, gpus_of, pod, world
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from pathlib import Path
+
+    from gpu_device_plugin.testing.pods import Pod
+    from tests.programs.node.harness import World
+
+RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
+
+
+# --- Any order of events ----------------------------------------------------------------------------------------------
+
+
+async def kubelet_restarts(node: World) -> None:
+    await node.kubelet.restart()
+
+
+async def kubelet_is_down_for_a_while(node: World) -> None:
+    await node.kubelet.stop()
+    await asyncio.sleep(0.1)
+    await node.kubelet.start(ready=False)
+
+
+async def sockets_are_removed(node: World) -> None:
+    for name in node.sockets:
+        (node.kubelet.device_plugin_dir / name).unlink()
+    await asyncio.sleep(0.1)
+
+
+async def directory_is_made_anew(node: World) -> None:
+    directory = node.kubelet.device_plugin_dir
+    await node.kubelet.stop()
+    directory.rename(directory.with_name("old"))
+    directory.mkdir()
+    shutil.copy(directory.with_name("old") / node.kubelet.checkpoint.name, directory)
+    shutil.rmtree(directory.with_name("old"))
+    await node.kubelet.start(ready=False)
+
+
+async def agent_restarts(node: World) -> None:
+    await node.stop_agent()
+    node.launch()
+
+
+async def streams_break(node: World) -> None:
+    node.kubelet.drop_streams()
+    await asyncio.sleep(0.1)
+
+
+async def checkpoint_is_damaged(node: World) -> None:
+    """The kubelet that runs writes it anew with the first list of the next agent."""
+    await node.stop_agent()
+    node.kubelet.checkpoint.write_text("damaged")
+    node.launch()
+    await node.ready()
+
+
+EVENTS = (
+    kubelet_restarts,
+    kubelet_is_down_for_a_while,
+    sockets_are_removed,
+    directory_is_made_anew,
+    agent_restarts,
+    streams_break,
+    checkpoint_is_damaged,
+)
+# The same few in every run; test_properties.py looks for others.
+ORDERS = list(itertools.permutations(EVENTS, 3))[::27]
+
+
+@pytest.mark.parametrize("events", ORDERS, ids=lambda events: "-".join(event.__name__[:11] for event in events))
+async def test_after_any_events_in_any_order_nothing_is_given_twice(
+    events: Iterable[Callable[[World], Awaitable[None]]],
+) -> None:
+    """A pod with an init container on GPU 0, one that has GPU 1 whole; after each event another gets 1 of GPU 0."""
+    async with world() as node:
+        await node.start_agent()
+        spec = pod("p", container("init", kind=Kind.INIT, mem=4), container("main", mem=2))
+        pods = [await node.kubelet.admit(spec), await node.kubelet.admit(pod("w", count=1))]
+        await node.confirmed()
+        for number, event in enumerate(events):
+            await event(node)
+            await node.ready()
+            await node.healthy_is(MEM, 14)
+            await node.healthy_is(COUNT, 1)
+            if node.kubelet._process and not node.kubelet._process.manager.sources_ready:
+                await node.kubelet.sources_ready()
+            pods.append(await node.kubelet.admit(pod(f"after-{number}", mem=1)))
+            await node.confirmed()
+        assert [node.kubelet.pod(one).phase for one in pods] == ["Running"] * 5
+        assert no_id_twice(pods)
+        assert node.held == {name for one in pods for name in one.devices(MEM) | one.devices(COUNT)}
+        assert node.kubelet.panics == []
+
+
+def no_id_twice(pods: Iterable[Pod]) -> bool:
+    given = [name for one in pods for name in one.devices(MEM) | one.devices(COUNT)]
+    return len(given) == len(set(given))
+
+
+async def test_after_a_reboot_of_the_node_pods_come_back_on_the_devices_they_had() -> None:
+    async with world() as node:
+        await node.start_agent()
+        made = [await node.kubelet.admit(pod("p", mem=3)), await node.kubelet.admit(pod("w", count=1))]
+        await node.stop_agent()
+        await node.kubelet.reboot()
+        await node.start_agent()
+        assert node.held == made[0].devices(MEM) | made[1].devices(COUNT)
+        await node.kubelet.sources_ready()
+        assert [node.kubelet.pod(one).phase for one in made] == ["Running", "Running"]
+        assert [node.kubelet.pod(one).only.devices for one in made] == [one.only.devices for one in made]
+
+
+async def test_without_pod_resources_what_was_given_stays_given() -> None:
+    async with world() as node:
+        await node.start_agent()
+        made = await node.kubelet.admit(pod("p", mem=3))
+        await node.stop_agent()
+        node.kubelet.pod_resources_gate.refuse("rejected by rate limit")
+        await node.start_agent()
+        assert node.held == made.devices(MEM)
+        await node.kubelet.delete(made)
+        await asyncio.sleep(0.3)
+        assert node.held == made.devices(MEM), "an end that nobody can prove is none"
+        node.kubelet.pod_resources_gate.release()
+        await node.healthy_is(COUNT, 2)
+
+
+async def test_pods_that_run_under_a_former_name_of_a_resource_keep_their_gpus() -> None:
+    """The resource was renamed between two starts; GPU 0 stays closed to everybody until its pod has ended."""
+    async with world() as node:
+        await node.start_agent()
+        made = await node.kubelet.admit(pod("p", mem=3))
+        await node.stop_agent()
+        node.settings["domain"] = "example.com"
+        node.launch()
+        await node.until(lambda: node.healthy("example.com/gpu-mem") == 14)
+        await node.until(lambda: node.healthy("example.com/gpu-count") == 1)
+        await node.kubelet.delete(made)
+        await node.until(lambda: node.healthy("example.com/gpu-mem") == 28)
+
+
+# --- Hardware that comes late, goes, and comes back -------------------------------------------------------------------
+
+
+async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None:
+    async with world([]) as node:
+        agent = node.launch()
+        await node.until(lambda: agent.hardware.view.value.state is State.WATCHING)
+        assert node.kubelet.registrations == []
+        assert await agent._alive() == ()
+        assert "lists no GPU" in (await agent._ready())[0]
+        await agent.hardware.pause()  # whoever resumes looks afresh, at once
+        node.hardware(T4)
+        agent.hardware.resume()
+        await node.ready()
+        assert node.healthy(MEM) == 14
+
+
+async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> None:
+    async with world() as node:
+        agent = await node.start_agent()
+        agent.toggle_pause()
+        await node.healthy_is(MEM, 0)
+        await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
+        agent.toggle_pause()
+        await node.healthy_is(MEM, 28)
+
+
+async def test_gpus_that_cannot_be_shared_are_left_out_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async with world([T4, T4 | {"mig": True}, {"memory": "700MiB"}]) as node:
+        with caplog.at_level("INFO"):
+            agent = await node.start_agent(exclude_gpus="3")
+        assert node.healthy(COUNT) == 1
+        assert "GPU 1 is not shared: in MIG mode, whose instances are not shared yet" in caplog.messages
+        assert "GPU 2 is not shared: 700 MiB, less than one share of 1 GiB" in caplog.messages
+        assert agent._name_of("GPU-unknown") == "a GPU"
+
+
+async def test_a_gpu_that_is_switched_to_mig_mode_serves_nobody_any_more() -> None:
+    async with world([T4, T4]) as node:
+        await node.start_agent()
+        node.hardware(T4, T4 | {"mig": True})
+        await node.healthy_is(MEM, 14)
+        assert node.agent is not None
+        assert "MIG mode now" in node.agent.book.node.unhealthy[node.uuids[1]]
+
+
+async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that_fits() -> None:
+    async with world("fake:8xH200", share_size="1MiB") as node:
+        node.launch()
+        error = await node.ended()
+        assert isinstance(error, UsageError)
+        assert "cuts the GPUs of this node into 1145248 shares" in str(error)
+        assert "set the share size to" in str(error)
+
+
+async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with world([T4], share_size="4MiB") as node:
+        agent = await node.start_agent()
+        await agent.hardware.pause()
+        node.hardware(T4, T4)
+        agent.hardware.resume()
+        await node.until(lambda: "new GPUs are left out" in caplog.messages)
+        await node.healthy_is(COUNT, 1)
+
+
+async def test_an_xid_is_told_and_takes_the_gpu_out_of_service_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with world([T4, T4], probe_interval="1h", blind_after="2h") as node:
+        await node.start_agent()
+        node.hardware(T4, T4, events=[{"at": 0, "gpu": 1, "xid": 48}])
+        await node.healthy_is(MEM, 14)
+        assert any(message.startswith("GPU 1: XID 48") for message in caplog.messages)
+        assert any(message.startswith("GPU 1 is ") for message in caplog.messages)
+
+
+async def test_an_agent_that_lost_its_access_to_the_gpus_ends_and_condemns_none() -> None:
+    """After `systemctl daemon-reload` only a new container has it again (F6)."""
+    async with world([T4]) as node:
+        agent = await node.start_agent()
+        node.hardware(T4, events=[{"at": 0, "failure": "context-lost"}])
+        assert isinstance(await node.ended(), HardwareContextLost)
+        assert node.sockets == set()
+        assert agent.book.node.unhealthy == {}
+
+
+# --- One instance -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_taken_over_by_another_instance_ends_this_one() -> None:
+    """The directory was made anew, and the other was quicker."""
+    async with world() as node:
+        await node.start_agent()
+        directory = node.kubelet.device_plugin_dir
+        await node.kubelet.stop()
+        directory.rename(directory.with_name("old"))
+        staged = directory.with_name("staged")
+        staged.mkdir()
+        with NodeLock(staged):
+            staged.rename(directory)
+            assert isinstance(await node.ended(), AlreadyRunningError)
+
+
+# --- Probes and metrics -----------------------------------------------------------------------------------------------
+
+
+async def page(port: int, path: str) -> tuple[int, str]:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
+        return answer.status, await answer.text()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_probes_and_metrics_show_what_the_agent_does() -> None:
+    port = free_port()
+    async with world([T4, T4], http=f"127.0.0.1:{port}") as node:
+        agent = node.launch()
+        await node.ready()
+        await node.kubelet.admit(pod("p", mem=3))
+        await node.kubelet.admit(pod("w", count=1))
+        assert (await node.kubelet.admit(pod("x", mem=20))).phase == "Failed"
+        await node.healthy_is(MEM, 14)
+        assert (await page(port, "/healthz"))[0] == 200
+        assert (await page(port, "/readyz"))[0] == 200
+        status, text = await page(port, "/metrics")
+        assert status == 200
+        lines = text.splitlines()
+        assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
+        assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
+        assert [offer.unhealthy for offer in agent.advertiser.offers(agent.settings.resources[0])] == [False, False]
+        state = agent.state()
+        assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
+        assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
+        node.kubelet.drop_streams(MEM)
+        await node.until(lambda: bool(agent.lives.unmet()))
+        status, text = await page(port, "/readyz")
+        assert status == 503
+        assert "aliyun.com/gpu-mem" in text
+        await node.ready()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"share_size": "100GiB"}, "15 GiB, less than one share of 100 GiB (2 GPUs)"),
+        ({"exclude_gpus": "0,1"}, "excluded by the configuration (2 GPUs)"),
+    ],
+)
+async def test_an_agent_that_shares_no_gpu_says_why_it_is_not_ready(
+    caplog: pytest.LogCaptureFixture, settings: dict[str, str], reason: str
+) -> None:
+    port = free_port()
+    async with world(http=f"127.0.0.1:{port}") as node:
+        node.settings |= settings
+        node.launch()
+        await node.until(lambda: any(message.startswith("no GPU is shared: ") for message in caplog.messages))
+        assert await page(port, "/readyz") == (
+            503,
+            f"no GPU is shared: {reason}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that\n",
+        )
+        assert (await page(port, "/healthz"))[0] == 200
+
+
+async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_port()
+    async with world([T4, T4], http=f"127.0.0.1:{port}", exclude_gpus="1,9") as node:
+        with caplog.at_level("INFO"):
+            await node.start_agent()
+        status, text = await page(port, "/readyz")
+        ok, limits, unknown = text.splitlines()
+        assert (status, ok) == (200, "ok")
+        assert limits == "memory limits: advisory: its driver has no limits of memory, which come with r615"
+        assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is; ")
+        node.hardware(T4 | {"error": "no answer"}, T4)
+        await node.healthy_is(MEM, 0)
+        assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
+
+
+async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
+    async with world() as node:
+        agent = await node.start_agent()
+        assert await agent._alive() == ()
+        directory = node.kubelet.device_plugin_dir
+        directory.rename(directory.with_name("away"))
+        await node.until(lambda: not agent.lives._served)
+        assert await agent._alive() == ("our own sockets do not answer",)
+        directory.with_name("away").rename(directory)
+        await node.ready()
+
+
+# --- Settings read again ----------------------------------------------------------------------------------------------
+
+
+async def test_settings_read_again_count_at_once_where_they_can(caplog: pytest.LogCaptureFixture) -> None:
+    async with world() as node:
+        agent = await node.start_agent()
+        assert repr(agent).startswith("<NodeAgent standalone: <Book #")
+        wanted = node.settings | {"policy": "spread", "reconcile_interval": "50ms", "share_size": "2GiB"}
+        with caplog.at_level("INFO"):
+            agent.reload(Sources(flags=wanted, environ={}).read())
+        assert "these changes need a restart of the agent" in caplog.messages
+        made = [await node.kubelet.admit(pod(name, mem=3)) for name in "ab"]
+        assert [gpus_of(one) for one in made] == [{node.uuids[0]}, {node.uuids[1]}]
+        assert agent.reconciler.interval_s == 0.05
+        assert node.healthy(MEM) == 28
+
+
+# --- The real command line --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Process:
+    """An agent that runs as people run it."""
+
+    process: asyncio.subprocess.Process
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    async def read(self) -> None:
+        assert self.process.stderr is not None
+        async for line in self.process.stderr:
+            self.lines.append(json.loads(line))
+
+    def said(self, message: str) -> dict[str, Any] | None:
+        return next((line for line in self.lines if line["msg"] == message), None)
+
+    async def ends(self) -> int:
+        async with asyncio.timeout(20):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(node: World, *before: str, **changed: str) -> AsyncIterator[Process]:
+    """Start an agent as a process of its own, and wait until it is registered."""
+    settings = node.settings | {"log_level": "info"} | changed
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
+    started = len(node.kubelet.registrations)
+    process = await asyncio.create_subprocess_exec(*before, *RUN, *flags, stderr=asyncio.subprocess.PIPE)
+    made = Process(process)
+    reading = asyncio.create_task(made.read())
+    try:
+        await node.kubelet.wait_for(lambda: len(node.kubelet.registrations) >= started + 2)
+        await node.until(lambda: node.healthy(MEM) > 0)
+        yield made
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await reading
+
+
+async def test_sigterm_ends_streams_and_leaves_no_socket() -> None:
+    async with world() as node, running(node) as agent:
+        assert len(node.sockets) == 2
+        made = await node.kubelet.admit(pod("p", mem=3))
+        agent.process.terminate()
+        assert await agent.ends() == 0
+        assert node.sockets == set()
+        await node.kubelet.wait_for(lambda: not any(stream.open for stream in node.kubelet.streams))
+        assert {stream.error for stream in node.kubelet.streams} == {"EOF"}
+        assert node.kubelet.pod(made).phase == "Running"
+        assert agent.said("stopping")
+
+
+async def test_a_killed_agent_is_followed_by_one_that_knows_everything() -> None:
+    """SIGKILL leaves sockets, a lock file that nobody holds, and an NVML child that ends by itself."""
+    async with world() as node:
+        async with running(node) as agent:
+            made = await node.kubelet.admit(pod("p", container("init", kind=Kind.INIT, mem=4), container("a", mem=1)))
+            left = node.sockets
+            agent.process.kill()
+            assert await agent.ends() == -signal.SIGKILL
+            assert node.sockets == left
+        await node.start_agent()
+        assert not node.sockets & left
+        assert node.held == made.devices(MEM)
+        assert node.healthy(COUNT) == 1
+
+
+async def test_a8_a_second_instance_is_refused_names_the_first_and_changes_nothing() -> None:
+    async with world() as node:
+        await node.start_agent()
+        sockets = node.sockets
+        second = await asyncio.create_subprocess_exec(
+            *RUN, *(f"--{name.replace('_', '-')}={value}" for name, value in node.settings.items()), stderr=-1
+        )
+        _, error = await second.communicate()
+        assert second.returncode == 2
+        (line,) = error.decode().splitlines()
+        assert line.startswith(f"gpu-device-plugin: process {os.getpid()} on {socket.gethostname()} serves this node")
+        assert node.sockets == sockets
+        assert (await node.kubelet.admit(pod("p", mem=3))).phase == "Running"
+
+
+async def test_sighup_reads_the_configuration_again_and_survives_a_wrong_one() -> None:
+    async with world() as node:
+        config = node.folder / "node.yaml"
+        config.write_text("policy: binpack\n")
+        async with running(node, config=str(config)) as agent:
+            config.write_text("policy: spread\n")
+            agent.process.send_signal(signal.SIGHUP)
+            await node.until(lambda: agent.said("the configuration was read again") is not None)
+            read = agent.said("the configuration was read again")
+            assert read is not None
+            assert read["applied"] == ["policy"]
+            made = [await node.kubelet.admit(pod(name, mem=3)) for name in "ab"]
+            assert gpus_of(made[0]) != gpus_of(made[1])
+            config.write_text("policy: sideways\n")
+            agent.process.send_signal(signal.SIGHUP)
+            await node.until(lambda: agent.said("the configuration stays as it was") is not None)
+            complaint = agent.said("the configuration stays as it was")
+            assert complaint is not None
+            assert "sideways" in complaint["why"]
+            agent.process.send_signal(signal.SIGUSR1)
+            await node.healthy_is(MEM, 0)
+            agent.process.send_signal(signal.SIGUSR1)
+            await node.healthy_is(MEM, 28)
+
+
+async def test_a3_without_inotify_everything_is_noticed_by_looking() -> None:
+    """A node whose inotify instances are used up; here a user namespace that has none."""
+    without = ("unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_inotify_instances && exec "$@"', "sh")
+    check = await asyncio.create_subprocess_exec(*without, "true", stderr=asyncio.subprocess.DEVNULL)
+    if await check.wait():
+        pytest.skip("user namespaces are not allowed here")
+    async with world() as node, running(node, *without) as agent:
+        registered = len(node.kubelet.registrations)
+        await node.kubelet.restart(ready=True)
+        await node.kubelet.wait_for(lambda: len(node.kubelet.registrations) >= registered + 2)
+        await node.healthy_is(MEM, 28)
+        agent.process.terminate()
+        assert await agent.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpus": "fake:8xH200", "share_size": "1MiB"}, "a kubelet copes with about 4000; set the share size to"),
+        ({"device_plugin_dir": "/does/not/exist"}, "is not a directory; it has to be the kubelet's"),
+        ({"gpus": "/does/not/exist.yaml"}, "/does/not/exist.yaml: cannot be read"),
+        ({"domain": "kubernetes.io"}, "kubernetes.io"),
+        ({"memory_resource": "gpu-count"}, "both resources would be called aliyun.com/gpu-count"),
+        ({"api": "/does/not/exist.conf", "node_name": "n"}, "/does/not/exist.conf"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+async def test_what_cannot_work_is_one_line_and_exit_code_2(changed: dict[str, str], said: str) -> None:
+    """A19 among them: a share size that makes more IDs than any kubelet reads names one that fits."""
+    async with world() as node:
+        settings = node.settings | {"log_level": "error"} | changed
+        command = [*RUN, *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(20):
+            _, error = await process.communicate()
+        assert process.returncode == 2, error.decode()
+        (line,) = error.decode().splitlines()
+        assert line.startswith("gpu-device-plugin: ")
+        assert said in line
+        assert node.sockets == set()
+
+
+async def test_an_address_in_use_is_misuse_and_a_line_that_says_who_has_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with world() as node:
+            flags = [f"--{name.replace('_', '-')}={value}" for name, value in node.settings.items()]
+            flags.append(f"--http=127.0.0.1:{port}")
+            done = await asyncio.create_subprocess_exec(*RUN, *flags, stderr=asyncio.subprocess.PIPE)
+            _, error = await done.communicate()
+        holder = who_listens(port)
+    assert done.returncode == 2
+    assert error.decode().splitlines()[-1] == (
+        f"gpu-device-plugin: http: cannot listen on 127.0.0.1:{port}: {holder} listens there already; end it, or "
+        "choose another port"
+    )
+    assert f"(process {os.getpid()})" in holder
+    assert "Traceback" not in error.decode()
+
+
+def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It reads its configuration again, pauses, resumes, and ends."""
+    (tmp_path / "gpus.json").write_text('{"gpus": []}')
+    config = tmp_path / "node.yaml"
+    config.touch()
+    flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off", "config": str(config)}
+
+    def send() -> None:
+        while signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+            time.sleep(0.01)
+        for policy, answer in zip(("sideways", "spread"), said, strict=False):
+            config.write_text(f"policy: {policy}\n")
+            os.kill(os.getpid(), signal.SIGHUP)
+            while answer not in caplog.messages:
+                time.sleep(0.01)
+        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            time.sleep(0.05)
+
+    said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
+    sender = threading.Thread(target=send, daemon=True)
+    sources = Sources(flags=flags, environ={})
+    sender.start()
+    with caplog.at_level("INFO"):
+        assert main(sources, sources.texts(), sources.read()) == 0
+    sender.join()
+    assert list(dict.fromkeys(message for message in caplog.messages if message in said)) == said
+
+
+def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
+    settings = Sources(flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={})
+    with pytest.raises(UsageError, match="none is not a directory"):
+        main(settings, settings.texts(), settings.read())
+
+
+# --- Exit codes -------------------------------------------------------------------------------------------------------
+
+
+def test_how_an_agent_ends_decides_whether_it_is_worth_starting_anew() -> None:
+    assert _exit_code(None) == 0
+    assert _exit_code(asyncio.CancelledError()) == 0
+    for error in (HardwareContextLost("gone"), DirectoryGoneError("gone"), AlreadyRunningError("gone"), OSError("no")):
+        assert _exit_code(BaseExceptionGroup("tasks", [ExceptionGroup("inner", [error])])) == 1
+    with pytest.raises(UsageError, match="wrong"):
+        _exit_code(ExceptionGroup("tasks", [UsageError("wrong")]))
+    with pytest.raises(ZeroDivisionError):
+        _exit_code(ExceptionGroup("tasks", [ZeroDivisionError()]))
+
+
+def test_gpus_described_wrongly_are_found_before_anything_is_touched() -> None:
+    with pytest.raises(UsageError, match="T5"):
+        NodeAgent(Sources(flags={"gpus": "fake:1xT5", "api": "off"}, environ={}).read())

@@ -1,0 +1,223 @@
+"""Whatever happens on a node, in whatever order, nothing is given twice: the whole agent, a kubelet, and chance."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from gpu_device_plugin.testing.pods import Kind, Pod, PodSpec
+from tests.programs.node.harness import COUNT, MEM, container, world
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.testing.pods import ContainerSpec
+    from tests.programs.node.harness import World
+
+GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 3))]
+"""4 and 3 shares: so little that everybody gets in everybody's way."""
+
+
+@dataclass
+class Node:
+    """A node over time. Every method is something that happens to it."""
+
+    world: World
+    failed: set[int] = field(default_factory=set)
+    left: list[Pod] = field(default_factory=list)
+    """Deleted by force while a process ran that still runs, under the eyes of the agent that is there now."""
+    made: int = 0
+
+    @property
+    def alive(self) -> list[Pod]:
+        return [pod for pod in self.world.kubelet.pods if not pod.terminal]
+
+    async def bind(self, *specs: tuple[ContainerSpec, ...]) -> None:
+        """Bind pods so quickly one after the other that fences may come too late."""
+        for spec in specs:
+            self.made += 1
+            await self.world.kubelet.admit(PodSpec(f"p{self.made}", spec))
+        await self.settle()
+
+    async def end(self, which: int, how: str) -> None:
+        if not self.alive:
+            return
+        pod = self.alive[which % len(self.alive)]
+        if how == "finish":
+            self.world.kubelet.finish(pod)
+            return
+        gone = await self.world.kubelet.delete(pod, force=how == "force")
+        if gone.process_running:
+            self.left.append(gone)
+            await self.quiet()
+        await self.settle()
+
+    async def end_process(self, which: int) -> None:
+        if self.left:
+            self.world.kubelet.process_ended(self.left.pop(which % len(self.left)))
+            await self.settle()
+
+    async def restart_kubelet(self, how: str, *meanwhile: tuple[ContainerSpec, ...]) -> None:
+        """Its sources of pods are ready at once, or only after a while in which pods can be bound all the same.
+
+        In that while the agent may be restarted too, and the checkpoint be damaged under it.
+        """
+        await self.world.kubelet.restart()
+        if how != "quickly":
+            if how in {"agent too", "damaged"}:
+                await self.stop_agent()
+                if how == "damaged":
+                    self.world.kubelet.checkpoint.write_text("damaged")
+                await self.world.start_agent()
+            await self.world.ready()
+            await self.bind(meanwhile[0])
+            await asyncio.sleep(0.25)  # a few rounds in which PodResources lists nobody
+            await self.bind(*meanwhile[1:])
+        await self.world.kubelet.sources_ready()
+        await self.settle()
+
+    async def reboot(self) -> None:
+        """The agent comes back last, as it does where it has no priority."""
+        await self.world.stop_agent()
+        self.left.clear()
+        await self.world.kubelet.reboot(ready=True)
+        await self.settle()
+        await self.world.start_agent()
+
+    async def restart_agent(self, *meanwhile: tuple[ContainerSpec, ...]) -> None:
+        await self.stop_agent()
+        await self.bind(*meanwhile)
+        await self.world.start_agent()
+        await self.settle()
+
+    async def stop_agent(self) -> None:
+        """What was deleted by force before, the next agent knows nothing of: a limit. So it ends here."""
+        await self.world.stop_agent()
+        while self.left:
+            await self.end_process(0)
+
+    async def flip(self, gpu: int) -> None:
+        """Let a GPU fail, or recover."""
+        self.failed ^= {gpu}
+        await self.settle()
+
+    async def drop_streams(self) -> None:
+        self.world.kubelet.drop_streams()
+
+    async def remove_sockets(self) -> None:
+        for name in self.world.sockets:
+            (self.world.kubelet.device_plugin_dir / name).unlink(missing_ok=True)
+
+    async def settle(self) -> None:
+        """Show the processes of the pods that run now, and wait until the agent has looked."""
+        running = [gpus_in(pod) for pod in self.world.kubelet.running]
+        described: list[dict[str, Any]] = [
+            gpu
+            | {"processes": sum(gpu["uuid"] in each for each in running)}
+            | ({"error": "no answer"} if n in self.failed else {})
+            for n, gpu in enumerate(GPUS)
+        ]
+        self.world.hardware(*described)
+        if (agent := self.world.agent) is not None:
+            shown = {one["uuid"]: one["processes"] for one in described if "error" not in one}
+            broken = {GPUS[n]["uuid"] for n in self.failed}
+            load = agent.hardware.load
+            await self.world.until(lambda: shown.items() <= load.value.processes.items())
+            await self.world.until(lambda: set(agent.book.node.unhealthy) == broken)
+
+    async def quiet(self) -> None:
+        """Our books equal the kubelet's, but for what ended too soon after it was given, or is kept for a process."""
+        await self.world.ready()
+        kubelet = self.world.kubelet
+        await self.world.until(lambda: self._confirmed() == set().union(*kubelet.allocated.values()))
+
+    def _confirmed(self) -> set[str]:
+        assert self.world.agent is not None
+        holds = self.world.agent.book.node.ledger.holds.items()
+        return {name for name, hold in holds if hold.granted_at is None and hold.freed_at is None}
+
+    def check(self) -> None:
+        assert self.world.kubelet.panics == []
+        given_out = [name for pod in self.alive for name in pod.devices(MEM) | pod.devices(COUNT)]
+        assert len(given_out) == len(set(given_out)), "an ID in two pods"
+        for pod in self.alive:
+            side_by_side = [each for each in pod.containers if each.spec.kind is not Kind.INIT]
+            kept = [name for each in side_by_side for ids in each.devices.values() for name in ids]
+            assert len(kept) == len(set(kept)), "an ID in two containers that run side by side"
+            for each in pod.containers:
+                gpus = {name.partition("::")[0] for name in each.devices.get(MEM, ())}
+                assert len(gpus) <= 1, "a container across GPUs"
+        there = [each for pod in self.alive for each in pod.containers]
+        there += [each for pod in self.left for each in pod.containers if each.running]
+        shared = {name.partition("::")[0] for each in there for name in each.devices.get(MEM, ())}
+        whole = {name for each in there for name in each.devices.get(COUNT, ())}
+        assert not shared & whole, "a GPU both shared and whole"
+
+
+def gpus_in(pod: Pod) -> set[str]:
+    """Return the UUIDs of the GPUs on which containers of a pod run."""
+    running = [each for each in pod.containers if each.running]
+    return {name.partition("::")[0] for each in running for ids in each.devices.values() for name in ids}
+
+
+# --- What may happen --------------------------------------------------------------------------------------------------
+
+DEMANDS = st.sampled_from([{"mem": n} for n in (1, 1, 1, 2, 2, 3, 4)] + [{"count": n} for n in (1, 1, 1, 2)] + [{}])
+
+
+@st.composite
+def containers(draw: st.DrawFn) -> tuple[ContainerSpec, ...]:
+    """Draw what a pod consists of; no container asks for both resources."""
+    before = draw(st.sampled_from([(), (), (Kind.INIT,), (Kind.SIDECAR,), (Kind.INIT, Kind.SIDECAR)]))
+    kinds = (*before, *draw(st.sampled_from([(Kind.APP,), (Kind.APP,), (Kind.APP, Kind.APP)])))
+    return tuple(container(f"c{n}", kind=kind, **draw(DEMANDS)) for n, kind in enumerate(kinds))
+
+
+PODS = containers()
+HAPPENINGS: dict[str, tuple[int, st.SearchStrategy[Any]]] = {
+    "bind": (12, st.lists(PODS, min_size=1, max_size=3)),
+    "end": (8, st.tuples(st.integers(0, 100), st.sampled_from(["finish", "delete", "force"]))),
+    "end_process": (2, st.tuples(st.integers(0, 100))),
+    "restart_kubelet": (3, st.tuples(st.sampled_from(["quickly", "late", "agent too", "damaged"]), PODS, PODS, PODS)),
+    "reboot": (1, st.just(())),
+    "restart_agent": (1, st.lists(PODS, max_size=1)),
+    "flip": (1, st.tuples(st.integers(0, len(GPUS) - 1))),
+    "drop_streams": (1, st.just(())),
+    "remove_sockets": (1, st.just(())),
+    "quiet": (1, st.just(())),
+}
+"""How often, and with what."""
+LIVES = st.lists(
+    st.one_of(
+        *(st.tuples(st.just(name), arguments) for name, (times, arguments) in HAPPENINGS.items() for _ in range(times))
+    ),
+    min_size=15,
+    max_size=25,
+)
+
+
+@settings(
+    max_examples=15,
+    database=None,
+    # To make a failure smaller takes minutes here, and a node with real sockets is not the same twice.
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(
+    life=LIVES,
+    version=st.sampled_from([(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)]),
+    policy=st.sampled_from(["binpack", "spread"]),
+    seed=st.integers(0, 1000),
+)
+async def test_whatever_happens_nothing_is_given_twice(
+    life: list[tuple[str, tuple[Any, ...]]], version: tuple[int, int], policy: str, seed: int
+) -> None:
+    async with world(GPUS, version=version, seed=seed, policy=policy, process_wait="1h") as made:
+        await made.start_agent()
+        node = Node(made)
+        for name, arguments in life:
+            await getattr(node, name)(*arguments)
+            node.check()
+        await node.quiet()

@@ -1,0 +1,224 @@
+"""Settings of the extender: what is its own, and what it shares with the node agent."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.settings import node as settings
+from gpu_device_plugin.settings.extender import KNOBS, ExtenderSettings, Sources
+from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.knobs import Reload, SettingsError, reload, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> ExtenderSettings:
+    return Sources(flags or {}, environ or {}, settings.KNOBS).read()
+
+
+def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read(flags, environ)
+    return str(caught.value)
+
+
+def test_every_default_is_what_its_text_says() -> None:
+    assert read() == read({knob.name: knob.default for knob in KNOBS}) == ExtenderSettings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("listen", "10.0.0.1:80", "listen", Address("10.0.0.1", 80)),
+        ("listen", ":0", "listen", Address("", 0)),
+        ("http", "off", "http", None),
+        ("http", "127.0.0.1:9402", "http", Address("127.0.0.1", 9402)),
+        ("api", "/etc/kubernetes/scheduler.conf", "api", "/etc/kubernetes/scheduler.conf"),
+        ("api", "in-cluster", "api", "in-cluster"),
+        ("gpu_policy", "spread", "gpu_policy", "spread"),
+        ("node_policy", "spread", "node_policy", "spread"),
+        ("leader_election", "true", "leader_election", True),
+        ("drain", "0s", "drain_s", 0.0),
+        ("bind_timeout", "500ms", "bind_timeout_s", 0.5),
+        ("lease_namespace", "gpu-system", "lease_namespace", "gpu-system"),
+        ("lease_name", "mine", "lease_name", "mine"),
+        ("identity", "pod-1", "identity", "pod-1"),
+    ],
+)
+def test_what_people_write_becomes_a_value(name: str, text: str, field: str, value: object) -> None:
+    assert getattr(read({name: text}), field) == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"listen": ""}, None),
+        ({"listen": "off"}, None),
+        ({"listen": "localhost:32766"}, None),
+        ({"listen": "127.0.0.1"}, None),
+        ({"listen": "127.0.0.1:70000"}, None),
+        ({"node_policy": "packed"}, "--node-policy: 'packed' is unknown; did you mean binpack?"),
+        ({"gpu_policy": "x"}, "--gpu-policy: 'x' is unknown; write binpack or spread"),
+        ({"api": "off"}, None),
+        ({"drain": "30"}, "--drain: '30' is not a duration; write it like 5s, 200ms or 2m"),
+        ({"bind_timeout": "0s"}, "--bind-timeout: '0s' is too short; it has to be longer than nothing"),
+        ({"tls_cert": "tls.crt"}, "--tls-cert: 'tls.crt' is not an absolute path; begin it with /"),
+        ({"lease_name": "My Lease"}, None),
+        ({"lease_namespace": "a/b"}, None),
+        ({"identity": "a\nb"}, None),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_says_where_and_what_to_do(flags: dict[str, str], sentence: str | None) -> None:
+    said = complaint(flags)
+    ((name, text),) = flags.items()
+    assert said == sentence if sentence else said.startswith(f"--{name.replace('_', '-')}: {text!r} ")
+    assert "\n" not in said
+
+
+# --- What goes together ----------------------------------------------------------------------------------------------
+
+
+def test_a_certificate_is_of_no_use_without_its_key() -> None:
+    assert complaint({"tls_cert": "/tls.crt"}) == (
+        "--tls-cert and tls_key (by default): a certificate and its key go together; give both or neither"
+    )
+    assert complaint({}, {"GPUSHARE_TLS_KEY": "/tls.key"}) == (
+        "tls_cert (by default) and GPUSHARE_TLS_KEY: a certificate and its key go together; give both or neither"
+    )
+
+
+def test_clients_cannot_be_checked_without_tls() -> None:
+    assert complaint({"client_ca": "/ca.crt"}) == (
+        "--client-ca and tls_cert (by default): clients show certificates over TLS only; give tls_cert and tls_key too"
+    )
+
+
+def test_two_resources_of_one_name_are_refused() -> None:
+    assert "both resources would be called aliyun.com/gpu-mem" in complaint({"count_resource": "gpu-mem"})
+
+
+def test_an_election_needs_a_lease() -> None:
+    assert complaint({"leader_election": "true", "lease_name": ""}) == (
+        "--leader-election and --lease-name: leaders are elected by a Lease, which needs a name"
+    )
+
+
+TLS = {"tls_cert": "/tls.crt", "tls_key": "/tls.key"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "exposed"),
+    [
+        ({}, False),
+        ({"listen": "127.8.0.1:1"}, False),
+        ({"listen": "[::1]:1"}, False),
+        ({"listen": ":32766"}, True),
+        ({"listen": "0.0.0.0:32766"}, True),
+        ({"listen": "[::]:32766"}, True),
+        ({"listen": "10.0.0.1:32766"} | TLS, True),  # nobody has to show who he is
+        ({"listen": "10.0.0.1:32766", "client_ca": "/ca.crt"} | TLS, False),
+    ],
+)
+def test_it_is_exposed_where_strangers_can_have_pods_bound(
+    flags: dict[str, str],
+    exposed: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    assert read(flags).exposed is exposed
+
+
+def test_resources_are_those_of_the_agent_by_default() -> None:
+    assert read().offered == settings.NodeSettings().offered
+    assert read({"domain": "example.com", "count_resource": "gpus"}).offered == (
+        Resource(Kind.MEMORY, "example.com/gpu-mem"),
+        Resource(Kind.COUNT, "example.com/gpus"),
+    )
+
+
+# --- Who and where we are --------------------------------------------------------------------------------------------
+
+
+def test_the_identity_is_the_pods_name_else_the_hosts() -> None:
+    assert read({}, {"POD_NAME": "extender-0"}).holder() == "extender-0"
+    assert read({}, {"POD_NAME": "extender-0", "GPUSHARE_IDENTITY": "me"}).holder() == "me"
+    assert read().holder() == socket.gethostname()
+
+
+def test_the_lease_is_in_the_pods_own_namespace(tmp_path: Path) -> None:
+    (tmp_path / "namespace").write_text("gpu-system", encoding="utf-8")
+    assert read().namespace(tmp_path) == "gpu-system"
+    assert read({"lease_namespace": "other"}).namespace(tmp_path) == "other"
+    assert read().namespace(tmp_path / "nothing") == "kube-system"
+
+
+# --- Beside the node agent -------------------------------------------------------------------------------------------
+
+
+def test_one_environment_and_one_file_can_serve_both_programs(tmp_path: Path) -> None:
+    """Each takes what is its own, and what both have."""
+    file = tmp_path / "both.yaml"
+    file.write_text("share_size: 256MiB\ngpu_policy: spread\nexclude_gpus: [0, 1]\n", encoding="utf-8")
+    environ = {"GPUSHARE_CONFIG": str(file), "GPUSHARE_DOMAIN": "example.com", "GPUSHARE_POLICY": "spread"}
+    extender = read({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"})
+    agent = settings.Sources({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, KNOBS).read()
+    assert extender == ExtenderSettings(domain="example.com", gpu_policy="spread", lease_name="l")
+    assert agent == settings.NodeSettings(
+        domain="example.com", policy="spread", share_size_mib=256, exclude_gpus=("0", "1"), node_name="n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [
+        ("GPUSHARE_LISTN", "did you mean GPUSHARE_LISTEN?"),
+        ("GPUSHARE_SHARE_SIZ", "did you mean GPUSHARE_SHARE_SIZE?"),  # the agent's
+        ("GPUSHARE_X", "unset it, or see gpu-device-plugin extender --help"),
+    ],
+)
+def test_a_variable_that_means_nothing_to_either_is_not_passed_over(variable: str, hint: str) -> None:
+    assert complaint({}, {variable: "x"}) == f"{variable}: there is no such setting; {hint}"
+
+
+def test_a_line_that_means_nothing_to_either_is_not_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "extender.yaml"
+    file.write_text("reserve: 1GiB\nxyzzy: 1\n", encoding="utf-8")
+    assert complaint({"config": str(file)}) == (
+        f"{file}, line 2, xyzzy: there is no such setting; remove it, or see gpu-device-plugin extender --help"
+    )
+
+
+def test_what_both_have_means_the_same() -> None:
+    """One variable, one form, and one default but for where they listen."""
+    agents = {knob.name: knob for knob in settings.KNOBS}
+    both = [(agents[knob.name], knob) for knob in KNOBS if knob.name in agents]
+    assert {knob.name for _, knob in both} == {
+        *("http", "api", "domain", "memory_resource", "count_resource", "log_level", "log_format")
+    }
+    assert [knob.name for agents_, knob in both if agents_.default != knob.default] == ["http"]
+    assert [knob.name for agents_, knob in both if agents_.form != knob.form] == ["api"]
+
+
+# --- Reading them again, and the one description ---------------------------------------------------------------------
+
+
+def test_policies_and_times_change_at_once_and_the_rest_waits() -> None:
+    running = ExtenderSettings()
+    wanted = replace(running, node_policy="spread", gpu_policy="spread", drain_s=1.0, listen=Address("::1", 1))
+    assert reload(running, wanted) == Reload(
+        settings=replace(wanted, listen=running.listen),
+        applied=("node_policy", "gpu_policy", "drain"),
+        waiting=("listen",),
+    )
+    assert {knob.name for knob in KNOBS if knob.live} == {
+        *("node_policy", "gpu_policy", "drain", "bind_timeout", "log_level")
+    }
+
+
+def test_every_setting_explains_itself_in_a_sentence() -> None:
+    assert [knob.name for knob in KNOBS if not knob.help[0].isupper() or not knob.help.endswith(".")] == []
+    assert len(table(KNOBS).splitlines()) == 2 + len(KNOBS)
