@@ -1,0 +1,122 @@
+"""The page of the architecture shows the package as it is.
+
+`python -m tests.docs.test_architecture` writes docs/modules.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, blocks, sections, text_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PACKAGE = ROOT / "gpu_device_plugin"
+PAGE = DOCS / "architecture.md"
+MODULES = DOCS / "modules.md"
+GENERATED = "_proto"
+
+HEAD = """# Modules
+
+Every module with the sentence that it keeps true, from its own first line. Where a question is answered stands in
+[Architecture](architecture.md#where-to-look).
+"""
+
+ROOMS = sorted(
+    folder
+    for folder in (PACKAGE, *PACKAGE.rglob("*"))
+    if (folder / "__init__.py").exists() and folder.name != GENERATED
+)
+FILES = [path for room in ROOMS for path in sorted(room.glob("*.py")) if path.name != "__init__.py"]
+
+
+def sentence(name: str) -> str:
+    """Return the first line of a module's docstring, which is a sentence."""
+    text = ast.get_docstring(ast.parse((ROOT / name).read_text(encoding="utf-8")))
+    assert text is not None, f"{name} has no docstring"
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def modules() -> str:
+    """Return the page of all modules."""
+    parts = [HEAD]
+    for room in ROOMS:
+        name = room.relative_to(ROOT).as_posix()
+        rows = [
+            f"| `{path.name}` | {sentence(path.relative_to(ROOT).as_posix())} |".replace("||", "|")
+            for path in FILES
+            if path.parent == room
+        ]
+        if rows:
+            parts.append(
+                f"\n## {name}/\n\n{sentence(f'{name}/__init__.py')}\n\n| Module | |\n|---|---|\n" + "\n".join(rows)
+            )
+    return "\n".join(parts) + "\n"
+
+
+def contracts() -> dict[str, list[str]]:
+    """Return the layers of every contract, the highest first, by the package within which it holds."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = [each for each in tool["contracts"] if each["type"] == "layers"]
+    assert all(each["exhaustive"] for each in layers), "a new module would stand outside of the contract"
+    return {container: each["layers"] for each in layers for container in each["containers"]}
+
+
+def test_the_page_of_modules_is_current() -> None:
+    assert text_of(MODULES) == modules(), "run: .venv/bin/python -m tests.docs.test_architecture"
+
+
+def test_the_layers_on_the_page_are_those_that_the_import_contracts_hold() -> None:
+    (shown,) = blocks(text_of(PAGE), "layers")
+    said = {}
+    for paragraph in shown.text.strip().split("\n\n"):
+        name, *layers = (line.strip() for line in paragraph.splitlines())
+        said[name.replace("/", ".")] = layers
+    assert said == contracts()
+
+
+def test_the_tree_on_the_page_has_every_package_and_every_module_at_the_top() -> None:
+    (shown,) = blocks(text_of(PAGE), "tree")
+    above: list[str] = []
+    found = set()
+    for line in shown.text.splitlines():
+        names = line[: line.find("  ", len(line) - len(line.lstrip()))] if "  " in line.strip() else line
+        depth = (len(line) - len(line.lstrip())) // 2
+        for name in names.split():
+            above[depth:] = [name.rstrip("/")]
+            found.add("/".join(above))
+    packages = {room.relative_to(ROOT).as_posix() for room in ROOMS}
+    top = {path.relative_to(ROOT).as_posix() for path in FILES if path.parent == PACKAGE}
+    assert found == packages | top
+
+
+@pytest.mark.parametrize(
+    "place", sorted(set(re.findall(r"`([\w/]+(?:\.py|/))`", sections(text_of(PAGE))["Where to look"])))
+)
+def test_where_to_look_there_is_something(place: str) -> None:
+    assert (PACKAGE / place).exists()
+
+
+@pytest.mark.parametrize(
+    "question", ["setting", "doctor", "inspect", "why", "promise", "two records", "lease", "metrics"]
+)
+def test_where_to_look_answers(question: str) -> None:
+    asked = [line.split("|")[1] for line in sections(text_of(PAGE))["Where to look"].splitlines() if "|" in line]
+    assert [line for line in asked if question in line.lower()]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
+def test_a_module_of_more_than_450_lines_says_why(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    if text.count("\n") > 450:
+        assert "one piece" in (ast.get_docstring(ast.parse(text)) or "")
+
+
+if __name__ == "__main__":
+    MODULES.write_text(modules(), encoding="utf-8")
