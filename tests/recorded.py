@@ -2,8 +2,9 @@
 
     python -m tests.recorded
 
-runs today's agent and extender beside each other, on doubles of everything else, and writes down what they left in the
-API. A version that is out is never recorded anew: its recording is what its nodes and pods carry.
+runs today's agent and extender beside each other, on doubles of everything else. Where they left something else in the
+API than those of the last version, it is written down in the folder `unreleased`, which a release names after its
+version. A version that is out is never recorded anew: its recording is what its nodes and pods carry.
 
 `before-0.1.0` is of commit 8ca6db0: the agent before there was an extender of ours, beside that of gpushare.
 """
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin import __version__
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, PodSpec
 from tests.programs.extender import harness as extender_harness
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 FOLDER = Path(__file__).parent / "data" / "recorded"
+UNRELEASED = FOLDER / "unreleased"
 
 HARDWARE: Json = {
     "gpus": [
@@ -188,11 +189,24 @@ def as_text(content: Any) -> str:
     return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
 
+def newest() -> Path:
+    """Return the folder with what today's programs write. A version that wrote nothing new has no folder of its own."""
+    if UNRELEASED.exists():
+        return UNRELEASED
+    versions = [path for path in FOLDER.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", path.name)]
+    return max(versions, key=lambda path: [int(number) for number in path.name.split(".")])
+
+
+def content_of(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+
+
 def main() -> None:
-    folder = FOLDER / __version__
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in asyncio.run(record()).items():
-        (folder / name).write_text(as_text(content), encoding="utf-8")
+    found = {name: as_text(content) for name, content in asyncio.run(record()).items()}
+    if found != content_of(newest()):
+        UNRELEASED.mkdir(exist_ok=True)
+        for name, text in found.items():
+            (UNRELEASED / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

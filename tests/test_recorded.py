@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin import __version__
 from gpu_device_plugin.core.contract import annotations as wire
 from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.testing import builders
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.recorded import FOLDER, HARDWARE, as_text, record, spec_of, timeless
+from tests.recorded import FOLDER, HARDWARE, as_text, content_of, newest, record, spec_of, timeless
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,13 +65,9 @@ also_the_next = pytest.mark.parametrize("writer", [as_written, by_the_next_versi
 async def test_what_todays_programs_write_is_what_is_recorded_of_them() -> None:
     """So that nobody changes by accident what another version has to read.
 
-    On purpose: `python -m tests.recorded`, as long as this version is not out; and docs/operations.md says what the
-    version before makes of it.
+    On purpose: `python -m tests.recorded`; and docs/operations.md says what the version before makes of it.
     """
-    found = await record()
-    assert {path.name for path in (FOLDER / __version__).iterdir()} == found.keys()
-    for name, content in found.items():
-        assert as_text(content) == (FOLDER / __version__ / name).read_text(encoding="utf-8"), name
+    assert {name: as_text(content) for name, content in (await record()).items()} == content_of(newest())
 
 
 @every_version
@@ -145,7 +140,7 @@ async def test_an_extender_knows_what_another_has_promised(version: str, writer:
 
 
 async def test_what_a_pod_wishes_of_the_next_version_keeps_it_off_no_node() -> None:
-    node = read(__version__, "node.json")
+    node = read(newest().name, "node.json")
     async with extender_harness.world() as world:
         world.api.add(
             builders.node(NODE, mem=70, count=4, annotations=by_the_next_version("node", node["annotations"]))
@@ -165,7 +160,7 @@ async def test_an_extender_sends_no_pod_to_a_node_whose_agent_is_being_replaced(
 
 async def test_a_node_of_a_format_that_is_not_known_is_left_alone() -> None:
     """Only a major change gives the format another number; to guess what it means could give a GPU away twice."""
-    node = read(__version__, "node.json")
+    node = read(newest().name, "node.json")
     said = json.dumps({**json.loads(node["annotations"][wire.NODE_GPUS]), "version": wire.NODE_GPUS_VERSION + 1})
     async with extender_harness.world() as world:
         world.api.add(builders.node(NODE, mem=70, count=4, annotations={wire.NODE_GPUS: said}))
