@@ -14,7 +14,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
       --requirement requirements.lock \
  && $pip --python /opt/build/bin/python install --no-deps --only-binary=:all: --require-hashes \
       --requirement requirements-build.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gpu_device_plugin gpu_device_plugin
 RUN pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
  && $pip --python /opt/build/bin/python wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist . \

@@ -6,7 +6,7 @@ ARGS   ?=
 GPUS   ?=
 SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test explore check lint types imports protos protos-check bench docs e2e cluster mutants clean
+.PHONY: help demo test explore check lint types imports protos protos-check bench docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -79,6 +79,13 @@ mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_devic
 	rm -rf mutants  # it would trust what it found before, whatever has become of the tests
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)
+
+dist: $(VENV)/.ready  ## wheel, source, chart, manifests and checksums of what is committed, in dist/
+	$(BIN)/python -m tools.release
+
+release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a commit and a tag that nobody pushes but you
+	@[ -n '$(VERSION)' ] || { echo 'Say which: make release VERSION=x.y.z'; exit 1; }
+	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:
 	rm -rf .venv .venv-protos build dist .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

@@ -62,7 +62,7 @@ def test_what_is_copied_exists_and_reaches_the_build() -> None:
 
 def test_the_wheel_finds_everything_it_is_made_of() -> None:
     described = project()["project"]
-    needed = {"pyproject.toml", "gpu_device_plugin", described["readme"], *described["license-files"]}
+    needed = {"pyproject.toml", "hatch_build.py", "gpu_device_plugin", "README.md", *described["license-files"]}
     assert needed <= set(copied())
 
 

@@ -1,0 +1,36 @@
+"""Gives the package its README as description, with links that work on PyPI, where no other file of it is.
+
+They lead to the repository as soon as pyproject.toml knows it (`Source` among `[project.urls]`, one of GitHub's form).
+Until then they are paths in the source distribution, which has these pages.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
+
+
+def description(readme: str, pages: str) -> str:
+    """Return the README for readers elsewhere.
+
+    Args:
+        readme: its text, in Markdown.
+        pages: what its relative links are relative to, a URL that ends with a slash; empty where nobody knows one.
+    """
+    return _LINK.sub(rf"[\1]({pages}\2)" if pages else r"\1 (`\2`)", readme)
+
+
+class DescriptionHook(MetadataHookInterface):
+    """Found by hatchling under this file's name."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the description."""
+        source = metadata.get("urls", {}).get("Source")
+        pages = f"{source}/blob/v{metadata['version']}/" if source else ""
+        text = description(Path(self.root, "README.md").read_text(encoding="utf-8"), pages)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}
