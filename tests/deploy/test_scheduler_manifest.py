@@ -252,7 +252,7 @@ def test_d1_a_scheduler_does_not_go_on_leading_beside_a_dead_extender() -> None:
     assert {"name": "https", "containerPort": 10259} in scheduler["ports"]
 
 
-def test_a5_the_lease_is_given_away_when_the_extender_has_bound_what_it_had_begun() -> None:
+def test_the_lease_is_given_away_when_the_extender_has_bound_what_it_had_begun() -> None:
     """kube-scheduler is told to end after the extender; both have the time for it, the wait included."""
     scheduler, found = container(SECOND, "kube-scheduler"), settings(SECOND)
     assert found.http is not None

@@ -1,0 +1,49 @@
+"""The catalogue of faults names tests that are there, and every number that a test bears is in it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import groupby
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, text_of
+
+CATALOGUE = text_of(DOCS / "testing.md").partition("## The catalogue of faults\n")[2].partition("\n## ")[0]
+ROWS = re.findall(r"^\| ([A-Z])(\d+) \| (.+?) \| (.+) \|$", CATALOGUE, re.MULTILINE)
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", CATALOGUE)))
+
+
+def names_in(file: str) -> set[str]:
+    parsed = ast.parse(text_of(ROOT / file)) if (ROOT / file).exists() else ast.Module([], [])
+    return {each.name for each in ast.walk(parsed) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_test_that_is_named_is_there(file: str, name: str) -> None:
+    assert name in names_in(file)
+
+
+def test_every_table_is_numbered_without_a_gap() -> None:
+    tables = [[int(number) for _, number, *_ in rows] for _, rows in groupby(ROWS, key=lambda row: row[0])]
+    sizes = [22, 22, 14, 8, 5, 12, 6, 20]
+    assert [len(numbers) for numbers in tables] == sizes, "a fault that came or went changes the sum here"
+    assert tables == [list(range(1, size + 1)) for size in sizes]
+
+
+def test_every_fault_has_a_test_or_a_reason_for_none() -> None:
+    reasons = ("Does not apply: ", "Not looked at here: ", "Not tested: ")
+    without = {f"{letter}{number}" for letter, number, _, told in ROWS if "::" not in told}
+    assert without == {f"{letter}{number}" for letter, number, _, told in ROWS if told.startswith(reasons)}
+
+
+def test_every_number_that_a_test_bears_is_in_the_catalogue() -> None:
+    borne = {
+        number
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for numbers in re.findall(r"def test_((?:[a-z]\d+_(?:and_)?)+)", text_of(path))
+        for number in re.findall(r"[a-z]\d+", numbers)
+    }
+    assert len(borne) > 70
+    assert borne <= {f"{letter}{number}".lower() for letter, number, *_ in ROWS}
