@@ -22,7 +22,7 @@ _INLINE = re.compile(r"`(kubectl [^`]+)`")
 
 def pages() -> list[Path]:
     """Return every page that people read."""
-    return [README, README_ZH, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def text_of(page: Path) -> str:
