@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import pytest_timeout
 from hypothesis import HealthCheck, settings
+
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +29,12 @@ _LOGGERS = ("", "gpu_device_plugin", "asyncio", "watchdog")
 def pytest_configure() -> None:
     """Let Ctrl-C end the programs that are started here, also where a shell started us in the background without it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> object:
+    """Give a test more time on a busy machine, before pytest-timeout ends it."""
+    longer = settings._replace(timeout=settings.timeout and stretched(settings.timeout))
+    return pytest_timeout.pytest_timeout_set_timer(item, longer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import stretched
+
 AGENT = ["bench.node_agent", "--rounds", "1", "--calls", "20", "--warm", "2", "--pods", "4", "--settle", "0.1"]
 EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", "100", "--pods", "6"]
 
@@ -37,7 +39,7 @@ def test_a_tiny_run_prints_every_row_with_its_verdict(command: list[str], measur
         check=False,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=stretched(100),
     )
     assert (run.returncode, run.stderr) == (0, "")
     machine, _, head, _, *rows = run.stdout.splitlines()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, TypeVar
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
 from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import (
     add_PodResourcesListerServicer_to_server as add_alpha_to_server,
@@ -42,7 +41,7 @@ from gpu_device_plugin.testing.pods import Container, Kind, Pod, effective_reque
 from gpu_device_plugin.testing.versions import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -124,7 +123,6 @@ class Kubelet:
         self._starting: set[str] = set()
         """UIDs of the pods whose containers are being started."""
         self._created = 0
-        self._changes = Latest(None)
         self._process: _Process | None = None
         if len(os.fsencode(self.pod_resources_socket)) > _LONGEST_SOCKET_PATH:
             raise ValueError(
@@ -190,7 +188,6 @@ class Kubelet:
             gate=self.register_gate,
             dialling=self._dialling,
             journal=Journal(self.registrations, self.streams),
-            changed=self._tick,
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
@@ -201,7 +198,6 @@ class Kubelet:
         )
         await self._serve(pod_resources, self.pod_resources_socket)
         await self._serve(registration, self.registration_socket)
-        self._tick()
         if ready:
             await self.sources_ready()
 
@@ -217,7 +213,6 @@ class Kubelet:
         await process.registry.close()
         for server in process.servers:
             await server.stop(None)
-        self._tick()
 
     async def restart(self, *, ready: bool = False) -> None:
         """End the process and start another one; see `start` for `ready`."""
@@ -248,7 +243,6 @@ class Kubelet:
             else:
                 await self._admit(process, known, None)
         process.manager.sources_ready = True
-        self._tick()
 
     def drop_streams(self, resource: str | None = None) -> None:
         """Lose the connections over which the plugins of `resource`, or all plugins, send their lists."""
@@ -258,7 +252,6 @@ class Kubelet:
         """Let five minutes pass for every plugin that is gone: the next `publish` drops its resource."""
         for endpoint in self._require().manager.endpoints.values():
             endpoint.expired = endpoint.stopped
-        self._tick()
 
     # Pods
 
@@ -313,13 +306,11 @@ class Kubelet:
             gone = self._stopped(gone)
         if self._process:
             self._process.seen.discard(gone.uid)
-        self._tick()
         return gone
 
     def process_ended(self, pod: Pod) -> None:
         """Let the processes of a pod that was deleted by force come to their end. KeyError: there are none."""
         del self._left_behind[pod.uid]
-        self._tick()
 
     async def restart_container(self, pod: Pod, name: str) -> Pod:
         """Let a container exit and be started again: no Allocate, the old answers anew, PreStartContainer if wanted.
@@ -400,31 +391,9 @@ class Kubelet:
         manager = self._require().manager
         gone = manager.forget_gone()
         self.node_status |= dict.fromkeys(gone, Amount(0, 0)) | manager.amounts()
-        self._tick()
         return self.node_status
 
-    async def wait_for(self, predicate: Callable[[], T], timeout_s: float = 10) -> T:
-        """Return what `predicate` returns as soon as that is true; it is asked again whenever something changed here.
-
-        TimeoutError: it stayed false.
-        """
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    version = self._changes.version
-                    if result := predicate():
-                        return result
-                    await self._changes.after(version)
-        except TimeoutError as error:
-            raise TimeoutError(
-                f"{self!r}: not within {timeout_s:g} s; registrations {self.registrations}, streams "
-                f"{[(stream.endpoint, len(stream.lists), stream.open, stream.error) for stream in self.streams]}"
-            ) from error
-
     # Inside
-
-    def _tick(self) -> None:
-        self._changes.set(None)
 
     def _require(self) -> _Process:
         if self._process is None:
@@ -469,7 +438,6 @@ class Kubelet:
 
     def _put(self, pod: Pod) -> Pod:
         self._pods[pod.uid] = pod
-        self._tick()
         return pod
 
     def _put_container(self, uid: str, container: Container) -> None:
@@ -478,7 +446,6 @@ class Kubelet:
         books[uid] = replace(
             pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)
         )
-        self._tick()
 
     @staticmethod
     def _stopped(pod: Pod) -> Pod:
@@ -491,7 +458,6 @@ class Kubelet:
             if process.ended.is_set() or pod.uid not in self._pods:
                 return pod
             process.seen.add(pod.uid)
-            self._tick()
             try:
                 for container in pod.containers:
                     await self._or_die(process, process.manager.allocate(pod.uid, container.spec))

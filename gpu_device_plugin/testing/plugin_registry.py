@@ -17,7 +17,7 @@ from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.plugin_client import PluginClient, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, RegisterRequest
@@ -90,7 +90,6 @@ class PluginRegistry(RegistrationServicer):
         gate: Gate,
         dialling: Dialling,
         journal: Journal,
-        changed: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._manager = manager
@@ -98,7 +97,6 @@ class PluginRegistry(RegistrationServicer):
         self._gate = gate
         self._dialling = dialling
         self._journal = journal
-        self._changed = changed
         self._clients: dict[str, PluginClient] = {}
         self._connections: set[PluginClient] = set()
         """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
@@ -113,7 +111,6 @@ class PluginRegistry(RegistrationServicer):
         """Take a plugin in, after dialling back (kubelets before 1.25 answer first and dial then)."""
         registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
         self._journal.registrations.append(registration)
-        self._changed()
         try:
             await self._gate.passed()
             self._validate(request)
@@ -127,7 +124,6 @@ class PluginRegistry(RegistrationServicer):
             # A plain error in a Go handler reaches the client as Unknown.
             await self._refuse(context, registration, grpc.StatusCode.UNKNOWN, str(error))
         registration.accepted = True
-        self._changed()
         return Empty()
 
     def drop_streams(self, resource: str | None = None) -> None:
@@ -165,7 +161,6 @@ class PluginRegistry(RegistrationServicer):
         details: str,
     ) -> NoReturn:
         registration.error = details
-        self._changed()
         await context.abort(code, details)
 
     async def _connect_later(self, request: RegisterRequest, registration: Registration) -> None:
@@ -173,7 +168,6 @@ class PluginRegistry(RegistrationServicer):
             await self._connect(request.resource_name, request.endpoint, request.options)
         except AdmissionError as error:
             registration.error = str(error)
-            self._changed()
 
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
         socket = self._directory / endpoint
@@ -199,11 +193,9 @@ class PluginRegistry(RegistrationServicer):
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
         stream = Stream(client.resource, endpoint)
         self._journal.streams.append(stream)
-        self._changed()
 
         def believe(devices: Iterable[Device]) -> None:
             self._manager.update(client.resource, devices)
-            self._changed()
 
         await client.follow(stream, believe)
         current = self._clients.get(client.resource)
@@ -212,7 +204,6 @@ class PluginRegistry(RegistrationServicer):
             self._manager.disconnected(client.resource)
             self._connections.discard(current)
             await current.close()
-        self._changed()
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
         task = asyncio.create_task(work, name=name)

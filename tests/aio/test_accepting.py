@@ -15,6 +15,7 @@ from gpu_device_plugin.aio.accepting import Accepting
 from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.tls import server_tls
 from tests.aio.test_http import certificate
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     import ssl
@@ -35,8 +36,7 @@ def accepting(listening: socket.socket, tls: ssl.SSLContext | None = None) -> Ac
 
 
 async def until_nothing_is_left(server: Accepting) -> None:
-    while repr(server) != NOTHING:  # noqa: ASYNC110 - nobody tells of a connection that is gone
-        await asyncio.sleep(0)
+    await eventually(lambda: repr(server) == NOTHING)
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / H", b"GET / HTTP/1.0\r\n\r\n", b"no HTTP\r\n\r\n"])
@@ -96,8 +96,7 @@ async def test_an_end_while_it_waits_for_file_descriptors_is_one() -> None:
     listening.listen()
     server = accepting(listening)
     _, writer = await asyncio.open_connection(*listening.getsockname())
-    while listening.refusals:  # noqa: ASYNC110 - as above
-        await asyncio.sleep(0)
+    await eventually(lambda: not listening.refusals)
     server.stop()
     await server.close(0)
     writer.transport.abort()

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,6 +14,7 @@ import pytest
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.hardware.monitor import _Child
 from gpu_device_plugin.programs.demo.world import Agent
+from tests.patience import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,8 +37,7 @@ async def _looking_later() -> AsyncIterator[None]:
 
 def until_it_has_ended(pid: int) -> None:
     """Wait for a child's end without letting the loop see it."""
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        time.sleep(0.001)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z", pause_s=0.001)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 from watchdog.events import FileCreatedEvent, FileModifiedEvent
 
 from gpu_device_plugin.aio.watching import CONTENTS, _Waker, watching
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ async def changed_by(directory: Path, act: object) -> None:
         assert watched
         assert callable(act)
         act()
-        async with asyncio.timeout(10):
+        async with patience(changed):
             await changed.wait()
 
 
@@ -96,6 +97,6 @@ async def test_whoever_reads_the_files_is_woken_by_writing_too(folder: Path) -> 
     changed = asyncio.Event()
     with watching(folder, changed, CONTENTS):
         file.write_text("policy: spread")
-        async with asyncio.timeout(10):
+        async with patience(changed):
             await changed.wait()
     assert CONTENTS.isdisjoint({"opened", "closed", "closed_no_write"})

@@ -7,9 +7,8 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -18,6 +17,7 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import ApiServer
+from tests import patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,22 +26,9 @@ if TYPE_CHECKING:
 QUICK = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
 
 
-class Eventually(Protocol):
-    """Waits until something is true, for as long as a slow machine may need."""
-
-    async def __call__(self, condition: Callable[[], object]) -> None: ...
-
-
 @pytest.fixture
-def eventually() -> Eventually:
-    async def wait(condition: Callable[[], object]) -> None:
-        for _ in range(4000):
-            if condition():
-                return
-            await asyncio.sleep(0.005)
-        pytest.fail("it never came true")
-
-    return wait
+def eventually() -> Callable[..., Awaitable[Any]]:
+    return patience.eventually
 
 
 @pytest.fixture
@@ -178,14 +165,15 @@ class processes:  # noqa: N801 - a context manager
     def _wait(self, url: str, certificate: Path) -> None:
         answer = ["curl", "-sf", "--cacert", str(certificate), "-H", "Authorization: Bearer admin-token"]
         for path in ("/readyz", "/api/v1/namespaces/default"):
-            for _ in range(600):
-                if any(process.poll() is not None for process in self._running):
-                    break
-                if subprocess.run([*answer, url + path], capture_output=True, check=False).returncode == 0:
-                    break
-                time.sleep(0.1)
-            else:
-                pytest.fail(f"the API server did not start; see {self._home}")
+            patience.until(
+                lambda path=path: (  # type: ignore[misc]
+                    any(process.poll() is not None for process in self._running)
+                    or subprocess.run([*answer, url + path], capture_output=True, check=False).returncode == 0
+                ),
+                f"the API server starts; see {self._home}",
+                quiet_s=patience.REAL_S,
+                pause_s=0.1,
+            )
 
 
 def _free_ports(count: int) -> list[int]:

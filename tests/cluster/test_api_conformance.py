@@ -32,6 +32,7 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -70,7 +71,7 @@ async def refused(api: Api, method: str, path: str, body: object = None, **how: 
 
 
 async def watched(api: Api, since: str, count: int, **selection: Any) -> list[tuple[str, dict[str, Any]]]:
-    async with asyncio.timeout(20), api.client.watch(PODS, since=since, **selection) as events:
+    async with patience(api), api.client.watch(PODS, since=since, **selection) as events:
         return [await _next(events) for _ in range(count)]
 
 

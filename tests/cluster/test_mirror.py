@@ -16,6 +16,7 @@ from gpu_device_plugin.cluster.errors import ForbiddenError
 from gpu_device_plugin.cluster.mirror import MirrorTiming, PodMirror
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault, Garbage
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -182,7 +183,7 @@ async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> Non
     server.add(pod("a", uid="u"))
     async with mirroring(server) as mirror:
         await eventually(lambda: mirror.live)
-        waiting = asyncio.create_task(mirror.wait_for(lambda pods: pods.get("u"), timeout_s=20))
+        waiting = asyncio.create_task(mirror.wait_for(lambda pods: pods.get("u"), timeout_s=stretched()))
         await asyncio.sleep(0)
         server.bind("a", "n")
         found = await waiting
@@ -195,7 +196,7 @@ async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> Non
 async def test_an_error_in_the_question_is_the_askers(server: ApiServer) -> None:
     async with mirroring(server) as mirror:
         with pytest.raises(ZeroDivisionError):
-            await mirror.wait_for(lambda _: 1 // 0, timeout_s=1)
+            await mirror.wait_for(lambda _: 1 // 0, timeout_s=stretched())
 
 
 async def test_limits_that_are_no_numbers_are_counted_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from gpu_device_plugin.testing.builders import container, node, pod
+from tests.patience import REAL_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -182,12 +182,14 @@ class World:
 
     async def until(self, user: User, request: Request, condition: Callable[[Json], bool]) -> None:
         """Ask again until the answer is as wanted: policies take effect a moment after they are made."""
-        for _ in range(300):
+        answer: Json = {}
+
+        async def so() -> bool:
+            nonlocal answer
             _, answer = await self.ask(user, request)
-            if condition(answer):
-                return
-            await asyncio.sleep(0.2)
-        raise AssertionError(f"the policies never took effect on {request}: {answer}")
+            return condition(answer)
+
+        await eventually(so, quiet_s=REAL_S, pause_s=0.2)
 
 
 def documents(path: Path) -> list[Json]:

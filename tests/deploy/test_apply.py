@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cluster.conftest import processes
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +96,7 @@ class Kubectl:
     def __call__(self, *arguments: str) -> list[str]:
         """Run kubectl as the administrator, and return what it prints; a warning is a failure."""
         command = [self.program, f"--kubeconfig={self.kubeconfig}", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=stretched(240))
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout.splitlines()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -57,6 +56,7 @@ from tests.deploy.policies_world import (
 )
 from tests.deploy.test_apply import written
 from tests.docs.pages import blocks
+from tests.patience import eventually
 from tests.programs.node import harness
 
 if TYPE_CHECKING:
@@ -494,9 +494,11 @@ async def lasting(world: World, user: User, request: Request) -> Json:
 
 async def until(world: World, path: str, condition: Callable[[Json], bool]) -> Json:
     found: Json = {}
-    for _ in range(300):
+
+    async def so() -> bool:
+        nonlocal found
         found = await lasting(world, PERSON, Request("GET", path, {}))
-        if condition(found):
-            return found
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"it never came so: {found}")
+        return condition(found)
+
+    await eventually(so, pause_s=0.1)
+    return found

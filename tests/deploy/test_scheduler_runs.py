@@ -38,6 +38,7 @@ from tests.deploy.test_scheduler_manifest import (
     settings,
 )
 from tests.deploy.test_scheduler_manifest import container as container_of
+from tests.patience import REAL_S, eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -267,7 +268,7 @@ async def running(log: Path, *command: str) -> AsyncIterator[None]:
         if process.returncode is None:
             process.terminate()
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(stretched()):
                 await process.wait()
         except TimeoutError:
             process.kill()
@@ -394,13 +395,18 @@ def judged(found: Json) -> object:
 async def until(condition: Callable[[Json], object], cluster: Cluster, name: str, logs: Mapping[str, Path]) -> Json:
     """Return the pod as soon as it is so."""
     found: Json = {}
-    for _ in range(300):
+
+    async def so() -> object:
+        nonlocal found
         found = await cluster.ask("GET", f"{PODS}/{name}")
-        if condition(found):
-            return found
-        await asyncio.sleep(0.2)
-    ends = "\n".join(f"{program}: {log.read_text(encoding='utf-8')[-3000:]}" for program, log in logs.items())
-    raise AssertionError(f"pod {name} is not so: {found['status']}\n{ends}")
+        return condition(found)
+
+    try:
+        await eventually(so, quiet_s=REAL_S, pause_s=0.2)
+    except AssertionError as error:
+        ends = "\n".join(f"{program}: {log.read_text(encoding='utf-8')[-3000:]}" for program, log in logs.items())
+        raise AssertionError(f"{error}\n{ends}") from None
+    return found
 
 
 async def ask_the_programs(cluster: Cluster, variant: Variant, ports: Ports) -> None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import pytest
 from aiohttp import web
 
 from tests.cluster.conftest import processes
 from tests.docs.pages import ROOT
+from tests.patience import REAL_S, eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -87,13 +87,15 @@ class Hollow:
         await self.run(
             "kubectl delete deployments,jobs,pods --all && kubectl delete --ignore-not-found namespace team-a"
         )
-        for _ in range(120):
+        printed = ""
+
+        async def applied() -> bool:
             # A namespace that is being removed takes nothing up, and of a new kind of object one hears later.
+            nonlocal printed
             code, printed = await self.run(f"kubectl apply -f - {_OURS}", json.dumps(_beside()))
-            if code == 0:
-                return
-            await asyncio.sleep(0.5)
-        pytest.fail(printed)
+            return code == 0
+
+        await eventually(applied, quiet_s=REAL_S, pause_s=0.5)
 
     async def _nodes(self) -> None:
         for name, labels in _NODES.items():

@@ -15,6 +15,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.settings.node import NodeSettings, Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +127,7 @@ def test_the_picture_of_the_demo_is_what_it_prints() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=stretched(),
         env={**os.environ, "PYTHONUTF8": "1"},
     ).stdout
     scenes = re.split(r"^(?=\d+/\d+ )", printed, flags=re.MULTILINE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from tests.docs.guide_world import documents, pods_of
+from tests.patience import REAL_S, stretched, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -77,7 +77,14 @@ class Cluster:
         if self.own is not None:
             command = (*self.own.entering_network, *command)
         return subprocess.run(
-            command, input=given, capture_output=True, text=True, check=False, cwd=ROOT, env=self.environ, timeout=300
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
+            env=self.environ,
+            timeout=stretched(300),
         )
 
     def kubectl(self, *words: str, given: str = "") -> str:
@@ -106,13 +113,9 @@ class Cluster:
         found: list[Json] = self.get(*words)["items"]
         return found
 
-    def until(self, look: Callable[[], T], what: str, within_s: float = 120) -> T:
+    def until(self, look: Callable[[], T], what: str, quiet_s: float = REAL_S) -> T:
         """Look again and again until there is something to be seen."""
-        deadline = time.monotonic() + within_s
-        while not (found := look()):
-            assert time.monotonic() < deadline, f"it never came true that {what}"
-            time.sleep(0.5)
-        return found
+        return until(look, what, quiet_s=quiet_s, pause_s=0.5)
 
     def state(self) -> str:
         """Return what helps to understand a failure."""

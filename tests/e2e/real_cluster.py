@@ -12,13 +12,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.patience import REAL_S, until
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Self
+
+_until = partial(until, quiet_s=REAL_S, pause_s=0.2)
 
 NODE = "gpu-1"
 """The name and the address of the node in docs/guide.md."""
@@ -351,13 +355,6 @@ def _removed_cgroups(name: str) -> bool:
             except OSError:
                 return False
     return True
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came true that {what}"
-        time.sleep(0.2)
 
 
 def _child(pid: int) -> int:

@@ -22,6 +22,7 @@ from tests.docs.test_guide import APPLY, INSPECT, SECTIONS, TAINT
 from tests.e2e import archives
 from tests.e2e.cluster import GPU_COUNT, GPU_MEM, GPUS, ROOT, containers
 from tests.e2e.starting import why_not
+from tests.patience import REAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -236,7 +237,7 @@ def test_pods_that_wait_for_a_drain_are_placed_soon_after_it(shared: Cluster) ->
         shared.kubectl("create", "--filename=-", given=pod(name, {GPU_MEM: 7}))
     assert not any(placed(shared, name) for name in new)
     # The scheduler's own look at what it has given up comes after 5 minutes.
-    shared.until(lambda: all(placed(shared, name) for name in new), "all new pods are placed", within_s=90)
+    shared.until(lambda: all(placed(shared, name) for name in new), "all new pods are placed", quiet_s=90)
 
 
 def placed(cluster: Cluster, name: str) -> bool:
@@ -350,7 +351,7 @@ def test_a_changed_setting_counts_without_a_restart(settings: Cluster) -> None:
     settings.shell(change)
     assert "spread" in settings.shell(describe)
     told = "GPUs are chosen by another policy now"
-    settings.until(lambda: told in log_of(settings, agent), "the agent follows the ConfigMap", within_s=240)
+    settings.until(lambda: told in log_of(settings, agent), "the agent follows the ConfigMap", quiet_s=2 * REAL_S)
     settings.kubectl("create", "--filename=-", given=pod("past", {GPU_MEM: 1}, scheduler="default-scheduler"))
     position = settings.until(lambda: notes_of(settings, "past").get("ALIYUN_COM_GPU_MEM_IDX"), "the agent tells where")
     assert position in {"1", "2", "3"}
@@ -361,7 +362,7 @@ def test_a_profile_counts_for_a_node_that_names_it_after_a_restart_that_a_person
     *_, events, restart = (each.replace("NODE", settings.node) for each in commands_of("settings.md", "In the cluster"))
 
     def tells(reason: str) -> None:
-        settings.until(lambda: reason in settings.shell(events), f"an Event says {reason}", within_s=240)
+        settings.until(lambda: reason in settings.shell(events), f"an Event says {reason}", quiet_s=2 * REAL_S)
 
     for command in commands_of("settings.md", "A profile for some nodes"):
         settings.shell(command.replace("NODE", settings.node))

@@ -18,6 +18,7 @@ import pytest
 
 from gpu_device_plugin import __version__
 from tests.deploy.locks import MACHINES, PLATFORMS, PYTHONS, read
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,9 @@ class Image:
     """Compressed sizes in bytes, the base first."""
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self._entering(*command), capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(
+            self._entering(*command), capture_output=True, text=True, check=False, timeout=stretched(120)
+        )
 
     def says(self, sentence: str, *command: str) -> str:
         """Run a program until it logs this sentence; return what it had logged by then."""

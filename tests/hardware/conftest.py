@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, Timings
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ def watching(tmp_path: Path) -> Watching:
 @pytest.fixture
 def until() -> Until:
     async def wait(hardware: Hardware, holds: Callable[[HardwareView], object]) -> HardwareView:
-        async with asyncio.timeout(30):
+        async with patience(hardware):
             async for view in hardware.view.values():
                 if holds(view):
                     return view

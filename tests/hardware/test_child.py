@@ -14,6 +14,7 @@ import pytest
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.child import open_driver, serve
 from gpu_device_plugin.hardware.driver import HardwareError
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import EventRecord, InventoryRecord, ProbeRecord
@@ -66,7 +67,7 @@ def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends
 
 def test_it_ends_with_its_input() -> None:
     child = subprocess.Popen([*CHILD, "fake:2xT4", "0", "-1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    out, _ = child.communicate(b"\n", timeout=60)
+    out, _ = child.communicate(b"\n", timeout=stretched())
     first, second = map(json.loads, out.splitlines())
     assert len(first["answer"]["inventory"]["gpus"]) == 2
     assert second["answer"]["probes"] == first["answer"]["probes"]
@@ -81,7 +82,7 @@ def test_it_ends_quietly_when_nobody_listens_any_more() -> None:
     child.stdout.readline()
     child.stdout.close()
     child.stdout = None
-    _, complaints = child.communicate(b"\n", timeout=60)
+    _, complaints = child.communicate(b"\n", timeout=stretched())
     assert (child.returncode, complaints) == (0, b"")
 
 
@@ -104,7 +105,9 @@ child.main("fake:1xT4", "0", "-1")
 
 
 def test_a_driver_that_cannot_be_opened_is_an_error_message_and_no_traceback() -> None:
-    child = subprocess.run([*CHILD, "fake:1xT5", "0", "-1"], input=b"", capture_output=True, timeout=60, check=False)
+    child = subprocess.run(
+        [*CHILD, "fake:1xT5", "0", "-1"], input=b"", capture_output=True, timeout=stretched(), check=False
+    )
     error = json.loads(child.stdout)["error"]
     assert error["kind"] == "other"
     assert "'T5' is not a model that is known here" in error["what"]
@@ -112,7 +115,9 @@ def test_a_driver_that_cannot_be_opened_is_an_error_message_and_no_traceback() -
 
 
 def test_without_the_library_real_hardware_says_what_is_missing() -> None:
-    child = subprocess.run([*CHILD, "nvml", "0", "-1"], input=b"", capture_output=True, timeout=60, check=False, env={})
+    child = subprocess.run(
+        [*CHILD, "nvml", "0", "-1"], input=b"", capture_output=True, timeout=stretched(), check=False, env={}
+    )
     message = json.loads(child.stdout.splitlines()[0])
     assert "answer" in message or message["error"]["kind"] in driver.ADVICE  # the machine may have a GPU
 
@@ -129,5 +134,5 @@ def test_it_loads_nothing_that_it_does_not_need() -> None:
         "import sys; from gpu_device_plugin.hardware.child import open_driver; open_driver('fake:1xT4').probe();"
         "print(*{'asyncio', 'dataclasses', 'grpc', 'yaml', 'pynvml', 'ctypes'} & set(sys.modules))"
     )
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=True)
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=stretched(), check=True)
     assert loaded.stdout == b"\n"

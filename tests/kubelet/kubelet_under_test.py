@@ -10,9 +10,10 @@ import grpc.aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
+from tests.patience import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
@@ -114,23 +115,6 @@ class TheDouble:
     def _publish(self) -> None:
         # A kubelet without an API server checks pods against the node as it is, not as it was published.
         self.kubelet.publish()
-
-
-async def eventually(check: Callable[[], T], timeout_s: float = 30) -> T:
-    """Return what `check` returns once that is true. TimeoutError: it stays false."""
-
-    async def later() -> T:
-        return check()
-
-    return await eventually_await(later, timeout_s)
-
-
-async def eventually_await(check: Callable[[], Awaitable[T]], timeout_s: float = 30) -> T:
-    """The same for a check that has to be awaited."""
-    async with asyncio.timeout(timeout_s):
-        while not (result := await check()):  # noqa: ASYNC110  (another process sets no event of ours)
-            await asyncio.sleep(0.02)  # PodResources refuses more than a hundred calls a second
-        return result
 
 
 def pod_resources(kubelet: KubeletUnderTest) -> AbstractAsyncContextManager[grpc.aio.Channel]:

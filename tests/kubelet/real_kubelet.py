@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
 from gpu_device_plugin.testing.versions import Version
-from tests.kubelet.kubelet_under_test import eventually, eventually_await
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +133,7 @@ class RealKubelet:
         self._containerd = self._spawn("containerd", "containerd", "--config", str(self._root / "containerd.toml"))
         image = self._root / "image.tar"
         _write_image(image)
-        await eventually_await(lambda: self._run(*self._ctr(), "version"))
+        await eventually(lambda: self._run(*self._ctr(), "version"))
         assert await self._run(*self._ctr(), "image", "import", str(image)), "the test image could not be imported"
         (self._root / "kubelet.json").write_text(json.dumps(self._configuration()))
 
@@ -151,7 +151,7 @@ class RealKubelet:
 
     async def admit(self, spec: PodSpec) -> Pod:
         uid = await self.begin(spec)
-        await eventually_await(lambda: self._settled(uid))
+        await eventually(lambda: self._settled(uid))
         return await self.look(uid)
 
     async def begin(self, spec: PodSpec) -> str:
@@ -186,14 +186,14 @@ class RealKubelet:
 
     async def delete(self, uid: str) -> None:
         (self._manifests / f"{uid}.json").unlink()
-        await eventually_await(lambda: self._unknown(uid))
+        await eventually(lambda: self._unknown(uid))
         del self._specs[uid]
 
     async def finish(self, uid: str) -> None:
         for status in (await self._pods())[uid]["status"]["containerStatuses"]:
             container = status["containerID"].removeprefix("containerd://")
             assert await self._run(*self._ctr(), "task", "kill", "--signal", "SIGTERM", container)
-        await eventually_await(lambda: self._succeeded(uid))
+        await eventually(lambda: self._succeeded(uid))
 
     async def clear(self) -> None:
         """Remove every pod."""
@@ -221,9 +221,9 @@ class RealKubelet:
             f"--config={self._root}/kubelet.json",
             f"--hostname-override={_NODE}",
         )
-        await eventually_await(self._serves)
+        await eventually(self._serves)
         for uid in tuple(self._specs):
-            await eventually_await(lambda uid=uid: self._settled(uid))  # type: ignore[misc]
+            await eventually(lambda uid=uid: self._settled(uid))  # type: ignore[misc]
 
     async def died(self) -> bool:
         assert self._kubelet is not None
@@ -252,7 +252,7 @@ class RealKubelet:
 
     async def _pods(self) -> dict[str, dict[str, Any]]:
         def ask() -> dict[str, Any]:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=stretched()) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
 

@@ -16,6 +16,7 @@ from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import pod
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,7 +58,7 @@ async def desk(version: tuple[int, int] = (1, 36)) -> AsyncIterator[Desk]:
         async with Kubelet(folder, version=version) as kubelet:
             plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abcd", True))
             await plugin.start()
-            await kubelet.wait_for(lambda: MEM in kubelet.amounts)
+            await eventually(lambda: MEM in kubelet.amounts)
             books = Books(
                 kubelet.device_plugin_dir,
                 kubelet.pod_resources_socket,
@@ -124,7 +125,7 @@ async def test_a1_an_empty_list_of_a_kubelet_that_does_not_know_us_proves_nothin
         node.kubelet.checkpoint.unlink()
         await node.kubelet.restart()
         await other.start()
-        await node.kubelet.wait_for(lambda: "x.com/y" in node.kubelet.amounts)
+        await eventually(lambda: "x.com/y" in node.kubelet.amounts)
         found = await node.books.evidence(lambda: node.held, lambda: other.list({"z": False}))
         assert found is None
         await other.stop()
@@ -137,7 +138,7 @@ async def test_a1_after_a_restart_the_checkpoint_still_shows_what_list_does_not(
         await node.kubelet.restart()
         await node.plugin.stop()
         await node.plugin.start()
-        await node.kubelet.wait_for(lambda: MEM in node.kubelet.amounts)
+        await eventually(lambda: MEM in node.kubelet.amounts)
         assert await node.evidence() == (frozenset(), made.devices(MEM), True)
 
 

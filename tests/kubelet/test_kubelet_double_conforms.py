@@ -37,14 +37,13 @@ from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
     entries,
-    eventually,
-    eventually_await,
     healthy,
     listed,
     pod_resources,
     registered,
 )
 from tests.kubelet.real_kubelet import RealKubelet
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -102,7 +101,7 @@ class World:
     async def believed(self, plugin: ScriptedPlugin) -> None:
         """Wait until the kubelet believes the plugin's list."""
         wanted = {device for device, well in plugin.healthy.items() if well}
-        await eventually_await(lambda: self.lists(plugin.resource, wanted))
+        await eventually(lambda: self.lists(plugin.resource, wanted))
 
     async def lists(self, resource: str, wanted: set[str]) -> bool:
         """Say whether these are the healthy devices in the kubelet's books."""
@@ -273,7 +272,7 @@ async def test_two_live_streams_overwrite_each_other(world: World) -> None:
     await world.start(first)
     await world.start(second)
     first.list({"old": True, "older": True})
-    await eventually_await(lambda: world.lists(world.resource, {"old", "older"}))
+    await eventually(lambda: world.lists(world.resource, {"old", "older"}))
 
 
 async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World) -> None:
@@ -514,7 +513,7 @@ async def test_while_an_allocate_hangs_no_other_pod_is_admitted(world: World) ->
     assert (await world.kubelet.look(plain)).phase == "Pending"
     plugin.allocate_gate.release()
     for uid in (waiting, plain):
-        await eventually_await(lambda uid=uid: _runs(world.kubelet, uid))  # type: ignore[misc]
+        await eventually(lambda uid=uid: _runs(world.kubelet, uid))  # type: ignore[misc]
 
 
 async def _runs(kubelet: KubeletUnderTest, uid: str) -> bool:
@@ -534,7 +533,7 @@ async def test_withdrawing_a_device_during_its_allocate_kills_the_kubelet_since_
     if world.kubelet.version.panics_of_a_device_withdrawn:
         assert await world.kubelet.died()
     else:
-        await eventually_await(lambda: _runs(world.kubelet, waiting))
+        await eventually(lambda: _runs(world.kubelet, waiting))
         assert await world.held(await world.kubelet.look(waiting)) == {"c0": {world.resource: {"a", "b"}}}
 
 
@@ -598,7 +597,7 @@ async def test_a_failed_pre_start_leaves_the_pod_pending(world: World) -> None:
     await world.start(plugin)
     plugin.start_gate.refuse("not yet", grpc.StatusCode.UNAVAILABLE)
     waiting = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 1}))
-    await eventually_await(lambda: _waits(world.kubelet, waiting))
+    await eventually(lambda: _waits(world.kubelet, waiting))
     now = await world.kubelet.look(waiting)
     assert now.phase == "Pending"
     assert now.only.waiting == (
@@ -629,7 +628,7 @@ async def test_the_devices_of_a_finished_pod_are_given_again(world: World) -> No
     await world.kubelet.finish(first.uid)
     if world.kubelet.version.keeps_pod_admitted_last:
         await world.admit_plain()
-    await eventually_await(lambda: _holds_nothing(world, first))
+    await eventually(lambda: _holds_nothing(world, first))
     assert (await world.admit(8)).phase == "Running"
 
 
@@ -676,7 +675,7 @@ async def test_a_kubelet_that_starts_does_not_know_which_pod_was_admitted_last(w
     await world.kubelet.start()
     again = world.plugin()
     await world.start(again)
-    await eventually_await(lambda: _is_forgotten(world, again, last))
+    await eventually(lambda: _is_forgotten(world, again, last))
 
 
 async def _is_forgotten(world: World, plugin: ScriptedPlugin, a_pod: Pod) -> bool:
@@ -690,7 +689,7 @@ async def test_a_stream_that_ends_makes_every_device_unhealthy_for_good(world: W
     await world.start(plugin)
     holder = await world.admit(2)
     await plugin.stop()
-    await eventually_await(lambda: world.lists(world.resource, set()))
+    await eventually(lambda: world.lists(world.resource, set()))
     assert (await world.admit(1)).message == (
         f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
         f"{world.resource}, which is unexpected"
@@ -705,7 +704,7 @@ async def test_after_registering_again_allocations_are_known_by_their_ids(world:
     await world.start(first)
     holder = await world.admit(5)
     await first.stop()
-    await eventually_await(lambda: world.lists(world.resource, set()))
+    await eventually(lambda: world.lists(world.resource, set()))
     second = world.plugin()
     await world.start(second)
     assert (await world.admit(4)).phase == "Failed"
@@ -773,7 +772,7 @@ async def test_a_pod_without_running_containers_is_refused_after_a_restart_until
     await plugin.stop()
     late = await world.kubelet.begin(pod(f"p{next(_numbers)}", {world.resource: 1}))
     await world.kubelet.start()
-    await eventually_await(lambda: _failed(world.kubelet, late))
+    await eventually(lambda: _failed(world.kubelet, late))
     assert (await world.kubelet.look(late)).message == (
         f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
         f"{world.resource}, which is unexpected"

@@ -24,8 +24,8 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
-from tests.kubelet.kubelet_under_test import eventually
 from tests.kubelet.short_paths import short_folder
+from tests.patience import eventually, patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -249,7 +249,7 @@ async def test_stopped_at_the_very_moment_at_which_a_life_ends_it_ends(steps: in
         await one.refusing.wait()
         for _ in range(steps):
             await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with patience(one):
             await one.stop()
         assert one.sockets == set()
 

@@ -19,6 +19,7 @@ from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import pod
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,7 +98,7 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
             for one in (plugin, other):
                 await one.serve()
                 await one.register()
-            await kubelet.wait_for(lambda: len(kubelet.amounts) == 2)
+            await eventually(lambda: len(kubelet.amounts) == 2)
             await kubelet.admit(pod("one", {MEM: 1, "x.com/y": 1}))
             await kubelet.admit(pod("two", {MEM: 2}))
             found = await listed_pods(kubelet.pod_resources_socket, [MEM])
@@ -123,7 +124,7 @@ async def test_pods_without_devices_are_listed_too_and_two_of_one_name_are_one()
 async def test_an_answer_beyond_the_usual_limit_of_4_mib_is_read() -> None:
     with short_folder() as folder:
         async with serving(folder, Huge()) as socket:
-            assert len((await listed_pods(socket, [MEM], timeout_s=20))["default/p"]) == 80_000
+            assert len((await listed_pods(socket, [MEM], timeout_s=stretched()))["default/p"]) == 80_000
 
 
 async def test_a_kubelet_that_is_not_there_is_no_answer() -> None:

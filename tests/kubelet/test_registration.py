@@ -14,6 +14,7 @@ from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, 
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.patience import eventually, stretched
 
 MEM = "aliyun.com/gpu-mem"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
@@ -27,7 +28,7 @@ async def test_a_resource_is_registered_with_its_options_and_the_name_of_its_soc
             plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, {"a": True}, script=Script(options=OPTIONS))
             await plugin.serve()
             await register(kubelet.registration_socket, plugin.socket, MEM, OPTIONS)
-            await kubelet.wait_for(lambda: MEM in kubelet.amounts)
+            await eventually(lambda: MEM in kubelet.amounts)
             (made,) = kubelet.registrations
             assert (made.version, made.resource, made.endpoint) == ("v1beta1", MEM, plugin.socket.name)
             assert made.options == OPTIONS
@@ -95,7 +96,7 @@ async def test_a5_a_socket_that_may_not_be_opened_is_told_from_a_dead_one() -> N
             )
             command = [sys.executable, "-c", code, str(kubelet.registration_socket)]
             done = subprocess.run(  # noqa: ASYNC221 (nothing else runs meanwhile)
-                command, capture_output=True, text=True, check=True, timeout=30
+                command, capture_output=True, text=True, check=True, timeout=stretched()
             )
             assert "permission denied; on a node with SELinux the agent needs a label" in done.stdout
 

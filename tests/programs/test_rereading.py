@@ -13,6 +13,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.node import NodeSettings, Sources
 from tests.configmap import mount
+from tests.patience import patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,7 +49,7 @@ class Told:
         return self.changes.value
 
     async def until(self, *said: str) -> None:
-        async with asyncio.timeout(20):
+        async with patience(self.changes):
             async for now in self.changes.values():
                 if now == said:
                     return

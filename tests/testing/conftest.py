@@ -19,6 +19,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -129,15 +130,6 @@ class World:
         await self.bind(name, node)
         return await self.get(name)
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        """Wait until something that may be awaited comes true."""
-        async with asyncio.timeout(30):
-            while True:
-                found = condition()
-                if await found if asyncio.iscoroutine(found) else found:
-                    return
-                await asyncio.sleep(0.02)
-
     async def told(self, name: str) -> tuple[str, str]:
         """Wait until a pod could not be scheduled; return reason and message. What it says of DRA is left out."""
         found: Json = {}
@@ -148,7 +140,7 @@ class World:
             found = next((one for one in conditions if one["type"] == "PodScheduled"), {})
             return found.get("status") == "False"
 
-        await self.until(refused)
+        await eventually(refused)
         return found["reason"], found["message"].replace("no new claims to deallocate, ", "")
 
     async def bound(self, name: str) -> str:
@@ -157,7 +149,7 @@ class World:
         async def there() -> bool:
             return bool((await self.get(name))["spec"].get("nodeName"))
 
-        await self.until(there)
+        await eventually(there)
         return str((await self.get(name))["spec"]["nodeName"])
 
 

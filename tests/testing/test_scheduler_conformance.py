@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.testing.builders import GPU_MEM, container
+from tests.patience import eventually
 from tests.testing.conftest import WEIGHT, passing
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ async def test_a_pod_that_was_not_bound_is_tried_again(world: World) -> None:
     world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
     await world.pod("p", container(mem=4))
     assert await world.told("p") == ("SchedulerError", "GPU 3 was taken by another pod")
-    await world.until(lambda: len(world.extender.bodies("bind")) > 1)
+    await eventually(lambda: len(world.extender.bodies("bind")) > 1)
 
 
 async def test_what_is_being_bound_counts_already(world: World) -> None:
@@ -278,7 +279,7 @@ async def test_what_is_being_bound_counts_already(world: World) -> None:
     world.extender.said("bind", {"Error": ""})
     world.extender.held["bind"] = asyncio.Event()
     await world.pod("first", container(mem=5))
-    await world.until(lambda: world.extender.bodies("bind"))
+    await eventually(lambda: world.extender.bodies("bind"))
     await world.pod("second", container(mem=5))
     _, message = await world.told("second")
     assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
@@ -293,7 +294,7 @@ async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(w
     world.extender.held["bind"] = asyncio.Event()
     for n in range(5):
         await world.pod(f"p{n}", container(mem=1))
-    await world.until(lambda: len(world.extender.bodies("bind")) == 5)
+    await eventually(lambda: len(world.extender.bodies("bind")) == 5)
     world.extender.held["bind"].set()
 
 
@@ -304,12 +305,12 @@ async def test_a_binding_that_was_made_but_not_answered_stands(world: World) -> 
     world.extender.said("bind", {"Error": "the answer was lost"})
     world.extender.held["bind"] = asyncio.Event()
     await world.pod("p", container(mem=4))
-    await world.until(lambda: world.extender.bodies("bind"))
+    await eventually(lambda: world.extender.bodies("bind"))
     await world.bind("p", "a")
     await asyncio.sleep(0.2)  # for the scheduler's watch
     world.extender.held["bind"].set()
     await world.pod("next", container(mem=4))
-    await world.until(lambda: len(world.extender.bodies("bind")) == 2)
+    await eventually(lambda: len(world.extender.bodies("bind")) == 2)
     assert [body["PodName"] for body in world.extender.bodies("bind")] == ["p", "next"]
 
 
@@ -350,14 +351,14 @@ async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: Wor
     async def evicted() -> bool:
         return "deletionTimestamp" in (await world.get("middle"))["metadata"]
 
-    await world.until(evicted)
+    await eventually(evicted)
     conditions = (await world.get("middle"))["status"]["conditions"]
     assert [one["reason"] for one in conditions if one["type"] == "DisruptionTarget"] == ["PreemptionByScheduler"]
     assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
     # While it goes it counts; when it is gone, its node is asked about alone.
     before = len(world.extender.calls)
     await world.delete("middle")
-    await world.until(lambda: world.extender.bodies("bind"))
+    await eventually(lambda: world.extender.bodies("bind"))
     assert ("filter", ["a"]) in [(verb, body.get("NodeNames")) for verb, body in world.extender.calls[before:]]
     assert world.extender.bodies("bind")[0]["Node"] == "a"
 
@@ -378,7 +379,7 @@ async def test_an_extender_may_spare_victims_and_name_others(world: World) -> No
     async def both() -> bool:
         return await evicted() == {"low1", "middle"}
 
-    await world.until(both)
+    await eventually(both)
     (asked,) = world.extender.bodies("preempt")
     uids = {each["UID"] for each in asked["NodeNameToMetaVictims"]["a"]["Pods"]}
     assert uids == {each["metadata"]["uid"] for each in low}
@@ -396,7 +397,7 @@ async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: 
     async def evicted() -> bool:
         return "deletionTimestamp" in (await world.get("low0"))["metadata"]
 
-    await world.until(evicted)
+    await eventually(evicted)
     assert "deletionTimestamp" not in (await world.get("low1"))["metadata"]
     assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
 
@@ -475,7 +476,7 @@ async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: Wo
     async def nominated() -> bool:
         return bool((await world.get("high"))["status"].get("nominatedNodeName") == "a")
 
-    await world.until(nominated)
+    await eventually(nominated)
     await world.pod("other", container(mem=1), priority=100)
     _, message = await world.told("other")
     assert message.startswith(f"0/1 nodes are available: 1 Insufficient {GPU_MEM}.")
@@ -499,7 +500,7 @@ async def with_hints(world: World) -> None:
 async def refused(world: World, name: str) -> None:
     """Make a pod that the extender lets go nowhere. What is written on it makes the scheduler try it once more."""
     await world.pod(name, container(mem=4))
-    await world.until(lambda: asked_about(world, name) == 2)
+    await eventually(lambda: asked_about(world, name) == 2)
 
 
 async def happens(world: World, what: str) -> None:
@@ -551,7 +552,7 @@ async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happ
     await refused(world, "p")
     for times, what in enumerate(HELPFUL, 3):
         await happens(world, what)
-        await world.until(lambda times=times: asked_about(world, "p") == times)  # type: ignore[misc]
+        await eventually(lambda times=times: asked_about(world, "p") == times)  # type: ignore[misc]
 
 
 async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_the_scheduler_hears(
@@ -574,5 +575,5 @@ async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_no
     await world.node("a", mem=8)
     world.extender.said("filter", {"Error": "there is room in a moment"})
     await world.pod("p", container(mem=4))
-    await world.until(lambda: asked_about(world, "p") >= 4)
+    await eventually(lambda: asked_about(world, "p") >= 4)
     assert await world.told("p") == ("SchedulerError", "there is room in a moment")

@@ -13,6 +13,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Outcome, Scheduler
+from tests.patience import eventually
 from tests.testing.conftest import passing, scripted
 
 if TYPE_CHECKING:
@@ -158,12 +159,6 @@ async def running(scheduler: Scheduler) -> AsyncIterator[None]:
         await asyncio.wait({task})
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is awaited tells nobody
-            await asyncio.sleep(0.005)
-
-
 @asynccontextmanager
 async def waiting(mem: int = 4, *, flush_s: float = 300.0) -> AsyncIterator[tuple[ApiServer, Callable[[], int]]]:
     """A pod of so much waits for a node of 8, whose extender lets nothing pass; yield how often it was refused."""
@@ -178,27 +173,27 @@ async def waiting(mem: int = 4, *, flush_s: float = 300.0) -> AsyncIterator[tupl
 
 async def test_a_pod_that_fitted_nowhere_is_tried_after_a_long_time_though_nothing_happened() -> None:
     async with waiting(flush_s=0.1) as (_, asked):
-        await until(lambda: asked() >= 4)
+        await eventually(lambda: asked() >= 4)
 
 
 async def test_a_cordon_is_no_reason_to_try_a_pod_again_and_its_end_is() -> None:
     async with waiting() as (api, asked):
-        await until(lambda: asked() == 2)
+        await eventually(lambda: asked() == 2)
         api.patch("nodes", "a", {"spec": {"unschedulable": True}})
         api.add(builders.pod("other", container(mem=9)))
-        await until(lambda: bool(api.get("pods", "other")["status"].get("conditions")))
+        await eventually(lambda: bool(api.get("pods", "other")["status"].get("conditions")))
         assert asked() == 2
         api.patch("nodes", "a", {"spec": {"unschedulable": None}})
-        await until(lambda: asked() == 3)
+        await eventually(lambda: asked() == 3)
 
 
 async def test_a_pod_that_is_too_large_for_every_node_waits_for_more_to_be_offered() -> None:
     """No extender was asked about it: of all events, one concerns the plugin that refused it."""
     async with waiting(mem=9) as (api, asked):
-        await until(lambda: bool(api.get("pods", "p")["status"].get("conditions")))
+        await eventually(lambda: bool(api.get("pods", "p")["status"].get("conditions")))
         api.patch("nodes", "a", {"metadata": {"annotations": {"some": "note"}}})
         api.patch("nodes", "a", {"status": {"allocatable": {GPU_MEM: "9"}}}, subresource="status")
-        await until(lambda: asked() >= 1)
+        await eventually(lambda: asked() >= 1)
 
 
 async def test_a_binding_that_fails_lets_the_others_go_on() -> None:
@@ -210,8 +205,8 @@ async def test_a_binding_that_fails_lets_the_others_go_on() -> None:
         extender.answers["filter"] = passing()
         async with Scheduler(api, ExtenderConfig(extender.url), backoff_s=(0.01, 60)) as scheduler, running(scheduler):
             api.add(builders.pod("first", container(mem=8)))
-            await until(lambda: scheduler.calls["bind"] == 1)
+            await eventually(lambda: scheduler.calls["bind"] == 1)
             api.add(builders.pod("second", container(mem=8)))
-            await until(lambda: bool(api.get("pods", "second")["status"].get("conditions")))
+            await eventually(lambda: bool(api.get("pods", "second")["status"].get("conditions")))
             extender.held.pop("bind").set()
-            await until(lambda: {body["PodName"] for body in extender.bodies("bind")} == {"first", "second"})
+            await eventually(lambda: {body["PodName"] for body in extender.bodies("bind")} == {"first", "second"})

@@ -23,6 +23,7 @@ from gpu_device_plugin.programs.demo.program import Stage, frame, play
 from gpu_device_plugin.programs.demo.report import Look
 from gpu_device_plugin.programs.demo.scenes import SCENES, Shown
 from gpu_device_plugin.programs.demo.world import AgentGoneError
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=stretched(),
         env={**os.environ, "PYTHONUTF8": "1", **environ},
     )
 

@@ -24,6 +24,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -161,14 +162,9 @@ class World:
         (running,) = self.running
         return running
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; fail if an extender ends before."""
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                for running in self.running:
-                    if running.task.done():
-                        running.task.result()
-                await asyncio.sleep(0.005)
+        await eventually(condition, running=lambda: [running.task for running in self.running])
 
     async def seen(self) -> None:
         """Wait until every extender knows what the API server tells its watches."""

@@ -19,9 +19,10 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
+from tests.patience import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
@@ -110,7 +111,7 @@ class Desk:
     async def looked(self) -> None:
         """Wait until the doubts were looked into once more."""
         before = self.api.reads
-        await until(lambda: self.api.reads >= before + 2)
+        await eventually(lambda: self.api.reads >= before + 2)
 
     def free(self, node: str = "a") -> list[int]:
         return [room.free for room in self.fleet.candidates[node].rooms]
@@ -132,12 +133,6 @@ async def settling(d: Desk) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.wait({task})
-
-
-async def until(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not what():  # noqa: ASYNC110 - what is awaited tells nobody
-            await asyncio.sleep(0.001)
 
 
 async def test_a_pod_is_bound_with_its_promise_and_counts_from_then_on() -> None:
@@ -190,7 +185,7 @@ async def test_a_binding_in_doubt_keeps_its_claim_until_the_watch_shows_the_pod(
     assert (d.free(), d.binding.doubts) == ([0], 1)
     d.fleet.put_pod(wanting("p", mem=8, node="a"))
     async with settling(d):
-        await until(lambda: d.binding.doubts == 0)
+        await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [0]
 
 
@@ -210,7 +205,7 @@ async def test_a_binding_in_doubt_that_nobody_made_is_given_up_when_it_can_no_lo
         await d.looked()
         assert d.free() == [0]
         d.api.down = False
-        await until(lambda: d.binding.doubts == 0)
+        await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [8]
     assert "has not been made" in caplog.text
 
@@ -222,7 +217,7 @@ async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it
     await d.bind(pod)
     d.api.pods["p"] = wanting("p", mem=8, node="a")
     async with settling(d):
-        await until(lambda: d.binding.doubts == 0)
+        await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [0]
     assert not d.fleet.entries["uid-p"].claimed
 
@@ -235,7 +230,7 @@ async def test_a_pod_in_doubt_that_is_gone_counts_as_one_that_vanished() -> None
     await d.bind(pod)
     del d.api.pods["p"]
     async with settling(d):
-        await until(lambda: d.binding.doubts == 0)
+        await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [0]
     d.fleet.expire(d.now + 30)
     assert d.free() == [8]
@@ -431,7 +426,7 @@ async def test_a_pod_waits_for_the_gpu_that_it_fits_on_only_when_that_opens() ->
     d = closing(8, 2, settle_s=0.05)
     pod = d.pending(wanting("p", mem=8))
     task = asyncio.create_task(d.bind(pod))
-    await until(lambda: d.free() == [0, 2])
+    await eventually(lambda: d.free() == [0, 2])
     assert d.api.bound == []
     assert await task == ""
     assert [name for name, _, _ in d.api.bound] == ["p"]

@@ -15,6 +15,7 @@ from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Late, Reset, Slow
+from tests.patience import patience
 from tests.programs.extender.harness import LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
@@ -73,12 +74,9 @@ async def test_a_binding_that_was_not_made_is_made_later(trouble: Trouble) -> No
         w.bindings_meet(trouble, times=2)
         w.pod("p", mem=8)
 
-        async def bound() -> None:
+        async with patience(w.api):
             while not w.where("p"):
                 await w.schedule()
-
-        async with asyncio.timeout(20):
-            await bound()
         await w.until(lambda: w.only.extender.binding.doubts == 0)
         assert (w.places("p"), w.only.free("a")) == ({0: 8}, [0])
 

@@ -27,6 +27,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
+from tests.patience import eventually, patience
 from tests.programs.extender.harness import PREFIX, SECRET, world
 
 if TYPE_CHECKING:
@@ -324,10 +325,8 @@ async def test_e17_the_program_reads_its_settings_again_on_sighup_and_ends_on_si
             )  # fmt: skip
 
         async def said(words: str) -> None:
-            async with asyncio.timeout(30):
-                while words not in log.read_text():
-                    assert process.returncode is None, log.read_text()
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: words in log.read_text() or process.returncode is not None, f"{words!r} is logged")
+            assert words in log.read_text()
 
         try:
             await said("the cluster is known")
@@ -341,7 +340,7 @@ async def test_e17_the_program_reads_its_settings_again_on_sighup_and_ends_on_si
             config.write_text("gpu_policy: spread\nlisten: 127.0.0.1:1\n")
             await said("the configuration was read again")  # by itself
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
+            async with patience(process):
                 assert await process.wait() == 0, log.read_text()
         finally:
             if process.returncode is None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.programs.inspect.program import main
+from tests.patience import stretched, until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -833,11 +833,10 @@ def test_ctrl_c_ends_it_and_kubectl(shared: World) -> None:
         [*INSPECT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ(shared)
     )
     hanging = shared.home / "hanging"
-    while not (hanging.exists() and hanging.read_text()):
-        assert running.poll() is None
-        time.sleep(0.02)
+    until(lambda: running.poll() is not None or (hanging.exists() and hanging.read_text()))
+    assert running.poll() is None
     running.send_signal(signal.SIGINT)
-    printed = running.communicate(timeout=30)
+    printed = running.communicate(timeout=stretched())
     assert (running.returncode, printed) == (130, ("", ""))
     with pytest.raises(ProcessLookupError):
         os.kill(int(hanging.read_text()), 0)

@@ -16,6 +16,7 @@ from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.device_manager import Amount
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+from tests.patience import eventually, patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -64,7 +65,7 @@ class World:
         assert self.agent is not None
         agent = self.agent
         await self.until(lambda: bool(agent.book.node.shares.gpus) and not agent.lives.unmet())
-        await self.kubelet.wait_for(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
+        await self.until(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
 
     def _listened_to(self) -> set[str]:
         """The resources of which the kubelet has got a list over a stream that is open, from a socket that is there."""
@@ -81,8 +82,8 @@ class World:
     async def ended(self) -> BaseException:
         """Wait until the agent ends by itself, and return why: the first error of its groups."""
         assert self._task is not None
-        async with asyncio.timeout(20):
-            error: BaseException
+        error: BaseException
+        async with patience(self):
             (error,) = await asyncio.gather(self._task, return_exceptions=True)
         self._task = self.agent = None
         while isinstance(error, BaseExceptionGroup):
@@ -90,13 +91,9 @@ class World:
         assert isinstance(error, BaseException)
         return error
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; fail if the agent ends before."""
-        async with asyncio.timeout(timeout_s):
-            while not condition():
-                if self._task is not None and self._task.done():
-                    self._task.result()
-                await asyncio.sleep(0.01)
+        await eventually(condition, running=lambda: filter(None, [self._task]))
 
     def hardware(self, *gpus: dict[str, Any], **rest: Any) -> None:
         """Make the fake hardware what is described; the agent's child reads the file when it changes."""

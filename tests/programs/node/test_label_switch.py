@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
+from tests.patience import patience
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster, promise
 from tests.programs.node.harness import MEM, T4, pod
 
@@ -66,7 +67,7 @@ async def leaving(there: Cluster, forgotten_within_s: float) -> AsyncIterator[as
     leave = asyncio.create_task(ours.leave(5, forgotten_within_s), name="leave")
     await there.node.until(lambda: there.api.count("get", "nodes") > before + 1)  # looked, and once more
     yield leave
-    async with asyncio.timeout(5):
+    async with patience(there):
         await leave
 
 
@@ -202,5 +203,5 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
 async def test_without_an_api_there_is_nothing_to_leave_behind() -> None:
     async with cluster() as there:
         await there.node.start_agent(api="off")
-        async with asyncio.timeout(5):
+        async with patience(there):
             await stop(there)

@@ -27,6 +27,7 @@ from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import _exit_code, main
 from gpu_device_plugin.settings.node import Sources, UsageError
 from gpu_device_plugin.testing.pods import Kind
+from tests.patience import patience, until
 from tests.programs.node.harness import COUNT, MEM, T4, container, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -401,7 +402,7 @@ class Process:
         return next((line for line in self.lines if line["msg"] == message), None)
 
     async def ends(self) -> int:
-        async with asyncio.timeout(20):
+        async with patience(self):
             return await self.process.wait()
 
 
@@ -415,7 +416,7 @@ async def running(node: World, *before: str, **changed: str) -> AsyncIterator[Pr
     made = Process(process)
     reading = asyncio.create_task(made.read())
     try:
-        await node.kubelet.wait_for(lambda: len(node.kubelet.registrations) >= started + 2)
+        await node.until(lambda: len(node.kubelet.registrations) >= started + 2)
         await node.until(lambda: node.healthy(MEM) > 0)
         yield made
     finally:
@@ -432,7 +433,7 @@ async def test_sigterm_ends_streams_and_leaves_no_socket() -> None:
         agent.process.terminate()
         assert await agent.ends() == 0
         assert node.sockets == set()
-        await node.kubelet.wait_for(lambda: not any(stream.open for stream in node.kubelet.streams))
+        await node.until(lambda: not any(stream.open for stream in node.kubelet.streams))
         assert {stream.error for stream in node.kubelet.streams} == {"EOF"}
         assert node.kubelet.pod(made).phase == "Running"
         assert agent.said("stopping")
@@ -502,7 +503,7 @@ async def test_a3_without_inotify_everything_is_noticed_by_looking() -> None:
     async with world() as node, running(node, *without) as agent:
         registered = len(node.kubelet.registrations)
         await node.kubelet.restart(ready=True)
-        await node.kubelet.wait_for(lambda: len(node.kubelet.registrations) >= registered + 2)
+        await node.until(lambda: len(node.kubelet.registrations) >= registered + 2)
         await node.healthy_is(MEM, 28)
         agent.process.terminate()
         assert await agent.ends() == 0
@@ -526,7 +527,7 @@ async def test_what_cannot_work_is_one_line_and_exit_code_2(changed: dict[str, s
         settings = node.settings | {"log_level": "error"} | changed
         command = [*RUN, *(f"--{name.replace('_', '-')}={value}" for name, value in settings.items())]
         process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(20):
+        async with patience(process):
             _, error = await process.communicate()
         assert process.returncode == 2, error.decode()
         (line,) = error.decode().splitlines()
@@ -561,13 +562,11 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
     flags = {"gpus": f"{tmp_path}/gpus.json", "device_plugin_dir": str(tmp_path), "api": "off", "config": str(config)}
 
     def send() -> None:
-        while signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-            time.sleep(0.01)
+        until(lambda: signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL)
         for policy, answer in zip(("sideways", "spread"), said, strict=False):
             config.write_text(f"policy: {policy}\n")
             os.kill(os.getpid(), signal.SIGHUP)
-            while answer not in caplog.messages:
-                time.sleep(0.01)
+            until(lambda a=answer: a in caplog.messages)  # type: ignore[misc]
         for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
             time.sleep(0.05)

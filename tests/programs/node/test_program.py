@@ -19,6 +19,7 @@ from gpu_device_plugin.programs.node.program import NodeProgram
 from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.configmap import mount
+from tests.patience import patience
 from tests.programs.doctor.test_agent import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import LIFE, MEM, gpus_of, pod
@@ -245,7 +246,7 @@ async def test_an_agent_that_waits_ends_when_it_is_told_to() -> None:
             process.send_signal(signal.SIGUSR1)
             process.send_signal(signal.SIGHUP)
             process.terminate()
-            async with asyncio.timeout(20):
+            async with patience(process):
                 _, said = await process.communicate()
             assert process.returncode == 0, said.decode()
         finally:

@@ -17,6 +17,7 @@ from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadabl
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -135,12 +136,7 @@ class Desk:
     async def rounds(self, count: int) -> None:
         """Wait until so many more rounds have begun, and the last but one is over."""
         until = self.books.rounds + count + 1
-        await self.until(lambda: self.books.rounds >= until)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not condition():  # noqa: ASYNC110 (books set no event)
-                await asyncio.sleep(0.002)
+        await eventually(lambda: self.books.rounds >= until)
 
 
 @asynccontextmanager
@@ -192,7 +188,7 @@ async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: p
         assert caplog.messages == ["the kubelet's checkpoint cannot be read"], "once, however often it is tried"
         desk.books.write(*ids(0, [3]))
         desk.books.list = frozenset(ids(0, [3]))
-        await desk.until(lambda: desk.certain)
+        await eventually(lambda: desk.certain)
         assert desk.held == set(ids(0, [3]))
 
 
@@ -205,7 +201,7 @@ async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> 
         await asyncio.sleep(0.1)
         assert not desk.certain
         desk.books.write(*ids(0, [1]))
-        await desk.until(lambda: desk.certain)
+        await eventually(lambda: desk.certain)
         assert desk.held == set(ids(0, [1]))
 
 
@@ -225,7 +221,7 @@ async def test_what_both_books_omit_is_let_go_of() -> None:
     desk = Desk(Book(node(8, used={0: [1, 2]})))
     desk.books.write(*ids(0, [1]))
     async with running(desk):
-        await desk.until(lambda: desk.held == set(ids(0, [1])))
+        await eventually(lambda: desk.held == set(ids(0, [1])))
 
 
 async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -251,7 +247,7 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
     desk = Desk(Book(node(8)))
     desk.books.list = frozenset(ids(0, [1, 2]))
     async with running(desk):
-        await desk.until(lambda: desk.held == set(ids(0, [1, 2])))
+        await eventually(lambda: desk.held == set(ids(0, [1, 2])))
         await desk.rounds(2)
     assert desk.drift == 2
     assert caplog.messages == ["the kubelet gave out devices that we knew nothing of"]
@@ -264,7 +260,7 @@ async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
         await desk.rounds(3)
         assert desk.held == {uuid(0)}
         desk.processes = {uuid(0): 0}
-        await desk.until(lambda: not desk.held)
+        await eventually(lambda: not desk.held)
 
 
 async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> None:
@@ -281,7 +277,7 @@ async def test_a_driver_that_does_not_answer_keeps_nothing_for_longer_than_told(
     desk = Desk(Book(node(8, whole=[0])), readings={uuid(0): Reading(0, 0.0)}, process_wait_s=0.05)
     async with running(desk):
         await desk.rounds(1)
-        await desk.until(lambda: not desk.held)
+        await eventually(lambda: not desk.held)
 
 
 async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
@@ -289,7 +285,7 @@ async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
     async with running(desk):
         await asyncio.sleep(0)
         desk.reconciler.changed()
-        await desk.until(lambda: not desk.held)
+        await eventually(lambda: not desk.held)
 
 
 async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() -> None:
@@ -298,7 +294,7 @@ async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() ->
     desk.books.write(*ids(0, [1]))
     began = time.monotonic()
     async with running(desk):
-        await desk.until(lambda: desk.books.rounds == 4)
+        await eventually(lambda: desk.books.rounds == 4)
         # 1 + 1 + 2 + 3 times the interval (the first such round tells nothing yet), where even distances need 4.
         assert time.monotonic() - began >= 7 * 0.02
         assert desk.resent == 4
@@ -321,13 +317,13 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
         )
     )
     async with running(desk):
-        await desk.until(lambda: dict(desk.book.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
-        await desk.until(lambda: desk.resent > 2)
+        await eventually(lambda: dict(desk.book.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
+        await eventually(lambda: desk.resent > 2)
         assert len(caplog.messages) == 1
         assert "in use through a resource that is not offered here" in caplog.messages[0]
         assert desk.held == set()
         desk.books.checkpoint = Checkpoint()
-        await desk.until(lambda: not desk.book.node.ledger.foreign)
+        await eventually(lambda: not desk.book.node.ledger.foreign)
 
 
 async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_granted() -> None:
@@ -356,7 +352,7 @@ async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
         desk.book.claim(ids(0, [1]), time.monotonic())
         desk.books.write(*ids(0, [1]))
         desk.reconciler.granted()
-        await desk.until(lambda: all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values()))
+        await eventually(lambda: all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values()))
         assert desk.learned[-1][0].device_ids == set(ids(0, [1]))
 
 
@@ -366,7 +362,7 @@ async def test_grants_in_a_row_are_one_reading() -> None:
         await asyncio.sleep(0)
         for _ in range(5):
             desk.reconciler.granted()
-        await desk.until(lambda: desk.books.reads == 1)
+        await eventually(lambda: desk.books.reads == 1)
         await asyncio.sleep(0.1)
         assert desk.books.reads == 1
 
@@ -378,7 +374,7 @@ async def test_once_registered_the_kubelet_is_asked_until_it_has_listed_every_po
     desk.books.looks_wanted = 3
     async with running(desk):
         desk.reconciler.registered()
-        await desk.until(lambda: len(desk.books.looks) == 3)
+        await eventually(lambda: len(desk.books.looks) == 3)
         assert desk.books.looks == [desk.books.checkpoint] * 3
         await desk.rounds(50)
         assert len(desk.books.looks) == 3
@@ -389,7 +385,7 @@ async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -
     desk.books.checkpoint = DAMAGED
     async with running(desk):
         desk.reconciler.granted()
-        await desk.until(lambda: desk.books.reads >= 2)
+        await eventually(lambda: desk.books.reads >= 2)
         assert not desk.books.looks
 
 

@@ -28,6 +28,7 @@ from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.nodes import ids
 from gpu_device_plugin.testing.nodes import node as gpus
+from tests.patience import eventually, patience
 from tests.programs.node.cluster_harness import promise
 from tests.programs.node.harness import MEM
 
@@ -56,7 +57,7 @@ class Node:
         self.api.add(
             pod(name, container(mem=amount), node="n", uid=name, phase="Pending", annotations=promise(gpu, amount))
         )
-        async with asyncio.timeout(20):
+        async with patience(self.mirror, self.api):
             async for pods in self.mirror.changes.values():
                 if name in pods:
                     return
@@ -199,7 +200,7 @@ async def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
         there.waiting.refused(refused)
         for name in "abcd":
             there.api.delete("pods", name)
-        async with asyncio.timeout(20):
+        async with patience(there.mirror):
             async for pods in there.mirror.changes.values():
                 if not pods:
                     break
@@ -211,8 +212,7 @@ async def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
 async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_not() -> None:
     async with node() as there:
         await there.api.stop()
-        while there.mirror.problem is None:  # noqa: ASYNC110 - the mirror tells of pods, not of its own state
-            await asyncio.sleep(0.01)
+        await eventually(lambda: there.mirror.problem)
         nobody = Call(Kind.MEMORY, 4, {0: 14})
         assert (await there.waiting.find(nobody)).match is None
         with pytest.raises(StopIteration):  # it ends without having waited for anything
@@ -248,9 +248,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
-        async with asyncio.timeout(20):
-            while not learned:  # noqa: ASYNC110 - nobody sets an event here
-                await asyncio.sleep(0.01)
+        await eventually(lambda: learned)
         assert {(record.pod_uid, record.device_ids) for record in learned} == {("a", frozenset(ids(0, [0, 1])))}
     finally:
         task.cancel()
