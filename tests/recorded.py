@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, PodSpec
+from tests.names import COUNT, MEM
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node import harness
 from tests.programs.node.cluster_harness import NODE, Cluster, promise
-from tests.programs.node.harness import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

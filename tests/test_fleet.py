@@ -14,13 +14,12 @@ from gpu_device_plugin.core.contract.annotations import IDX
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Entry, Fleet
+from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
 DRAIN_S = 30.0
 
 

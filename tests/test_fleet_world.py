@@ -22,16 +22,16 @@ from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.fleet_index.judging import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
+from tests.resources import COUNT, MEM, RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
-RESOURCES = (MEM, COUNT)
+    from gpu_device_plugin.core.model.resources import Resource
+
 DRAIN_S = 30.0
 NODES = {
     name: NodeFacts(NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), share_mib=1024))

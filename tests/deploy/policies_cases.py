@@ -50,7 +50,6 @@ PLACEMENT = "gpushare-placement"
 OWN_NODE = "gpushare-own-node"
 OWN_EVENTS = "gpushare-own-events"
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 SHARING = container(mem=4)
 WHOLE = container(count=1)
 CUDA = container("cuda")

@@ -9,8 +9,9 @@ import pytest
 
 from gpu_device_plugin.core.telling import diagnosing_cluster, diagnosing_node
 from gpu_device_plugin.core.telling.diagnosing import EXIT_CODES, Severity, examine, lines
-from tests.core.telling.test_diagnosing_node import GPUS, MEM, WELL, agent
+from tests.core.telling.test_diagnosing_node import GPUS, WELL, agent
 from tests.docs.pages import DOCS, blocks, text_of
+from tests.names import MEM
 
 PAGE = text_of(DOCS / "doctor.md")
 _, ON_A_NODE, IN_THE_CLUSTER = re.split(r"^## .*$", PAGE, flags=re.MULTILINE)

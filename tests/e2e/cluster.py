@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import documents, pods_of
 from tests.patience import REAL_S, stretched, until
 
@@ -22,7 +23,6 @@ Json = dict[str, Any]
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-GPU_MEM, GPU_COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 GPUS = "fake:1xP4,3xT4"
 """The GPUs of docs/guide.md: GPU 0 has 7 shares, GPUs 1 to 3 have 14 each."""
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
 from tests.docs.test_guide import APPLY, INSPECT, SECTIONS, TAINT
 from tests.e2e import archives
-from tests.e2e.cluster import GPU_COUNT, GPU_MEM, GPUS, ROOT, containers
+from tests.e2e.cluster import GPUS, ROOT, containers
 from tests.e2e.starting import why_not
 from tests.patience import REAL_S
 

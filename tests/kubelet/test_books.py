@@ -16,12 +16,11 @@ from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import pod
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.names import MEM
 from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-MEM = "aliyun.com/gpu-mem"
 
 
 @dataclass

@@ -11,12 +11,10 @@ import pytest
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record, read, stamp_of
 from gpu_device_plugin.testing import device_checkpoint
+from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-MEM = "aliyun.com/gpu-mem"
-COUNT = "aliyun.com/gpu-count"
 
 
 def written(path: Path, *entries: dict[str, Any], registered: dict[str, list[str]] | None = None) -> Path:

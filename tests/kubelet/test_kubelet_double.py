@@ -29,6 +29,7 @@ from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.plugin_registry import Dialling
 from gpu_device_plugin.testing.pods import Pod, effective_requests, pod
 from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
+from tests.names import COUNT, MEM
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.pods import PodSpec
 
-MEM = "example.com/gpu-mem"
-COUNT = "example.com/gpu-count"
 EIGHT = {f"GPU-{gpu}::{share}": True for gpu in range(2) for share in range(4)}
 PREFERS = DevicePluginOptions(get_preferred_allocation_available=True)
 NO_HEALTHY = f"no healthy devices present; cannot allocate unhealthy devices {MEM}, which is unexpected"

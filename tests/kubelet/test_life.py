@@ -26,6 +26,7 @@ from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually, patience
+from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
     from grpc import aio
 
-MEM = Resource(Kind.MEMORY, "aliyun.com/gpu-mem")
-COUNT = Resource(Kind.COUNT, "aliyun.com/gpu-count")
 QUICK = Timings(poll=0.05, stream_grace=0.2, retry_first=0.01, retry_most=0.1, self_check=0.1, stop=0.5)
 
 

@@ -19,13 +19,12 @@ from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import pod
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.names import MEM
 from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-MEM = "aliyun.com/gpu-mem"
 
 
 class Alpha(alpha_grpc.PodResourcesListerServicer):

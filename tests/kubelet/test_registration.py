@@ -14,9 +14,9 @@ from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, 
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
+from tests.names import MEM
 from tests.patience import eventually, stretched
 
-MEM = "aliyun.com/gpu-mem"
 OPTIONS = pb.DevicePluginOptions(get_preferred_allocation_available=True)
 
 

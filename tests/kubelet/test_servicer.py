@@ -11,7 +11,6 @@ import pytest
 from grpc import aio
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import Grant
 from gpu_device_plugin.core.node.offers import Offer
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
@@ -20,12 +19,12 @@ from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, dev
 from gpu_device_plugin.testing.nodes import node
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually
+from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
-MEM = Resource(Kind.MEMORY, "aliyun.com/gpu-mem")
-COUNT = Resource(Kind.COUNT, "aliyun.com/gpu-count")
+    from gpu_device_plugin.core.model.resources import Resource
 
 
 @dataclass

@@ -10,9 +10,8 @@ from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
+from tests.resources import COUNT, MEM, RESOURCES
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
-RESOURCES = (MEM, COUNT)
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}
 
 

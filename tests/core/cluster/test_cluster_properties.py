@@ -21,7 +21,8 @@ from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
+from tests.resources import COUNT, MEM, RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.annotations import Promise
     from gpu_device_plugin.core.model.placing import Placement, Room
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
-RESOURCES = (MEM, COUNT)
 MODELS = ("Tesla T4", "NVIDIA A10")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +22,11 @@ from gpu_device_plugin.core.contract.annotations import (
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Placement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from tests.resources import COUNT, MEM
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.model.resources import Resource
+
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}
 GPUS = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15), ListedGpu(2, 24), ListedGpu(3, 24)))
 

@@ -10,9 +10,8 @@ import pytest
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from tests.resources import COUNT, MEM
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
 KINDS = {"i": ContainerKind.INIT, "s": ContainerKind.SIDECAR, "c": ContainerKind.APP}
 
 

@@ -37,14 +37,13 @@ from gpu_device_plugin.core.contract.annotations import (
 )
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
+from tests.resources import COUNT, MEM, RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
-RESOURCES = (MEM, COUNT)
 APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR
 
 

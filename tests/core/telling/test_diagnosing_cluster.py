@@ -22,8 +22,8 @@ from gpu_device_plugin.core.telling.diagnosing_cluster import (
     PodSeen,
 )
 from gpu_device_plugin.core.telling.nodeamounts import set_count
+from tests.names import COUNT, MEM
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 ROOT = Path(__file__).parents[3]
 
 

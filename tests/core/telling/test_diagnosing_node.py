@@ -9,13 +9,13 @@ import pytest
 
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, examine, worst
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, AgentSeen, ApiSeen, NodeSymptoms, Runtime
 from gpu_device_plugin.core.telling.nodeamounts import set_count
+from tests.names import COUNT, MEM
+from tests.resources import RESOURCES
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 GPUS = (
     Gpu("GPU-a", 0, "Tesla T4", 15360, 0, minor=0, memory_limits=True),
     Gpu("GPU-b", 1, "Tesla T4", 15360, 0, minor=1, memory_limits=True),
@@ -26,7 +26,7 @@ NEEDS_CLASS = (
     "(/etc/containerd/config.toml)"
 )
 WELL = NodeSymptoms(
-    resources=(Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT)),
+    resources=RESOURCES,
     memory_resource=MEM,
     count_resource=COUNT,
     share_mib=1024,
@@ -459,7 +459,7 @@ def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_i
 
 def test_a_number_of_gpus_that_the_agent_does_not_offer_is_noted() -> None:
     """For gpushare's extender it is right, and only for that one; 0 is what the kubelet leaves of what it forgot."""
-    memory = (Resource(Kind.MEMORY, MEM),)
+    memory = RESOURCES[:1]
     (told,) = of("capacity", resources=memory)
     assert told.startswith(
         "note: node-a has 2 aliyun.com/gpu-count, and its agent offers none: pods that ask for it get"

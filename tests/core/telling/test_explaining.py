@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
 from gpu_device_plugin.testing.views import node_view, pod_on
+from tests.names import MEM
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
-
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 
 
 def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import (
     CORDON,
     NO_TERMS,
@@ -22,12 +22,12 @@ from gpu_device_plugin.core.telling.nodechecks import (
     exclusions,
 )
 from gpu_device_plugin.testing.views import node_view, pod_on
+from tests.names import COUNT, MEM
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 FOUR = Ask((Part(Demand(Kind.MEMORY, 4)),))
 ONE_GPU = Ask((Part(Demand(Kind.COUNT, 1)),))
 DEDICATED = Taint("dedicated", "ml")

@@ -12,15 +12,15 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.podcauses import Told, causes
 from gpu_device_plugin.testing.views import node_view
+from tests.names import COUNT, MEM
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 NODES = {"n": node_view("n", (15, 15))}
 OURS = Told(scheduler="gpushare-scheduler", condition_reason="Unschedulable", condition="0/1 nodes are available")
 

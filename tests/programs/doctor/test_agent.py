@@ -12,7 +12,8 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_node import AgentSeen
 from gpu_device_plugin.programs.doctor.agent import agents, ask
 from gpu_device_plugin.settings.forms import Address
-from tests.programs.node.harness import COUNT, MEM, world
+from tests.names import COUNT, MEM
+from tests.programs.node.harness import world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

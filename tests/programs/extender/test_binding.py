@@ -16,16 +16,14 @@ from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
+from tests.names import COUNT, MEM
 from tests.patience import eventually
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 
 
 def wanting(name: str, mem: int = 0, count: int = 0, uid: str = "", node: str = "") -> Pod:

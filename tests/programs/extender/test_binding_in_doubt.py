@@ -19,7 +19,6 @@ from gpu_device_plugin.cluster.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
 from gpu_device_plugin.testing import builders
@@ -27,6 +26,7 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Late
 from gpu_device_plugin.testing.cluster_store import PODS, RefusedError, Store
 from tests.programs.extender.harness import held, world
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,6 @@ async def test_a_request_that_is_carried_out_late_finds_its_room_though_a_retry_
 
 # --- Every order of events --------------------------------------------------------------------------------------------
 
-RESOURCES = (Resource(Kind.MEMORY, GPU_MEM), Resource(Kind.COUNT, GPU_COUNT))
 SIZES = {"a": (8,), "b": (8,)}
 DRAIN_S = 30.0
 NAMES = ("p", "q")

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
 from gpu_device_plugin.core.contract.annotations import NODE_GPUS, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.testing import builders
+from tests.names import COUNT, MEM
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-MEM, COUNT = builders.GPU_MEM, builders.GPU_COUNT
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 
 
 def fleet() -> Fleet:

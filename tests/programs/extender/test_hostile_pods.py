@@ -31,7 +31,7 @@ from gpu_device_plugin.core.contract.annotations import (
 )
 from gpu_device_plugin.core.contract.nodefacts import read_facts
 from gpu_device_plugin.core.model.pods import ContainerKind
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import NoMetrics
@@ -40,6 +40,7 @@ from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing import nodes
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.programs.extender.test_verbs import node_gpus
+from tests.resources import RESOURCES
 from tests.work import counted
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-RESOURCES = (Resource(Kind.MEMORY, GPU_MEM), Resource(Kind.COUNT, GPU_COUNT))
 READER = PodReader([GPU_MEM, GPU_COUNT], (WISHES | POD_ANNOTATIONS | {SPLIT_LABEL}).__contains__, sums=True)
 NODES = [f"n{number}" for number in range(40)]
 FOR_AN_ANSWER = 200_000

@@ -156,15 +156,13 @@ async def test_e16_with_certificates_only_the_scheduler_is_answered(tmp_path: Pa
 # --- Bad requests ----------------------------------------------------------------------------------------------------
 
 
-def asking(**limits: Any) -> builders.Json:
-    pod = builders.pod("p", container(limits={name.replace("_", "/"): text for name, text in limits.items()}), uid="u")
+def asking(mem: str = "") -> builders.Json:
+    pod = builders.pod("p", container(limits={GPU_MEM: mem} if mem else {}), uid="u")
     pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": SECRET}]
     return pod
 
 
 POD = asking()
-MEM = "aliyun.com_gpu-mem"
-
 BODIES: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
     "no JSON": lambda: b'{"Pod": "hunter2',
@@ -175,10 +173,10 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "no nodes": lambda: json.dumps({"Pod": POD}).encode(),
     "a pod that is none": lambda: json.dumps({"Pod": "hunter2", "NodeNames": ["a"]}).encode(),
     "names that are none": lambda: json.dumps({"Pod": POD, "NodeNames": [{"hunter2": 1}]}).encode(),
-    "negative": lambda: json.dumps({"Pod": asking(**{MEM: "-1"}), "NodeNames": ["a"]}).encode(),
-    "absurd": lambda: json.dumps({"Pod": asking(**{MEM: "9" * 400}), "NodeNames": ["a"]}).encode(),
-    "a fraction": lambda: json.dumps({"Pod": asking(**{MEM: "1500m"}), "NodeNames": ["a"]}).encode(),
-    "text": lambda: json.dumps({"Pod": asking(**{MEM: "hunter2"}), "NodeNames": ["a"]}).encode(),
+    "negative": lambda: json.dumps({"Pod": asking(mem="-1"), "NodeNames": ["a"]}).encode(),
+    "absurd": lambda: json.dumps({"Pod": asking(mem="9" * 400), "NodeNames": ["a"]}).encode(),
+    "a fraction": lambda: json.dumps({"Pod": asking(mem="1500m"), "NodeNames": ["a"]}).encode(),
+    "text": lambda: json.dumps({"Pod": asking(mem="hunter2"), "NodeNames": ["a"]}).encode(),
     "not UTF-8": lambda: b'{"Pod": "\xff\xfehunter2"}',
     "deep": lambda: b'{"Pod":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
 }

@@ -15,18 +15,17 @@ import pytest
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
 from gpu_device_plugin.core.contract.nodefacts import read_facts
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, NoMetrics
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, Json, container, pod
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
 
-RESOURCES = (Resource(Kind.MEMORY, GPU_MEM), Resource(Kind.COUNT, GPU_COUNT))
 READER = PodReader([GPU_MEM, GPU_COUNT], lambda _key: True, sums=True)
 SECRET = "hunter2-in-an-environment-variable"  # noqa: S105 - what must never be seen again
 

@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_cluster import POLICIES, Lease
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
+from tests.names import MEM
+from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
-RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
 
 KUBECTL = '''\

@@ -11,12 +11,12 @@ import pytest
 from gpu_device_plugin.programs.inspect.program import main
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster_store import merge
+from tests.names import MEM
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 
 KUBECTL = '''\
 #!{python}

@@ -11,7 +11,8 @@ from gpu_device_plugin.metrics import PrometheusMetrics
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import Kind
-from tests.programs.node.harness import MEM, World, world
+from tests.names import MEM
+from tests.programs.node.harness import World, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

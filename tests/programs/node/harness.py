@@ -16,13 +16,12 @@ from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.device_manager import Amount
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
+from tests.names import COUNT, MEM
 from tests.patience import eventually, patience
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-MEM = "aliyun.com/gpu-mem"
-COUNT = "aliyun.com/gpu-count"
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms", "nvml_timeout": "2s"}
 """Settings under which nothing that a test waits for takes long."""

@@ -6,16 +6,15 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-MEM, COUNT = Resource(Kind.MEMORY, "x.com/gpu-mem"), Resource(Kind.COUNT, "x.com/gpu-count")
 
 
 def shown(advertiser: Advertiser, kind: Kind) -> int:
@@ -47,7 +46,7 @@ def test_before_anything_is_known_nothing_is_listed() -> None:
     advertiser = Advertiser(Book(node(8, 8)), (MEM, COUNT), 10)
     assert [len(latest.value.devices) for latest in advertiser.lists.values()] == [0, 0]
     assert advertiser.offers(Kind.MEMORY) == ()
-    assert repr(advertiser) == "<Advertiser of x.com/gpu-mem, x.com/gpu-count>"
+    assert repr(advertiser) == "<Advertiser of aliyun.com/gpu-mem, aliyun.com/gpu-count>"
 
 
 async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:

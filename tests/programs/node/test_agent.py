@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.programs.node.harness import COUNT, MEM, T4, container, envs_of, gpus_of, pod, world
+from tests.names import COUNT, MEM
+from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
 
 
 async def test_a_node_shows_its_gpus_as_shares_and_as_wholes() -> None:

@@ -17,8 +17,9 @@ from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
 from gpu_device_plugin.testing.nodes import ids, node, uuid
-from tests.programs.node.harness import COUNT as COUNT_NAME
+from tests import names
 from tests.programs.node.harness import T4, gpus_of, pod, world
+from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin import metrics as m
     from gpu_device_plugin.core.node.node import Node
 
-MEM, COUNT = Resource(Kind.MEMORY, "x.com/gpu-mem"), Resource(Kind.COUNT, "x.com/gpu-count")
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
 
 
@@ -139,14 +139,14 @@ def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "3"
     assert set(desk.book.node.ledger.holds) == set(ids(0, range(3)))
-    assert desk.metrics.counted == [("allocations_total", "x.com/gpu-mem")]
+    assert desk.metrics.counted == [("allocations_total", "aliyun.com/gpu-mem")]
     assert (desk.grants, desk.refusals) == (1, [])
 
 
 def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
     desk = Desk(node(8, 8, whole=[0]), tmp_path)
     assert desk.refused(ids(0, range(3))) == "GPU 0 is in whole use by another container"
-    assert desk.metrics.counted == [("refusals_total", "x.com/gpu-mem", "in_whole_use")]
+    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "in_whole_use")]
     ((kind, amount, refused),) = desk.refusals
     assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
     assert (desk.grants, set(desk.book.node.ledger.holds)) == (0, {uuid(0)})
@@ -170,7 +170,7 @@ def test_a_container_starts_only_on_gpus_that_are_in_service(tmp_path: Path) -> 
     desk.answers.before_start(MEM, ids(0, range(2)))
     with pytest.raises(RefusedError, match="GPU 1 is out of service: it is lost"):
         desk.answers.before_start(COUNT, [uuid(0), uuid(1)])
-    assert desk.metrics.counted == [("refusals_total", "x.com/gpu-count", "unhealthy")]
+    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-count", "unhealthy")]
 
 
 # --- Device nodes -----------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_f8_a_missing_device_node_is_told_with_the_command_that_makes_it(tmp_pat
     desk = Desk(node(8), tmp_path, ways=("device-specs",))
     said = desk.refused(ids(0, [0]))
     assert said.startswith("/dev/nvidia-uvm is not on this node yet; run `nvidia-modprobe -u -c 0` there")
-    assert desk.metrics.counted == [("refusals_total", "x.com/gpu-mem", "no_device_node")]
+    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "no_device_node")]
     (tmp_path / "nvidia-uvm").touch()
     assert desk.answers.allocate(MEM, ids(0, [0])).device_nodes == ("/dev/nvidiactl", "/dev/nvidia-uvm")
 
@@ -243,7 +243,7 @@ def test_a_container_that_asks_for_both_resources_is_told_that_it_cannot_have_bo
     desk = Desk(node(8, 8), tmp_path)
     desk.waiting.matches = [Matched(Match(WaitingPod("a", "default/a", wanted), wanted[0]), {})]
     assert "'main' asks for GPU memory and for whole GPUs at once" in desk.refused(ids(0, range(2)))
-    assert desk.metrics.counted == [("refusals_total", "x.com/gpu-mem", "both_resources")]
+    assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "both_resources")]
 
 
 def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_first(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_fir
             assert desk.refused(ids(1, range(2))) == (
                 "more than 64 containers of this pod ask for GPU memory or GPUs; let fewer ask"
             )
-            assert desk.metrics.counted[-1] == ("refusals_total", "x.com/gpu-mem", "too_many_containers")
+            assert desk.metrics.counted[-1] == ("refusals_total", "aliyun.com/gpu-mem", "too_many_containers")
         else:
             desk.answers.allocate(MEM, ids(0, range(2)))
 
@@ -278,7 +278,7 @@ async def test_several_whole_gpus_are_the_best_connected_ones() -> None:
         one.hardware(T4, T4, T4, T4, links=links)
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", count=2))
-        assert gpus_of(made, COUNT_NAME) == {one.uuids[1], one.uuids[3]}
+        assert gpus_of(made, names.COUNT) == {one.uuids[1], one.uuids[3]}
 
 
 async def test_whole_gpus_are_those_that_are_completely_free() -> None:
@@ -286,7 +286,7 @@ async def test_whole_gpus_are_those_that_are_completely_free() -> None:
         await one.start_agent()
         await one.kubelet.admit(pod("shared", mem=1))
         made = await one.kubelet.admit(pod("p", count=2))
-        assert gpus_of(made, COUNT_NAME) == set(one.uuids[1:])
+        assert gpus_of(made, names.COUNT) == set(one.uuids[1:])
 
 
 @pytest.mark.parametrize("devices", ["device-specs", "cdi", "envvar,device-specs,cdi"])

@@ -10,8 +10,9 @@ import pytest
 from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Reset, Trouble
+from tests.names import MEM
 from tests.programs.node.cluster_harness import NODE, RIGHTS, cluster, promise
-from tests.programs.node.harness import MEM, envs_of, pod
+from tests.programs.node.harness import envs_of, pod
 
 if TYPE_CHECKING:
     from typing import Any

@@ -6,8 +6,9 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, cluster
-from tests.programs.node.harness import COUNT, MEM, pod, world
+from tests.programs.node.harness import pod, world
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

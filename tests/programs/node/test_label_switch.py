@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
+from tests.names import MEM
 from tests.patience import patience
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster, promise
-from tests.programs.node.harness import MEM, T4, pod
+from tests.programs.node.harness import T4, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -27,8 +27,9 @@ from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import _exit_code, main
 from gpu_device_plugin.settings.node import Sources, UsageError
 from gpu_device_plugin.testing.pods import Kind
+from tests.names import COUNT, MEM
 from tests.patience import patience, until
-from tests.programs.node.harness import COUNT, MEM, T4, container, gpus_of, pod, world
+from tests.programs.node.harness import T4, container, gpus_of, pod, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.programs.node.harness import COUNT, MEM, pod, world
+from tests.names import COUNT, MEM
+from tests.programs.node.harness import pod, world
 
 
 async def test_a_gpu_taken_whole_is_not_shared_by_an_agent_that_comes_back_with_memory_alone() -> None:

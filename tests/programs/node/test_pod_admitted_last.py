@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 
 from gpu_device_plugin.testing.pods import Kind
+from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import cluster
-from tests.programs.node.harness import COUNT, MEM, T4, container, pod, world
+from tests.programs.node.harness import T4, container, pod, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

@@ -19,10 +19,11 @@ from gpu_device_plugin.programs.node.program import NodeProgram
 from gpu_device_plugin.settings.node import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.configmap import mount
+from tests.names import MEM
 from tests.patience import patience
 from tests.programs.doctor.test_agent import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.node.harness import LIFE, MEM, gpus_of, pod
+from tests.programs.node.harness import LIFE, gpus_of, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

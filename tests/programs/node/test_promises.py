@@ -11,8 +11,9 @@ import pytest
 
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.pods import Kind
+from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, allocation, cluster, promise
-from tests.programs.node.harness import COUNT, MEM, T4, container, envs_of, pod
+from tests.programs.node.harness import T4, container, envs_of, pod
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpu_device_plugin.testing.pods import Kind, Pod, PodSpec
-from tests.programs.node.harness import COUNT, MEM, container, world
+from tests.names import COUNT, MEM
+from tests.programs.node.harness import container, world
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import ContainerSpec

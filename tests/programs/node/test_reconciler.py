@@ -17,6 +17,7 @@ from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadabl
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.names import MEM
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet.checkpoint import Stamp
 
-MEM = "x.com/gpu-mem"
 DAMAGED = CheckpointUnreadableError("it is damaged")
 
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.names import MEM
 from tests.programs.node.cluster_harness import cluster
-from tests.programs.node.harness import MEM, pod, world
+from tests.programs.node.harness import pod, world
 
 if TYPE_CHECKING:
     from tests.programs.node.harness import World

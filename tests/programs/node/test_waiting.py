@@ -16,7 +16,7 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
-from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Record
@@ -28,15 +28,15 @@ from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.nodes import ids
 from gpu_device_plugin.testing.nodes import node as gpus
+from tests import resources
+from tests.names import MEM
 from tests.patience import eventually, patience
 from tests.programs.node.cluster_harness import promise
-from tests.programs.node.harness import MEM
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-RESOURCES = (Resource(Kind.MEMORY, MEM),)
 SHARES = gpus(14, 14, 14).shares
 
 
@@ -50,7 +50,7 @@ class Node:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingPods(self.mirror, RESOURCES, NoMetrics(), lambda: SHARES, clock=lambda: self.now)
+        self.waiting = WaitingPods(self.mirror, (resources.MEM,), NoMetrics(), lambda: SHARES, clock=lambda: self.now)
 
     async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
         """Bind a pod with a promise of one GPU."""
