@@ -103,6 +103,12 @@ async def patience(*watched: object, quiet_s: float = QUIET_S) -> AsyncIterator[
         raise AssertionError(f"not within {limit_s:.0f} s: {', '.join(map(repr, watched))}") from None
 
 
+async def rounds(count: int, every_s: float) -> None:
+    """Let what works in this event loop every `every_s` do so `count` times more, however late the loop is."""
+    for _ in range(count + 1):  # the first may end one that had begun
+        await asyncio.sleep(every_s)
+
+
 def _go_on(began: float, quiet_s: float, condition: Callable[[], object], what: str) -> None:
     """Raise if it takes longer than even a machine with the present load needs."""
     waited_s = time.monotonic() - began

@@ -112,7 +112,7 @@ async def test_the_mirror_ends_up_with_the_truth(
             if forgetful and world.random.random() < 0.05:
                 server.store.compact()
             if world.random.random() < 0.3:
-                await asyncio.sleep(world.random.choice([0, 0.001, 0.01]))
+                await asyncio.sleep(world.random.choice([0, 0.001, 0.01]))  # things come together or apart
         server.heal()
         await eventually(lambda: seen(mirror.pods) == world.truth())
         if not forgetful:

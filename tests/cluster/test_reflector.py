@@ -656,7 +656,7 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
                     await reflector.caught_up(0.05)
                     assert held.annotations == world.truth()
             if world.random.random() < 0.3:
-                await asyncio.sleep(world.random.choice([0, 0.001, 0.01]))
+                await asyncio.sleep(world.random.choice([0, 0.001, 0.01]))  # things come together or apart
         server.heal()
         await eventually(lambda: held.annotations == world.truth())
         for _ in range(20):

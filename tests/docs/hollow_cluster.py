@@ -128,7 +128,7 @@ class Hollow:
             _, found = await self.ask("GET", "/api/v1/pods")
             for pod in found["items"]:
                 await self._step(pod)
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # as a kubelet: now and then
 
     async def _step(self, pod: Json) -> None:
         meta, spec = pod["metadata"], pod["spec"]

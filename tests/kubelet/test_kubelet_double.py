@@ -526,7 +526,7 @@ async def test_a_delete_waits_for_an_allocate_that_hangs(world: World) -> None:
     plugin.allocate_gate.hold()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(world.kubelet.admit(pod("b", {MEM: 1})))
-        await eventually(lambda: len(world.kubelet.pods) == 2)
+        await plugin.allocate_gate.reached()
         deleting = tasks.create_task(world.kubelet.delete(first))
         await asyncio.sleep(0)
         assert not deleting.done()

@@ -25,7 +25,7 @@ from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
-from tests.patience import eventually, patience
+from tests.patience import eventually, patience, rounds
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -207,6 +207,7 @@ async def test_a_call_in_flight_does_not_hold_up_the_end_for_long() -> None:
         (plugin,) = one.directory.glob("gpushare-memory-*")
         stuck = ScriptedCall(plugin)
         await stuck.begin()
+        await one.answers.gate.reached()
         await one.stop()
         assert one.sockets == set()
         assert await stuck.failed()
@@ -221,6 +222,7 @@ async def test_stopped_while_one_life_ends_nothing_is_left_either() -> None:
         (plugin,) = one.directory.glob("gpushare-memory-*")
         stuck = ScriptedCall(plugin)
         await stuck.begin()
+        await one.answers.gate.reached()
         one.kubelet.drop_streams()
         await eventually(lambda: "is not registered" in one.lives.unmet()[0] if one.lives.unmet() else False)
         await one.stop()
@@ -293,7 +295,6 @@ class ScriptedCall:
         )
         asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["a"], allocation_size=1)
         self._task = asyncio.create_task(self._ask(call, pb.PreferredAllocationRequest(container_requests=[asked])))
-        await asyncio.sleep(0.05)
 
     async def _ask(self, call: Any, request: pb.PreferredAllocationRequest) -> bool:
         try:
@@ -356,7 +357,7 @@ async def test_a1_a_kubelet_that_is_down_for_long_is_waited_for() -> None:
         up, without_s = one.lives.outages()[MEM.name]
         assert not up
         assert without_s > 0
-        await asyncio.sleep(0.3)
+        await rounds(3, QUICK.retry_most)
         assert len(one.complaints) == 1, "the same complaint is told once"
         await one.kubelet.start()
         await one.met()
@@ -368,7 +369,7 @@ async def test_a1_kubelets_that_restart_faster_than_we_can_follow_end_with_both_
         one.launch()
         for _ in range(8):
             await one.kubelet.restart(ready=True)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # it may get as far as it likes; at each run another way
         await one.met()
 
 
@@ -442,7 +443,7 @@ async def test_a4_a_directory_that_goes_away_is_waited_for() -> None:
         one.directory.rename(away)
         waits: tuple[Told, dict[str, object]] = (Told.NO_DIRECTORY, {"directory": str(one.directory)})
         await eventually(lambda: waits in one.told)
-        await asyncio.sleep(0.15)
+        await rounds(3, QUICK.poll)
         assert one.told.count(waits) == 1, "it is told once"
         away.rename(one.directory)
         await one.met()

@@ -119,7 +119,8 @@ def test_the_same_text_is_told_once_unless_somebody_asks(tmp_path: Path) -> None
 async def test_without_a_file_there_is_nothing_to_follow() -> None:
     told = Told(None)
     async with told.running(look_s=0):
-        await asyncio.sleep(0.05)
+        for _ in range(20):  # it would look as often as the loop turns
+            await asyncio.sleep(0)
     assert told.said() == ()
     assert repr(told.rereading) == "<Rereading of no file>"
     told.rereading.look(anyway=True)

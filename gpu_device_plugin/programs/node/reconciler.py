@@ -75,6 +75,8 @@ class Reconciler:
         self._rounded = rounded
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
+        self.rounds = 0
+        """How many rounds are over."""
         self._granted = asyncio.Event()
         self._changed = asyncio.Event()
         self._complaint = ""
@@ -158,6 +160,7 @@ class Reconciler:
             self._changed.clear()
             in_vain = await self._round()
             self._rounded()
+            self.rounds += 1
             # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
             self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
             self._in_vain = in_vain

@@ -15,6 +15,7 @@ import pytest
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import container
 from gpu_device_plugin.testing.cluster import Answer, Slow
+from tests.patience import eventually
 from tests.programs.extender.harness import NODE_GPUS, PREFIX, QUICK, world
 
 if TYPE_CHECKING:
@@ -671,14 +672,15 @@ async def test_whoever_waits_gets_his_turn_when_others_end() -> None:
         async with w.scheduler() as scheduler:
             running = asyncio.create_task(scheduler.run())
             waiting = set(names)
-            while waiting:
+
+            def all_were_bound() -> bool:
                 w.check()
-                bound = {name for name in waiting if w.where(name)}
-                for name in bound:
+                for name in [name for name in waiting if w.where(name)]:
                     w.end(name)
-                waiting -= bound
-                assert not running.done(), running
-                await asyncio.sleep(0.01)
+                    waiting.remove(name)
+                return not waiting
+
+            await eventually(all_were_bound, running=lambda: [running])
             running.cancel()
             await asyncio.wait({running})
         await w.seen()

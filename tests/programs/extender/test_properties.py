@@ -188,7 +188,7 @@ class Cluster:
         await self.w.restart()
 
     async def a_moment_passes(self) -> None:
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(3 * QUICK.tick_s)
 
     # --- What must be so
 

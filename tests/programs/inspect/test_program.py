@@ -43,7 +43,7 @@ url = urlsplit(words[words.index("--raw") + 1])
 query = {{key: values[0] for key, values in parse_qs(url.query).items()}}
 if script["hang"]:
     (home / "hanging").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(3600)
 if script["fail"] or ("continue" in query and script["expire"]):
     print(script["fail"] or "Error from server (Expired): The provided continue parameter is too old", file=sys.stderr)
     sys.exit(1)

@@ -112,6 +112,12 @@ class World:
         return [shared.gpu.uuid for shared in self.agent.book.node.shares.gpus]
 
     @property
+    def processes(self) -> list[int | None]:
+        """How many processes the agent has seen on each GPU."""
+        assert self.agent is not None
+        return list(self.agent.hardware.load.value.processes.values())
+
+    @property
     def held(self) -> set[str]:
         """The IDs that the agent believes taken."""
         assert self.agent is not None
@@ -122,6 +128,13 @@ class World:
         assert self.agent is not None
         book = self.agent.book
         await self.until(lambda: all(hold.granted_at is None for hold in book.node.ledger.holds.values()))
+
+    async def rounds(self, count: int) -> None:
+        """Let the agent compare its books with the kubelet's so many times more, each from its beginning."""
+        assert self.agent is not None
+        reconciler = self.agent.reconciler
+        done = reconciler.rounds + 1  # the one that is under way began before
+        await self.until(lambda: reconciler.rounds >= done + count)
 
     async def listed(self, made: Pod) -> None:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -246,10 +245,10 @@ async def test_what_is_said_already_is_not_said_again() -> None:
     async with cluster([T4]) as there:
         await there.start_agent()
         await there.node.until(there.takes_pods)
-        there.node.hardware({**T4, "processes": 3})
-        await asyncio.sleep(0.3)
-        there.node.hardware(T4)
-        await asyncio.sleep(0.3)
+        for processes in (3, 0):
+            there.node.hardware({**T4, "processes": processes})
+            await there.node.until(lambda n=processes: there.node.processes == [n])  # type: ignore[misc]
+            await there.node.rounds(2)
         assert there.api.count("patch", "nodes") <= 2
         assert there.api.count("get", "nodes") <= 3
 
@@ -259,7 +258,7 @@ async def test_no_pod_is_to_come_before_the_kubelet_listens() -> None:
         await there.node.kubelet.stop()
         there.node.launch()
         await there.node.until(lambda: bool(there.said_of_node()))
-        await asyncio.sleep(0.3)
+        await there.node.rounds(2)
         assert not there.takes_pods()
         await there.node.kubelet.start()
         await there.node.until(there.takes_pods)

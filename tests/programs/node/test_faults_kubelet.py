@@ -32,11 +32,6 @@ def offered(node: World, resource: str) -> set[str]:
     return {device.ID for device in node.agent.advertiser.lists[kind].value.devices if device.health == "Healthy"}
 
 
-async def several_rounds() -> None:
-    """Let the agent compare its books with the kubelet's a few times."""
-    await asyncio.sleep(0.35)
-
-
 async def allocate(node: World, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:
     """Call Allocate as a kubelet does, without one."""
     kind = "memory" if resource == MEM else "count"
@@ -60,7 +55,7 @@ async def test_a1_after_a_kubelet_restart_nothing_is_given_out_that_running_pods
         taken = node.held
         await node.kubelet.restart()
         await node.ready()
-        await several_rounds()
+        await node.rounds(2)
         assert node.held == taken
         assert (node.healthy(MEM), node.healthy(COUNT)) == (14, 1), "of each resource only the GPU it has"
         with pytest.raises(grpc.aio.AioRpcError, match="GPU 0 cannot be taken whole: 3 GiB of its memory are in use"):
@@ -74,7 +69,7 @@ async def test_a1_an_ordinary_init_container_is_listed_by_nobody_and_not_forgott
         await node.start_agent()
         made = await node.kubelet.admit(pod("p", container("init", kind=Kind.INIT, mem=6), container("main", mem=1)))
         assert len(node.held) == 6
-        await several_rounds()
+        await node.rounds(2)
         assert node.held == made.devices(MEM)
         assert node.healthy(COUNT) == 0
         await node.kubelet.delete(made)
@@ -111,7 +106,7 @@ async def test_a2_a_broken_stream_costs_a_registration_and_nothing_of_what_is_kn
 # --- A4, A6: the directory --------------------------------------------------------------------------------------------
 
 
-async def test_a4_in_a_directory_made_anew_the_agent_registers_again() -> None:
+async def test_a4_in_a_directory_made_anew_the_agent_registers_again(caplog: pytest.LogCaptureFixture) -> None:
     """With the checkpoint in it, as an administrator who moves the kubelet's files does."""
     async with world() as node:
         await node.start_agent()
@@ -119,7 +114,7 @@ async def test_a4_in_a_directory_made_anew_the_agent_registers_again() -> None:
         directory = node.kubelet.device_plugin_dir
         await node.kubelet.stop()
         directory.rename(directory.with_name("old"))
-        await asyncio.sleep(0.15)
+        await node.until(lambda: "the device-plugin directory is missing, waiting" in caplog.messages)
         directory.mkdir()
         shutil.copy(directory.with_name("old") / node.kubelet.checkpoint.name, directory)
         await node.kubelet.start()
@@ -257,7 +252,7 @@ async def test_a12_a_kubelet_that_forgot_its_pods_is_not_believed_while_their_pr
         node.kubelet.checkpoint.unlink()
         await node.kubelet.start()
         await node.ready()
-        await several_rounds()
+        await node.rounds(2)
         assert node.held == made.devices(MEM)
         assert node.healthy(COUNT) == 1
         node.hardware(T4, T4)
@@ -297,7 +292,7 @@ async def test_a14_after_a_force_delete_the_fence_stays_while_processes_run() ->
         made = await node.kubelet.admit(pod("p", mem=3))
         await node.healthy_is(COUNT, 0)
         await node.kubelet.delete(made, force=True)
-        await several_rounds()
+        await node.rounds(2)
         assert node.kubelet.allocated == {}
         assert node.healthy(COUNT) == 0
         node.hardware(T4 | {"processes": 0})
@@ -310,7 +305,7 @@ async def test_a14_a_whole_gpu_is_fenced_the_same_way() -> None:
         made = await node.kubelet.admit(pod("p", count=1))
         await node.healthy_is(MEM, 0)
         await node.kubelet.delete(made, force=True)
-        await several_rounds()
+        await node.rounds(2)
         assert node.healthy(MEM) == 0
         node.hardware(T4)
         await node.healthy_is(MEM, 14)
@@ -444,7 +439,7 @@ async def test_a20_a_gpu_that_fails_is_one_update_and_not_one_for_every_share() 
         node.hardware(T4, T4 | {"error": "no answer"})
         await node.healthy_is(COUNT, 1)
         await node.healthy_is(MEM, 14)
-        await several_rounds()
+        await node.rounds(2)
         assert [len(node.lists(resource)) for resource in (MEM, COUNT)] == [1 + count for count in before]
         node.hardware(T4, T4)
         await node.healthy_is(MEM, 28)
@@ -458,7 +453,7 @@ async def test_a20_an_allocation_is_one_update_of_the_other_resource_and_none_of
         before = [len(node.lists(resource)) for resource in (MEM, COUNT)]
         await node.kubelet.admit(pod("p", container("a", mem=3), container("b", mem=5)))
         await node.healthy_is(COUNT, 1)
-        await several_rounds()
+        await node.rounds(2)
         assert [len(node.lists(resource)) for resource in (MEM, COUNT)] == [before[0], before[1] + 1]
 
 

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -50,14 +49,15 @@ async def kubelet_restarts(node: World) -> None:
 
 async def kubelet_is_down_for_a_while(node: World) -> None:
     await node.kubelet.stop()
-    await asyncio.sleep(0.1)
+    await node.until(lambda: node.agent is not None and bool(node.agent.lives.unmet()))
     await node.kubelet.start(ready=False)
 
 
 async def sockets_are_removed(node: World) -> None:
-    for name in node.sockets:
+    removed = node.sockets
+    for name in removed:
         (node.kubelet.device_plugin_dir / name).unlink()
-    await asyncio.sleep(0.1)
+    await node.until(lambda: bool(node.sockets - removed))
 
 
 async def directory_is_made_anew(node: World) -> None:
@@ -77,7 +77,7 @@ async def agent_restarts(node: World) -> None:
 
 async def streams_break(node: World) -> None:
     node.kubelet.drop_streams()
-    await asyncio.sleep(0.1)
+    await node.until(lambda: not any(stream.open for stream in node.kubelet.streams))
 
 
 async def checkpoint_is_damaged(node: World) -> None:
@@ -153,7 +153,7 @@ async def test_without_pod_resources_what_was_given_stays_given() -> None:
         await node.start_agent()
         assert node.held == made.devices(MEM)
         await node.kubelet.delete(made)
-        await asyncio.sleep(0.3)
+        await node.rounds(3)
         assert node.held == made.devices(MEM), "an end that nobody can prove is none"
         node.kubelet.pod_resources_gate.release()
         await node.healthy_is(COUNT, 2)
@@ -568,9 +568,10 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
             config.write_text(f"policy: {policy}\n")
             os.kill(os.getpid(), signal.SIGHUP)
             until(lambda a=answer: a in caplog.messages)  # type: ignore[misc]
-        for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        until(lambda: any(message.startswith("paused: GPUs can be reset now") for message in caplog.messages))
+        for number in (signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
-            time.sleep(0.05)
 
     said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
     sender = threading.Thread(target=send, daemon=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,7 @@ class Node:
                 await self.world.start_agent()
             await self.world.ready()
             await self.bind(meanwhile[0])
-            await asyncio.sleep(0.25)  # a few rounds in which PodResources lists nobody
+            await self.world.rounds(1)  # in which PodResources lists nobody
             await self.bind(*meanwhile[1:])
         await self.world.kubelet.sources_ready()
         await self.settle()

@@ -19,7 +19,7 @@ from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.books import Books
-from gpu_device_plugin.kubelet.checkpoint import Record
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.reconciler import Reconciler
@@ -222,13 +222,24 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
         assert (await there.waiting.find(nobody)).match is not None
 
 
+class CountingBooks(Books):
+    """Counts how often the checkpoint is read."""
+
+    reads = 0
+
+    def recorded(self) -> Checkpoint:
+        self.reads += 1
+        return super().recorded()
+
+
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
     book = Book(gpus(8))
     learned: list[Record] = []
+    books = CountingBooks(tmp_path, tmp_path / "nobody", frozenset({MEM}))
     reconciler = Reconciler(
         book,
-        Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
+        books,
         NoMetrics(),
         resend=lambda: None,
         readings=dict,
@@ -243,8 +254,9 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         for number in (0, 1):
             book.claim(ids(0, [number]), time.monotonic())
             reconciler.granted()
-            await asyncio.sleep(0.03)
-        await asyncio.sleep(0.1)
+            for _ in range(5):  # until it waits for the kubelet to write
+                await asyncio.sleep(0)
+        await eventually(lambda: books.reads == 1)
         entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
