@@ -97,13 +97,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     running = agent.agents(Path("/proc"))
     where = program.place(arguments.host_root or "", os.environ)
-    sources, texts = _sources_of_the_agent(arguments, running or [])
+    sources, texts = sources_of_the_agent(arguments, running or [])
     settings, profiles = program.settings_of(sources, texts, where)
     count = None if running is None or (where.in_container and not running) else len(running)
     return program.main(settings, where, agents_running=count, as_json=arguments.json, profiles=profiles)
 
 
-def _sources_of_the_agent(
+def sources_of_the_agent(
     arguments: argparse.Namespace, running: Sequence[Running]
 ) -> tuple[Sources[NodeSettings], Texts]:
     """Return where the agent of this node has its settings from, and what its files say; what we are given goes first.

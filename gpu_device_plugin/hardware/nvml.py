@@ -83,7 +83,8 @@ class Nvml:
         # The driver cannot tell the UUID of a GPU that it has lost, so events are told apart by their handle.
         self._uuids: dict[int, str] = {}
         self._events: Any = None
-        self._pause_s = 0.0
+        self.pause_s = 0.0
+        """What the wait for events that failed last took at least."""
         self._worked = False
         try:
             nvml.nvmlInit()
@@ -146,7 +147,7 @@ class Nvml:
             if error.value == _TIMEOUT:
                 return []
             return self._listen_anew(timeout_s)
-        self._pause_s = 0.0
+        self.pause_s = 0.0
         uuid = self._uuids.get(_address(event.device))
         if uuid is None:  # an event that names no GPU we know: look at all of them
             return [*self.probe()]
@@ -311,8 +312,8 @@ class Nvml:
 
     def _listen_anew(self, timeout_s: float) -> list[EventRecord]:
         """Replace an event set that failed, slower each time, and say how every GPU is: no event may be missed."""
-        time.sleep(min(self._pause_s, timeout_s))  # no busy loop if it fails for ever
-        self._pause_s = min(2 * self._pause_s or 0.5, _LONGEST_PAUSE_S)
+        time.sleep(min(self.pause_s, timeout_s))  # no busy loop if it fails for ever
+        self.pause_s = min(2 * self.pause_s or 0.5, _LONGEST_PAUSE_S)
         events, self._events = self._events, None
         self._free(events)
         self._listen()

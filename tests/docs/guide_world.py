@@ -132,11 +132,11 @@ class Guide:
                 await self._end(name, body["metadata"]["namespace"])
             elif body["spec"].get("nodeName") and name not in self.running:
                 await self._run(body)
-        await self._publish()
+        await self.publish()
 
     async def _seen(self) -> None:
         newest = self.api.store.version
-        watches = (self.extender._pods, self.extender._nodes)
+        watches = self.extender.watches.values()
         await self.node.until(lambda: min(each.version for each in watches) >= newest)
 
     async def _run(self, body: Json) -> None:
@@ -161,7 +161,7 @@ class Guide:
     def _annotation(self, name: str, namespace: str, key: str) -> str:
         return str(self.api.get("pods", name, namespace)["metadata"].get("annotations", {}).get(key, ""))
 
-    async def _publish(self) -> None:
+    async def publish(self) -> None:
         """Write into the node's status what the kubelet offers, as it does every few seconds."""
         assert self.node.agent is not None
         await self.node.confirmed()
@@ -227,12 +227,12 @@ async def guide(folder: Path) -> AsyncIterator[Guide]:
             extender = Extender(Sources(flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK)
             task = asyncio.create_task(extender.run())
             try:
-                await there.until(lambda: "listen" in extender.ports and not extender._unready())
+                await there.until(lambda: "listen" in extender.ports and not extender.unready())
                 kubectl = folder / "kubectl"
                 kubectl.write_text(_KUBECTL.format(python=sys.executable, url=api.url), encoding="utf-8")
                 kubectl.chmod(0o755)
                 made = Guide(api, there, extender, kubectl)
-                await made._publish()
+                await made.publish()
                 yield made
             finally:
                 task.cancel()

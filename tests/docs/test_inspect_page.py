@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.programs.inspect.program import _parse
+from gpu_device_plugin.programs.inspect.program import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_program import World, gpu, node, pod
 
@@ -68,5 +68,5 @@ def fields(value: Any) -> list[str]:
 def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
-    commands = {_parse("kubectl inspect gpushare", words).command for words in shown}
+    commands = {parse("kubectl inspect gpushare", words).command for words in shown}
     assert commands == {"overview", "why", "doctor", "uninstall"}

@@ -538,7 +538,7 @@ def test_b12_a_wait_that_fails_for_ever_makes_no_busy_loop(library: Library) -> 
     pauses = []
     for _ in range(6):
         driver.wait_events(0)
-        pauses.append(driver._pause_s)
+        pauses.append(driver.pause_s)
     assert pauses == [0.5, 1, 2, 4, 4, 4]
 
 

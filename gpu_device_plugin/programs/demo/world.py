@@ -60,7 +60,7 @@ class Agent:
     def __init__(self, settings: Mapping[str, str]) -> None:
         """Prepare to start it with `settings`, by the names they have in a file."""
         self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        self._process: asyncio.subprocess.Process | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES_KEPT)
 
@@ -70,14 +70,14 @@ class Agent:
     @property
     def running(self) -> bool:
         """Whether its process is there."""
-        return self._process is not None and self._process.returncode is None
+        return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
         """Start a process, with an empty log."""
         self._lines.clear()
         # What is set for an agent in earnest is not meant for this one.
         environ = {name: value for name, value in os.environ.items() if not name.startswith("GPUSHARE_")}
-        self._process = await asyncio.create_subprocess_exec(
+        self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-m", "gpu_device_plugin", "node", *self._flags),
             stdin=asyncio.subprocess.DEVNULL,
@@ -85,7 +85,7 @@ class Agent:
             env=environ,
             start_new_session=True,  # Ctrl-C in a terminal is meant for the demo, which then stops the agent
         )
-        log = cast("asyncio.StreamReader", self._process.stderr)
+        log = cast("asyncio.StreamReader", self.process.stderr)
         self._reading = asyncio.create_task(self._read(log), name="the agent's log")
 
     async def _read(self, log: asyncio.StreamReader) -> None:
@@ -109,7 +109,7 @@ class Agent:
 
     def require(self) -> None:
         """Raise AgentGoneError if its process ended and nobody had ended it."""
-        if self._process is not None and self._process.returncode is not None:
+        if self.process is not None and self.process.returncode is not None:
             last = [str(line.get("traceback") or line.get("why") or line.get("msg")) for line in self._lines][-1:]
             raise AgentGoneError("\n".join(last) or "it said nothing")
 
@@ -124,12 +124,12 @@ class Agent:
         await self._ended()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            signal_child(self._process.pid, self._process.returncode, number)
+        if self.process is not None:
+            signal_child(self.process.pid, self.process.returncode, number)
 
     async def _ended(self) -> None:
-        process, reading = self._process, self._reading
-        self._process = self._reading = None
+        process, reading = self.process, self._reading
+        self.process = self._reading = None
         if process is None or reading is None:
             return
         try:

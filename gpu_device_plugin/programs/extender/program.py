@@ -241,7 +241,7 @@ class Extender:
             resources,
             node_policy=lambda: self.settings.node_policy,
             gpu_policy=lambda: self.settings.gpu_policy,
-            ready=lambda: next(iter(self._unready()), ""),
+            ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
         )
         self.ports: dict[str, int] = {}
@@ -344,11 +344,11 @@ class Extender:
         return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
 
     async def _tick(self) -> NoReturn:
-        self._followed_at = {what: time.monotonic() for what, _ in self._followed}
+        self._followed_at = {what: time.monotonic() for what in self.watches}
         while True:
             now = time.monotonic()
             self.fleet.expire(now)
-            fine = (what for what, reflector in self._followed if reflector.live or reflector.problem is None)
+            fine = (what for what, reflector in self.watches.items() if reflector.live or reflector.problem is None)
             self._followed_at.update(dict.fromkeys(fine, now))
             await asyncio.sleep(self._timings.tick_s)
 
@@ -417,14 +417,14 @@ class Extender:
 
     def _json(self, body: bytes) -> Json:
         """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
-        return Json(body, last=bool(self._unready()))
+        return Json(body, last=bool(self.unready()))
 
     async def _bind(self, request: Request) -> Json:
         """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
         began = time.perf_counter()
         try:
             args = wire.read_binding(request.body)
-            why = next(iter(self._unready()), "")
+            why = next(iter(self.unready()), "")
             why = why or await self.binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
             if why:
                 self._tell_refused(args, why)
@@ -452,7 +452,7 @@ class Extender:
         return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
 
     async def _ready(self) -> tuple[str, ...]:
-        return self._unready()
+        return self.unready()
 
     async def _when_quiet(self, _request: Request) -> Page:
         """Answer when we have been told to end and bind nothing any more, or when that does not come about.
@@ -465,10 +465,11 @@ class Extender:
         return Page("quiet\n" if self._quiet.is_set() else "nobody has told this extender to end\n")
 
     @property
-    def _followed(self) -> tuple[tuple[str, Reflector[NodeRecord] | Reflector[Pod]], ...]:
-        return (("nodes", self._nodes), ("pods", self._pods))
+    def watches(self) -> Mapping[str, Reflector[NodeRecord] | Reflector[Pod]]:
+        """What follows the cluster's nodes and pods, by their kind."""
+        return {"nodes": self._nodes, "pods": self._pods}
 
-    def _unready(self) -> tuple[str, ...]:
+    def unready(self) -> tuple[str, ...]:
         """Return why we had better not answer the scheduler; nothing if we can."""
         ending = ("this extender is ending, another one takes over",) if self._ending else ()
         return (*ending, *self._unknown(), *self._unled())
@@ -477,7 +478,7 @@ class Extender:
         """Return what we know too little of."""
         oldest = time.monotonic() - self._timings.unfollowed_s
         found = []
-        for what, reflector in self._followed:
+        for what, reflector in self.watches.items():
             why = f": {reflector.problem}" if reflector.problem is not None else ""
             if not reflector.synced:
                 found.append(f"the cluster's {what} have not all been read yet{why}")
@@ -513,7 +514,7 @@ class Extender:
                     lists=reflector.lists,
                     unreadable=reflector.unreadable,
                 )
-                for kind, reflector in self._followed
+                for kind, reflector in self.watches.items()
             ),
         )
 

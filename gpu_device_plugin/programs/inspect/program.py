@@ -103,7 +103,7 @@ def main(
         doctor those of `EXIT_CODES`.
     """
     try:
-        arguments = _parse(prog, sys.argv[1:] if argv is None else argv)
+        arguments = parse(prog, sys.argv[1:] if argv is None else argv)
         resources = _resources(arguments, environ)
         told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
         for line in told:
@@ -283,7 +283,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def _parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
+def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line.
 
     Raises:

@@ -525,16 +525,18 @@ class NodeAgent:
     # --- Probes and metrics ---------------------------------------------------------------------------------------
 
     def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        pages = {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready, lambda: self._notes)}
+        pages = {"/healthz": m.probe(self.alive), "/readyz": m.probe(self.ready, lambda: self._notes)}
         return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
 
-    async def _alive(self) -> tuple[str, ...]:
+    async def alive(self) -> tuple[str, ...]:
+        """Return why this process had better be started anew; nothing if that would not help."""
         serving = self._equipped.is_set() and not self.coexistence.others.value
         if not serving or await self.lives.answer_ourselves():
             return ()
         return ("our own sockets do not answer",)
 
-    async def _ready(self) -> tuple[str, ...]:
+    async def ready(self) -> tuple[str, ...]:
+        """Return what keeps this node from serving pods; nothing if it does."""
         view = self.hardware.view.value
         if not self._equipped.is_set():
             return (self._why_nothing(),)

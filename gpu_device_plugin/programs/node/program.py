@@ -59,10 +59,10 @@ async def _until_signal(program: NodeProgram) -> int:
     (outcome,) = await asyncio.gather(work, return_exceptions=True)
     if stopping.done() and not stopping.cancelled():
         await program.leave()
-    return _exit_code(outcome)
+    return exit_code(outcome)
 
 
-def _exit_code(outcome: BaseException | None) -> int:
+def exit_code(outcome: BaseException | None) -> int:
     """Return the exit code for how the agent ended. Raises UsageError where a person has to change something."""
     error = outcome
     while isinstance(error, BaseExceptionGroup):

@@ -83,7 +83,8 @@ class WaitingPods:
         self._written: dict[str, _Written] = {}
 
     def __repr__(self) -> str:
-        return f"<WaitingPods: {len(self._records)} containers served, {len(self._guesses)} guesses>"
+        guesses = f"{len(self._guesses)} guesses, {len(self._swapped)} swapped, {len(self._refused)} refused"
+        return f"<WaitingPods: {len(self._records)} containers served, {guesses}>"
 
     @property
     def records(self) -> Mapping[Slot, frozenset[str]]:

@@ -275,9 +275,9 @@ def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwis
         Running(["node", "--no-such-flag"], {}, Path("/none")),
         Running(["node", "--share-size=1GiB", "--policy=spread"], {"NODE_NAME": "a"}, Path("/none")),
     ]
-    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, running), NOWHERE)
+    settings, _ = settings_of(*cli.sources_of_the_agent(arguments, running), NOWHERE)
     assert (settings.share_size_mib, settings.policy, settings.node_name) == (2048, "spread", "a")
-    settings, _ = settings_of(*cli._sources_of_the_agent(arguments, []), NOWHERE)
+    settings, _ = settings_of(*cli.sources_of_the_agent(arguments, []), NOWHERE)
     assert settings.policy == "binpack"
 
 
@@ -289,17 +289,17 @@ def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_i
     (tmp_path / "gpushare").mkdir()
     agent = Running(["node", "--config=/etc/gpushare", f"--device-plugin-dir={tmp_path}"], {}, tmp_path / "root")
     arguments = cli.parse(["doctor"])
-    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    settings, profiles = settings_of(*cli.sources_of_the_agent(arguments, [agent]), NOWHERE)
     assert (settings.policy, settings.share_size_mib) == ("spread", 1024)
     assert profiles == Profiles("/etc/gpushare", ("big",))
     (tmp_path / "gpushare" / "profile").write_text("big\n")
-    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [agent]), NOWHERE)
+    settings, profiles = settings_of(*cli.sources_of_the_agent(arguments, [agent]), NOWHERE)
     assert (settings.share_size_mib, profiles.last) == (2048, "big")
     unseen = agent._replace(root=tmp_path / "none")
-    settings, profiles = settings_of(*cli._sources_of_the_agent(arguments, [unseen]), NOWHERE)
+    settings, profiles = settings_of(*cli.sources_of_the_agent(arguments, [unseen]), NOWHERE)
     assert (settings.policy, settings.device_plugin_dir, profiles) == ("binpack", tmp_path, Profiles())
     mine = cli.parse(["doctor", f"--config={mount(tmp_path / 'mine', default='share_size: 4GiB')}"])
-    settings, _ = settings_of(*cli._sources_of_the_agent(mine, [agent]), NOWHERE)
+    settings, _ = settings_of(*cli.sources_of_the_agent(mine, [agent]), NOWHERE)
     assert settings.share_size_mib == 4096
 
 
@@ -310,7 +310,7 @@ def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) 
     (tmp_path / "gpushare" / "profile").write_text("big\n")
 
     def seen() -> tuple[NodeSettings, Profiles]:
-        return settings_of(*cli._sources_of_the_agent(cli.parse(["doctor", *flags]), []), NOWHERE)
+        return settings_of(*cli.sources_of_the_agent(cli.parse(["doctor", *flags]), []), NOWHERE)
 
     mount(folder, default="policy: spread", big="polcy: spread", small="")
     settings, profiles = seen()

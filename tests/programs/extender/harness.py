@@ -126,7 +126,7 @@ class World:
     async def start(self, **changed: str) -> Running:
         """Start an extender, and wait until it knows the cluster."""
         running = await self.launch(**changed)
-        await self.until(lambda: not running.extender._unready())
+        await self.until(lambda: not running.extender.unready())
         return running
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:
@@ -171,7 +171,7 @@ class World:
         newest = self.api.store.version
         for running in self.running:
             extender = running.extender
-            await self.until(lambda e=extender: min(e._pods.version, e._nodes.version) >= newest)  # type: ignore[misc]
+            await self.until(lambda e=extender: min(each.version for each in e.watches.values()) >= newest)  # type: ignore[misc]
 
     # Nodes
 

@@ -212,8 +212,8 @@ class Cluster:
 
         The binder looks "in vain" what became of its request, or sees it; and its further attempts meet `then`.
         """
-        known = [uid for uid, each in self.fleet._pending.items() if each.name == name]
-        uid = known[0] if known else f"{name}{self.made}"
+        uids = [f"{name}{number}" for number in range(1, self.made + 1)]
+        uid = next(filter(self.fleet.pending, uids), f"{name}{self.made}")
         self.wire.fates, self.wire.down = [fate, then, then], then == "in vain"
         self.calls.add(asyncio.create_task(self.binding.bind(PodRef("default", name, uid), node)))
         for _ in range(30):

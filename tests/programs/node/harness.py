@@ -42,7 +42,7 @@ class World:
     settings: dict[str, str]
     folder: Path
     agent: NodeAgent | None = None
-    _task: asyncio.Task[Any] | None = field(default=None, repr=False)
+    task: asyncio.Task[Any] | None = field(default=None, repr=False)
 
     async def start_agent(self, **changed: str) -> NodeAgent:
         """Start an agent, and wait until the kubelet listens to it."""
@@ -53,10 +53,10 @@ class World:
 
     def launch(self) -> NodeAgent:
         """Start an agent and wait for nothing."""
-        assert self._task is None
+        assert self.task is None
         self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read(), dev=self.dev)
         self.agent.lives.timings = LIFE
-        self._task = asyncio.create_task(self.agent.run())
+        self.task = asyncio.create_task(self.agent.run())
         return self.agent
 
     async def ready(self) -> None:
@@ -73,18 +73,18 @@ class World:
 
     async def stop_agent(self) -> None:
         """Stop the agent as SIGTERM does."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        self._task = self.agent = None
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        self.task = self.agent = None
 
     async def ended(self) -> BaseException:
         """Wait until the agent ends by itself, and return why: the first error of its groups."""
-        assert self._task is not None
+        assert self.task is not None
         error: BaseException
         async with patience(self):
-            (error,) = await asyncio.gather(self._task, return_exceptions=True)
-        self._task = self.agent = None
+            (error,) = await asyncio.gather(self.task, return_exceptions=True)
+        self.task = self.agent = None
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert isinstance(error, BaseException)
@@ -92,7 +92,7 @@ class World:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; fail if the agent ends before."""
-        await eventually(condition, running=lambda: filter(None, [self._task]))
+        await eventually(condition, running=lambda: filter(None, [self.task]))
 
     def hardware(self, *gpus: dict[str, Any], **rest: Any) -> None:
         """Make the fake hardware what is described; the agent's child reads the file when it changes."""

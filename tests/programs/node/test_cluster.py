@@ -110,14 +110,15 @@ async def test_another_policy_after_sighup_is_told_of() -> None:
 
 async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
     async with cluster(node_labels={"ack.node.gpu.placement": "spread"}) as there:
-        await there.start_agent()
-        await there.node.until(lambda: there.said_of_node().get("policy") == "spread")
+        there.node.launch()
+        there.cluster.look_s = 0.05
+        await there.node.until(lambda: there.takes_pods() and there.said_of_node().get("policy") == "spread")
         assert there.labels()["policy"] == "spread"
         made = [await there.run(pod(name, mem=3)) for name in "ab"]
         assert [there.positions(each) for each in made] == [{0: 3}, {1: 3}]
         assert there.node.agent is not None
         there.node.agent.reload(Sources(flags={**there.node.settings, "policy": "binpack"}, environ={}).read())
-        there.node.agent._labelled({})
+        there.api.patch("nodes", NODE, {"metadata": {"labels": {"ack.node.gpu.placement": None}}})
         await there.node.until(lambda: there.said_of_node()["policy"] == "binpack")
 
 

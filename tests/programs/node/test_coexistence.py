@@ -42,12 +42,12 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             agent = node.agent
             await node.until(lambda: "GPUs are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
-            missing = await agent._ready()
+            missing = await agent.ready()
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
             assert "--allow-other-plugins" in missing[0]
-            assert await agent._alive() == (), "a restart would not help"
+            assert await agent.alive() == (), "a restart would not help"
         await node.ready()  # the file is still there, and nobody listens
-        assert await agent._ready() == ()
+        assert await agent.ready() == ()
         assert node.healthy(MEM) == 28
         assert "GPUs are shared: nobody else hands them out any more" in caplog.text
 

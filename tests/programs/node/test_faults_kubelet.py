@@ -469,4 +469,5 @@ async def test_a22_pods_that_come_and_go_leave_nothing_behind() -> None:
                 await node.kubelet.delete(one)
         await node.until(lambda: not node.held)
         ledger = agent.book.node.ledger
-        assert not any(use.shares or use.whole for use in ledger._uses.values())
+        uses = [ledger.use(uuid) for uuid in node.uuids]
+        assert not any(use.shares or use.whole for use in uses)

@@ -23,11 +23,11 @@ from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
 from gpu_device_plugin.programs.node.agent import NodeAgent
-from gpu_device_plugin.programs.node.program import _exit_code, main
+from gpu_device_plugin.programs.node.program import exit_code, main
 from gpu_device_plugin.settings.node import Sources, UsageError
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT, MEM
-from tests.patience import patience, until
+from tests.patience import eventually, patience, until
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -116,8 +116,7 @@ async def test_after_any_events_in_any_order_nothing_is_given_twice(
             await node.ready()
             await node.healthy_is(MEM, 14)
             await node.healthy_is(COUNT, 1)
-            if node.kubelet._process and not node.kubelet._process.manager.sources_ready:
-                await node.kubelet.sources_ready()
+            await node.kubelet.sources_ready()
             pods.append(await node.kubelet.admit(pod(f"after-{number}", mem=1)))
             await node.confirmed()
         assert [node.kubelet.pod(one).phase for one in pods] == ["Running"] * 5
@@ -181,8 +180,8 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
         agent = node.launch()
         await node.until(lambda: agent.hardware.view.value.state is State.WATCHING)
         assert node.kubelet.registrations == []
-        assert await agent._alive() == ()
-        assert "lists no GPU" in (await agent._ready())[0]
+        assert await agent.alive() == ()
+        assert "lists no GPU" in (await agent.ready())[0]
         await agent.hardware.pause()  # whoever resumes looks afresh, at once
         node.hardware(T4)
         agent.hardware.resume()
@@ -358,11 +357,11 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
 async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        assert await agent._alive() == ()
+        assert await agent.alive() == ()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await node.until(lambda: not agent.lives._served)
-        assert await agent._alive() == ("our own sockets do not answer",)
+        await eventually(agent.alive)
+        assert await agent.alive() == ("our own sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 
@@ -522,7 +521,7 @@ async def test_a3_without_inotify_everything_is_noticed_by_looking() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-async def test_what_cannot_work_is_one_line_and_exit_code_2(changed: dict[str, str], said: str) -> None:
+async def test_what_cannot_work_is_one_line_andexit_code_2(changed: dict[str, str], said: str) -> None:
     """A19 among them: a share size that makes more IDs than any kubelet reads names one that fits."""
     async with world() as node:
         settings = node.settings | {"log_level": "error"} | changed
@@ -593,14 +592,14 @@ def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
 
 
 def test_how_an_agent_ends_decides_whether_it_is_worth_starting_anew() -> None:
-    assert _exit_code(None) == 0
-    assert _exit_code(asyncio.CancelledError()) == 0
+    assert exit_code(None) == 0
+    assert exit_code(asyncio.CancelledError()) == 0
     for error in (HardwareContextLost("gone"), DirectoryGoneError("gone"), AlreadyRunningError("gone"), OSError("no")):
-        assert _exit_code(BaseExceptionGroup("tasks", [ExceptionGroup("inner", [error])])) == 1
+        assert exit_code(BaseExceptionGroup("tasks", [ExceptionGroup("inner", [error])])) == 1
     with pytest.raises(UsageError, match="wrong"):
-        _exit_code(ExceptionGroup("tasks", [UsageError("wrong")]))
+        exit_code(ExceptionGroup("tasks", [UsageError("wrong")]))
     with pytest.raises(ZeroDivisionError):
-        _exit_code(ExceptionGroup("tasks", [ZeroDivisionError()]))
+        exit_code(ExceptionGroup("tasks", [ZeroDivisionError()]))
 
 
 def test_gpus_described_wrongly_are_found_before_anything_is_touched() -> None:

@@ -51,7 +51,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
     program = NodeProgram(sources, texts, sources.read(texts=texts), agent=agent)
     if program.choice is not None:
         program.choice.patience_s, program.choice.look_s = patience_s, 0.1
-    node._task = asyncio.create_task(program.run())
+    node.task = asyncio.create_task(program.run())
     try:
         yield program
     finally:

@@ -196,9 +196,7 @@ async def test_a_pod_that_the_watch_shows_after_the_kubelet_asks_is_waited_for()
         there.api.hold_cache()
         there.api.bind("a", "node", promise(1, 4))
         admission = asyncio.create_task(there.admit(there.known(pod("a", mem=4))))
-        await asyncio.sleep(
-            0.1
-        )  # the question comes in, which shows nowhere; if it comes later, it has an answer at once
+        await asyncio.sleep(0.1)  # for the question to come in, which nothing tells; on a slow machine it comes later
         assert not admission.done()
         there.api.release_cache()
         assert there.positions(await admission) == {1: 4}

@@ -205,8 +205,7 @@ async def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
                 if not pods:
                     break
         there.learn()
-        assert repr(there.waiting) == "<WaitingPods: 0 containers served, 0 guesses>"
-        assert (there.waiting._swapped, there.waiting._refused) == ({}, {})
+        assert repr(there.waiting) == "<WaitingPods: 0 containers served, 0 guesses, 0 swapped, 0 refused>"
 
 
 async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_not() -> None:
