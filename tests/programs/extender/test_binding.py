@@ -195,7 +195,7 @@ async def test_a_binding_in_doubt_that_nobody_made_is_given_up_when_it_can_no_lo
     d = desk(8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     async with settling(d):
         d.now += LATEST_COMMIT_S - 1
         await d.looked()
@@ -214,7 +214,7 @@ async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it
     d = desk(8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     d.api.pods["p"] = wanting("p", mem=8, node="a")
     async with settling(d):
         await eventually(lambda: d.binding.doubts == 0)
@@ -227,7 +227,7 @@ async def test_a_pod_in_doubt_that_is_gone_counts_as_one_that_vanished() -> None
     d = desk(8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     del d.api.pods["p"]
     async with settling(d):
         await eventually(lambda: d.binding.doubts == 0)
@@ -241,7 +241,7 @@ async def test_a_pod_in_doubt_that_is_being_deleted_gives_its_room_back() -> Non
     d = desk(8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     d.api.pods["p"] = replace(pod, deleting=True)
     await d.binding.look()
     assert (d.free(), d.binding.doubts) == ([8], 0)
@@ -253,7 +253,7 @@ async def test_a_refusal_of_a_retry_says_nothing_of_the_request_before(refusal: 
     d = desk(8)
     pod, other = d.pending(wanting("p", mem=8)), d.pending(wanting("other", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown"), BindError(ref(pod), refusal)]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     d.now += LATEST_COMMIT_S - 1
     assert await d.bind(pod) == refusal
     assert await d.bind(other) == "node a: no GPU has 8 GiB free"
@@ -269,7 +269,7 @@ async def test_a_promise_in_doubt_is_not_repeated_when_its_room_was_given_back()
     d = desk(8)
     pod, other = d.pending(wanting("p", mem=8)), d.pending(wanting("other", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     d.fleet.put_pod(replace(pod, node_name="a", phase="Succeeded"))
     assert await d.bind(other) == ""
     d.pending(pod)
@@ -282,7 +282,7 @@ async def test_a_pod_in_doubt_is_bound_anew_with_the_same_promise() -> None:
     d = desk(8, 8)
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     assert await d.bind(pod) == ""
     assert (d.binding.doubts, d.free(), d.api.bound[0][2][IDX]) == (0, [0, 8], "0")
     assert d.api.again == [False, True]
@@ -294,7 +294,7 @@ async def test_a_pod_in_doubt_is_not_bound_to_another_node() -> None:
     d.fleet.put_node("b", NodeFacts(NodeGpus((ListedGpu(0, 8),))))
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
-    await d.bind(pod)
+    assert await d.bind(pod) == "unknown"
     assert "may still be bound to node a" in await d.bind(pod, "b")
     assert (d.free("a"), d.free("b"), d.api.bound) == ([0], [8], [])
 
@@ -399,7 +399,7 @@ async def test_whole_gpus_and_shares_exclude_each_other() -> None:
 async def test_the_log_says_who_was_promised_what(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     d = desk(8)
-    await d.bind(d.pending(wanting("p", mem=3)))
+    assert await d.bind(d.pending(wanting("p", mem=3))) == ""
     (line,) = [record for record in caplog.records if record.getMessage() == "bound"]
     assert (vars(line)["pod"], vars(line)["node"], vars(line)["gpus"]) == ("default/p", "a", '{"0":{"0":3}}')
 

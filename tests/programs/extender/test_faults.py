@@ -392,8 +392,8 @@ async def test_an_extender_that_ends_begins_nothing_new() -> None:
             body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
             async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
                 assert (await answer.json())["Error"] == "this extender is ending, another one takes over"
-        await asyncio.gather(stopping, binding)
-        assert (w.where("p"), w.where("q")) == ("a", "")
+        await stopping
+        assert (await binding, w.where("p"), w.where("q")) == ("", "a", "")
 
 
 async def test_nobody_waits_for_the_end_of_an_extender_that_goes_on() -> None:
@@ -524,7 +524,7 @@ async def test_a_standby_that_cannot_learn_what_the_other_did_binds_nothing() ->
             w.pod(name, mem=8)
         await w.seen()
         w.api.hold_cache()
-        await w.bind("p", "a", first)
+        assert await w.bind("p", "a", first) == ""
         w.api.fail(Answer(503), verbs={"list"})
         assert "503" in await w.bind("q", "a", second)
         assert w.where("q") == ""
