@@ -86,7 +86,7 @@ PODS = (
 
 
 @asynccontextmanager
-async def node_and_extender() -> AsyncIterator[tuple[Cluster, extender_harness.World]]:
+async def node_and_extender() -> AsyncIterator[tuple[Cluster, extender_harness.ExtenderWorld]]:
     """Make a node with an agent, and an extender that knows it."""
     async with extender_harness.world(allowed=None) as extender, harness.world(HARDWARE["gpus"]) as node:
         node.hardware(**HARDWARE)
@@ -134,7 +134,7 @@ def of_node(there: Cluster) -> Json:
     }
 
 
-async def _recorded(written: Written, there: Cluster, extender: extender_harness.World) -> Json:
+async def _recorded(written: Written, there: Cluster, extender: extender_harness.ExtenderWorld) -> Json:
     name = written.spec.name
     there.create(written.spec, annotations=written.annotations)
     if written.labels:

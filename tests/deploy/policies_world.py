@@ -148,7 +148,7 @@ def setting(body: Json, **env: str) -> Json:
 
 
 @dataclass
-class World:
+class PolicyWorld:
     """The API server, and how to ask it."""
 
     config: ClusterConfig
@@ -203,7 +203,7 @@ def denial(answer: Json) -> tuple[str, str]:
     return (found[1], found[2]) if found else ("", "")
 
 
-async def furnish(world: World) -> None:
+async def furnish(world: PolicyWorld) -> None:
     """Make what was there before the policies: nodes, pods, and the agents with their account, rights and tokens."""
     for name, labels in (("node-a", ()), ("node-b", SHORT_NAMES)):
         await world.make("/api/v1/nodes", node(name, mem=32, labels=dict.fromkeys(labels, "")))
@@ -237,7 +237,7 @@ async def furnish(world: World) -> None:
     world.mutates = any(each["name"] == "mutatingadmissionpolicies" for each in found["resources"])
 
 
-async def _agents(world: World) -> None:
+async def _agents(world: PolicyWorld) -> None:
     """Make the agents' account with the rights of deploy/daemonset.yaml, and a token for each as kubelets ask it."""
     paths = {
         "Namespace": "/api/v1/namespaces",
@@ -259,14 +259,14 @@ async def _agents(world: World) -> None:
     world.tokens["no pod"] = await _token(world, {})
 
 
-async def _token(world: World, spec: Json) -> str:
+async def _token(world: PolicyWorld, spec: Json) -> str:
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = "/api/v1/namespaces/gpushare/serviceaccounts/gpushare-node/token"
     token: str = (await world.make(path, body))["status"]["token"]
     return token
 
 
-async def apply_policies(world: World) -> None:
+async def apply_policies(world: PolicyWorld) -> None:
     kinds = {
         "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
         "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",

@@ -41,9 +41,9 @@ from tests.deploy.policies_world import (
     STRATEGIC,
     VALIDATING,
     Json,
+    PolicyWorld,
     Request,
     User,
-    World,
     annotate,
     apply_policies,
     bind,
@@ -303,12 +303,12 @@ def test_lines_to_change_are_marked() -> None:
 
 
 @pytest.fixture(scope="module")
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
     if not os.environ.get("KUBE_BIN"):
         pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the policies on a real API server")
     server: RealServer = request.getfixturevalue("real_server")
     async with aiohttp.ClientSession() as http:
-        world = World(server.config, http)
+        world = PolicyWorld(server.config, http)
         await furnish(world)
         await apply_policies(world)
         for policy in VALIDATING_POLICIES:
@@ -332,7 +332,7 @@ def scheduler(answer: Json) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_the_api_server_decides_as_the_table_says(world: World, case: Case) -> None:
+async def test_the_api_server_decides_as_the_table_says(world: PolicyWorld, case: Case) -> None:
     status, answer = await world.ask(case.user, case.request)
     if case.accepted:
         assert status in {200, 201}, answer
@@ -342,7 +342,7 @@ async def test_the_api_server_decides_as_the_table_says(world: World, case: Case
         assert case.refusals[policy] in said
 
 
-async def test_a_refusal_names_no_value_of_a_variable(world: World) -> None:
+async def test_a_refusal_names_no_value_of_a_variable(world: PolicyWorld) -> None:
     secret = pod("a", {**container(mem=4), "env": [{"name": "CGPU_DISABLE", "value": "hunter2"}]})
     _, answer = await world.ask(PERSON, create(secret))
     assert refused_by("gpushare-variables", answer)
@@ -350,7 +350,7 @@ async def test_a_refusal_names_no_value_of_a_variable(world: World) -> None:
 
 
 @pytest.mark.parametrize("subresource", ["ephemeralcontainers", "resize"])
-async def test_other_subresources_carry_no_annotations(world: World, subresource: str) -> None:
+async def test_other_subresources_carry_no_annotations(world: PolicyWorld, subresource: str) -> None:
     """Which is why no policy looks at annotations there."""
     status, answer = await world.ask(PERSON, annotate("placed", {wire.IDX: "1"}, subresource))
     if status == 404 and subresource == "resize":
@@ -359,7 +359,7 @@ async def test_other_subresources_carry_no_annotations(world: World, subresource
     assert answer["metadata"]["annotations"] == PLACED
 
 
-async def test_the_patches_that_the_page_gives_are_accepted(world: World) -> None:
+async def test_the_patches_that_the_page_gives_are_accepted(world: PolicyWorld) -> None:
     """A warning in place of a refusal, and a namespace left out."""
     shown = blocks(PAGE.read_text(encoding="utf-8"), "console")
     form = r"kubectl patch validatingadmissionpolicybinding (\S+) --type=merge +-p '(.+)'"
@@ -390,7 +390,7 @@ SPEC: dict[str, Any] = pod("a", container(mem=4))["spec"]
     ids=["shares", "names the default", "whole GPUs", "init container", "another scheduler", "no GPU", "opted out"],
 )
 async def test_pods_that_ask_for_gpus_go_to_the_scheduler_that_knows_them(
-    world: World, made: Json, namespace: str, expected: str
+    world: PolicyWorld, made: Json, namespace: str, expected: str
 ) -> None:
     if not world.mutates:
         pytest.skip("this API server does not know MutatingAdmissionPolicy v1 (Kubernetes 1.36)")
@@ -400,7 +400,7 @@ async def test_pods_that_ask_for_gpus_go_to_the_scheduler_that_knows_them(
     assert scheduler(answer) == expected
 
 
-async def test_a_static_pod_keeps_what_its_node_says(world: World) -> None:
+async def test_a_static_pod_keeps_what_its_node_says(world: PolicyWorld) -> None:
     static = pod("static", container(mem=4), node="node-a", annotations={wire.STATIC_POD: "0123456789abcdef"})
     status, answer = await world.ask(KUBELET, create(static))
     assert status == 201, answer
@@ -425,13 +425,13 @@ async def test_a_static_pod_keeps_what_its_node_says(world: World) -> None:
     ],
     ids=lambda asked: f"{asked.method} {asked.path.removeprefix('/api/v1')}",
 )
-async def test_what_an_agent_never_does_its_role_does_not_let_it(world: World, asked: Request) -> None:
+async def test_what_an_agent_never_does_its_role_does_not_let_it(world: PolicyWorld, asked: Request) -> None:
     """On its own node and pods too; nobody needs a policy for that."""
     status, answer = await world.ask(AGENT_A, asked)
     assert (status, denial(answer)[0]) == (403, ""), answer
 
 
-async def test_a_life_under_all_policies(world: World) -> None:
+async def test_a_life_under_all_policies(world: PolicyWorld) -> None:
     """Made, bound with a promise, assigned, reported, debugged and deleted; nothing of it is a dry run."""
 
     done = partial(lasting, world)
@@ -449,7 +449,7 @@ async def test_a_life_under_all_policies(world: World) -> None:
 
 
 async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_leave_it(
-    world: World, tmp_path: Path
+    world: PolicyWorld, tmp_path: Path
 ) -> None:
     """It publishes its GPUs, says what a pod got, and takes its own from the node when the label is gone."""
     file = written(world.config, world.tokens["node-a"], tmp_path / "kubeconfig")
@@ -485,14 +485,14 @@ def notes(found: Json) -> dict[str, str]:
     return annotations
 
 
-async def lasting(world: World, user: User, request: Request) -> Json:
+async def lasting(world: PolicyWorld, user: User, request: Request) -> Json:
     """Ask for something that is no dry run and is granted."""
     status, answer = await world.ask(user, request, dry_run=False)
     assert status in {200, 201}, answer
     return answer
 
 
-async def until(world: World, path: str, condition: Callable[[Json], bool]) -> Json:
+async def until(world: PolicyWorld, path: str, condition: Callable[[Json], bool]) -> Json:
     found: Json = {}
 
     async def so() -> bool:

@@ -17,9 +17,9 @@ from tests.deploy.policies_world import (
     AGENT_A,
     AGENT_B,
     AGENT_UNBOUND,
+    PolicyWorld,
     Request,
     User,
-    World,
     annotate,
     furnish,
 )
@@ -192,7 +192,7 @@ async def test_the_api_server_finds_the_same(real_server: RealServer, name: tupl
     spec = {key: value for key, value in PODS[name].items() if key != "runtimeClassName"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}
     async with aiohttp.ClientSession() as http:
-        world = World(real_server.config, http)
+        world = PolicyWorld(real_server.config, http)
         await world.make("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         status, answer = await world.ask(None, Request("POST", "/api/v1/namespaces/restricted/pods", pod))
     known = version_of(programs()["kube-apiserver"])
@@ -257,7 +257,7 @@ async def test_an_api_server_with_the_file_of_the_page_shows_agents_the_pods_of_
     (config,) = (path for path, text in written.items() if "AuthorizationConfiguration" in text)
     with processes(tmp_path, binaries, f"--authorization-config={tmp_path / Path(config).name}") as server:
         async with aiohttp.ClientSession() as http:
-            world = World(server.config, http)
+            world = PolicyWorld(server.config, http)
             await furnish(world)
 
             async def status(user: User | None, path: str) -> int:

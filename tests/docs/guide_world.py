@@ -25,7 +25,7 @@ from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
 from tests.programs.extender.harness import QUICK
 from tests.programs.node.cluster_harness import takes_pods
-from tests.programs.node.harness import World, world
+from tests.programs.node.harness import NodeWorld, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -96,7 +96,7 @@ class Guide:
     """What a test acts on and looks at."""
 
     api: ApiServer
-    node: World
+    node: NodeWorld
     extender: Extender
     kubectl: Path
     priorities: dict[str, int] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.deploy.policies_world import PERSON, Request, World, apply_policies, create, denial
+from tests.deploy.policies_world import PERSON, PolicyWorld, Request, apply_policies, create, denial
 from tests.docs.guide_world import EXAMPLES, documents, pods_of
 from tests.docs.pages import DOCS, blocks, text_of
 
@@ -34,12 +34,12 @@ _STAYS = {"Namespace", "PriorityClass"}
 
 
 @pytest.fixture(scope="module")
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest) -> AsyncIterator[PolicyWorld]:
     if not os.environ.get("KUBE_BIN"):
         pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to try the manifests of the guide")
     server: RealServer = request.getfixturevalue("real_server")
     async with aiohttp.ClientSession() as http:
-        made = World(server.config, http)
+        made = PolicyWorld(server.config, http)
         runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
         await made.make("/apis/node.k8s.io/v1/runtimeclasses", {**runtime, "handler": "nvidia"})
         await apply_policies(made)
@@ -48,7 +48,7 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         yield made
 
 
-async def make(world: World, body: Json, *, stays: bool) -> None:
+async def make(world: PolicyWorld, body: Json, *, stays: bool) -> None:
     """Create an object, and let no field pass that the API server does not know."""
     path = _PATHS[body["kind"]].format(body["metadata"].get("namespace", "default"))
     query = "?fieldValidation=Strict" + ("" if stays else "&dryRun=All")
@@ -57,7 +57,9 @@ async def make(world: World, body: Json, *, stays: bool) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.stem)
-async def test_the_api_server_accepts_it_to_the_last_field_and_so_do_our_policies(world: World, path: Path) -> None:
+async def test_the_api_server_accepts_it_to_the_last_field_and_so_do_our_policies(
+    world: PolicyWorld, path: Path
+) -> None:
     """The pods too that a controller would make of it."""
     for body in documents(path):
         await make(world, body, stays=body["kind"] in _STAYS)
@@ -65,7 +67,7 @@ async def test_the_api_server_accepts_it_to_the_last_field_and_so_do_our_policie
             await make(world, each, stays=False)
 
 
-async def test_the_quota_refuses_one_notebook_more_in_the_words_of_the_guide(world: World) -> None:
+async def test_the_quota_refuses_one_notebook_more_in_the_words_of_the_guide(world: PolicyWorld) -> None:
     (shown,) = (block.text.strip() for block in blocks(text_of(DOCS / "guide.md"), "text") if "quota" in block.text)
     namespace, quota, deployment = documents(EXAMPLES / "quota.yaml")
     await make(world, namespace, stays=True)

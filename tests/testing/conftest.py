@@ -82,7 +82,7 @@ def passing(*names: str) -> Callable[[Json], Answer]:
 
 
 @dataclass
-class World:
+class SchedulerWorld:
     """What a test acts on and looks at."""
 
     ask: Callable[..., Any]
@@ -172,7 +172,7 @@ async def scripted() -> AsyncIterator[ScriptedExtender]:
 
 
 @asynccontextmanager
-async def double_world(*, capable: bool) -> AsyncIterator[World]:
+async def double_world(*, capable: bool) -> AsyncIterator[SchedulerWorld]:
     async with ApiServer() as api, scripted() as extender, aiohttp.ClientSession() as http:
 
         async def ask(method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
@@ -183,7 +183,7 @@ async def double_world(*, capable: bool) -> AsyncIterator[World]:
         async with Scheduler(api, config, name=NAME, backoff_s=(0.05, 0.2)) as scheduler:
             running = asyncio.create_task(scheduler.run())
             try:
-                yield World(ask, extender, real=False)
+                yield SchedulerWorld(ask, extender, real=False)
             finally:
                 running.cancel()
                 await asyncio.wait({running})
@@ -227,7 +227,7 @@ def _configuration(kubeconfig: Path, extender: str, *, capable: bool) -> Json:
 
 
 @asynccontextmanager
-async def real_world(server: RealServer, folder: Path, *, capable: bool) -> AsyncIterator[World]:
+async def real_world(server: RealServer, folder: Path, *, capable: bool) -> AsyncIterator[SchedulerWorld]:
     binary = shutil.which("kube-scheduler", path=os.environ["KUBE_BIN"])
     if binary is None:
         pytest.skip("there is no kube-scheduler in KUBE_BIN")
@@ -255,7 +255,7 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
                 stdout=log, stderr=log,
             )  # fmt: skip
         try:
-            yield World(ask, extender, real=True)
+            yield SchedulerWorld(ask, extender, real=True)
         finally:
             for plural in ("namespaces/default/pods", "nodes"):
                 for each in (await ask("GET", f"/api/v1/{plural}"))["items"]:
@@ -275,7 +275,7 @@ KINDS = ["double", "real"] if os.environ.get("KUBE_BIN") else ["double"]
 
 
 @asynccontextmanager
-async def _world(request: pytest.FixtureRequest, folder: Path, *, capable: bool) -> AsyncIterator[World]:
+async def _world(request: pytest.FixtureRequest, folder: Path, *, capable: bool) -> AsyncIterator[SchedulerWorld]:
     if request.param == "double":
         async with double_world(capable=capable) as made:
             yield made
@@ -285,14 +285,14 @@ async def _world(request: pytest.FixtureRequest, folder: Path, *, capable: bool)
 
 
 @pytest.fixture(params=KINDS)
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SchedulerWorld]:
     """A scheduler whose extender knows the nodes."""
     async with _world(request, tmp_path, capable=True) as made:
         yield made
 
 
 @pytest.fixture(params=KINDS)
-async def whole_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
+async def whole_nodes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SchedulerWorld]:
     """One whose extender is sent the nodes themselves."""
     async with _world(request, tmp_path, capable=False) as made:
         yield made

@@ -12,7 +12,7 @@ from tests.patience import eventually, stretched
 from tests.testing.conftest import WEIGHT, passing
 
 if TYPE_CHECKING:
-    from tests.testing.conftest import World
+    from tests.testing.conftest import SchedulerWorld
 
 HELP = "preemption: 0/{} nodes are available: {} {}."
 NOT_HELPFUL = "Preemption is not helpful for scheduling"
@@ -34,7 +34,7 @@ def victims(**by_node: list[str]) -> dict[str, Any]:
 # --- Who is asked, and about what ------------------------------------------------------------------------------------
 
 
-async def test_the_extender_is_asked_about_the_nodes_whose_sum_suffices(world: World) -> None:
+async def test_the_extender_is_asked_about_the_nodes_whose_sum_suffices(world: SchedulerWorld) -> None:
     """Of a's 8 shares 5 are taken, of b's 8 none, c has 4: with 4 asked only b and c have enough in all."""
     for name, mem in (("a", 8), ("b", 8), ("c", 4)):
         await world.node(name, mem=mem)
@@ -46,7 +46,7 @@ async def test_the_extender_is_asked_about_the_nodes_whose_sum_suffices(world: W
     assert (sorted(body["NodeNames"]), body["Nodes"], body["Pod"]["metadata"]["name"]) == (["b", "c"], None, "p")
 
 
-async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole_nodes: World) -> None:
+async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole_nodes: SchedulerWorld) -> None:
     world = whole_nodes
     for name in "ab":
         await world.node(name, mem=8)
@@ -62,14 +62,14 @@ async def test_nodes_are_sent_whole_to_an_extender_that_does_not_know_them(whole
     assert world.extender.bodies("bind")[0]["Node"] == "b"
 
 
-async def test_a_pod_that_names_no_managed_resource_is_none_of_the_extenders_business(world: World) -> None:
+async def test_a_pod_that_names_no_managed_resource_is_none_of_the_extenders_business(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.pod("p")
     assert await world.bound("p") == "a"
     assert world.extender.calls == []
 
 
-async def test_a_pod_of_another_scheduler_is_left_alone(world: World) -> None:
+async def test_a_pod_of_another_scheduler_is_left_alone(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.pod("theirs", container(mem=4), schedulerName="another")
     await world.pod("ours")
@@ -78,14 +78,14 @@ async def test_a_pod_of_another_scheduler_is_left_alone(world: World) -> None:
     assert "nodeName" not in (await world.get("theirs"))["spec"]
 
 
-async def test_a_quantity_of_zero_names_the_resource_too(world: World) -> None:
+async def test_a_quantity_of_zero_names_the_resource_too(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", {"Error": "asked"})
     await world.pod("p", container(mem=0))
     assert await world.told("p") == ("SchedulerError", "asked")
 
 
-async def test_an_init_container_names_a_resource_for_its_pod(world: World) -> None:
+async def test_an_init_container_names_a_resource_for_its_pod(world: SchedulerWorld) -> None:
     """The init container asks for 8, the other for none: the pod takes 8 at its peak, for which b is too small."""
     await world.node("a", mem=8)
     await world.node("b", mem=7)
@@ -95,7 +95,7 @@ async def test_an_init_container_names_a_resource_for_its_pod(world: World) -> N
     assert world.extender.names("filter")[0] == ["a"]
 
 
-async def test_sidecars_run_beside_what_comes_after_them(world: World) -> None:
+async def test_sidecars_run_beside_what_comes_after_them(world: SchedulerWorld) -> None:
     """A sidecar of 2, an init container of 6 after it, an app of 4: 8 at the peak."""
     await world.node("a", mem=8)
     await world.node("b", mem=7)
@@ -106,7 +106,7 @@ async def test_sidecars_run_beside_what_comes_after_them(world: World) -> None:
     assert world.extender.names("filter")[0] == ["a"]
 
 
-async def test_where_no_sum_suffices_nobody_is_asked(world: World) -> None:
+async def test_where_no_sum_suffices_nobody_is_asked(world: SchedulerWorld) -> None:
     """A pod of 9 could go nowhere even if all others went; one of 8 could, but there is nobody to evict."""
     for name in "ab":
         await world.node(name, mem=8)
@@ -122,7 +122,7 @@ async def test_where_no_sum_suffices_nobody_is_asked(world: World) -> None:
     assert world.extender.calls == []
 
 
-async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_extender(world: World) -> None:
+async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_extender(world: SchedulerWorld) -> None:
     for name in "abc":
         await world.node(name, mem=8)
     await world.ask("PATCH", "/api/v1/nodes/b", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
@@ -144,7 +144,7 @@ async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_ext
 # --- What filter may answer ------------------------------------------------------------------------------------------
 
 
-async def test_reasons_are_added_up_where_they_are_the_same(world: World) -> None:
+async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorld) -> None:
     for name in "abc":
         await world.node(name, mem=8)
     hopeless = {"c": "the largest GPU has 5 GiB in all"}
@@ -161,14 +161,14 @@ async def test_reasons_are_added_up_where_they_are_the_same(world: World) -> Non
     )
 
 
-async def test_an_error_is_shown_as_it_is(world: World) -> None:
+async def test_an_error_is_shown_as_it_is(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", {"Error": "the cluster is not known yet"})
     await world.pod("p", container(mem=4))
     assert await world.told("p") == ("SchedulerError", "the cluster is not known yet")
 
 
-async def test_of_another_status_the_body_is_not_read(world: World) -> None:
+async def test_of_another_status_the_body_is_not_read(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", 500)
     await world.pod("p", container(mem=4))
@@ -176,7 +176,7 @@ async def test_of_another_status_the_body_is_not_read(world: World) -> None:
     assert await world.told("p") == ("SchedulerError", f"failed filter with extender at URL {url}, code 500")
 
 
-async def test_an_answer_that_says_nothing_is_no_node_at_all_and_no_reason(world: World) -> None:
+async def test_an_answer_that_says_nothing_is_no_node_at_all_and_no_reason(world: SchedulerWorld) -> None:
     for name in "ab":
         await world.node(name, mem=8)
     world.extender.said("filter", {})
@@ -187,7 +187,7 @@ async def test_an_answer_that_says_nothing_is_no_node_at_all_and_no_reason(world
     )
 
 
-async def test_a_node_that_was_not_asked_about_is_an_error(world: World) -> None:
+async def test_a_node_that_was_not_asked_about_is_an_error(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", {"NodeNames": ["a", "z"]})
     await world.pod("p", container(mem=4))
@@ -197,7 +197,7 @@ async def test_a_node_that_was_not_asked_about_is_an_error(world: World) -> None
     )
 
 
-async def test_who_is_slow_is_not_waited_for(world: World) -> None:
+async def test_who_is_slow_is_not_waited_for(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", None)
     await world.pod("p", container(mem=4))
@@ -209,7 +209,7 @@ async def test_who_is_slow_is_not_waited_for(world: World) -> None:
     )
 
 
-async def test_keys_in_lower_case_are_understood(world: World) -> None:
+async def test_keys_in_lower_case_are_understood(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.said("filter", {"nodeNames": ["a"], "failedNodes": {}})
     world.extender.said("bind", {"error": "in lower case"})
@@ -220,7 +220,7 @@ async def test_keys_in_lower_case_are_understood(world: World) -> None:
 # --- Prioritize ------------------------------------------------------------------------------------------------------
 
 
-async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: World) -> None:
+async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: SchedulerWorld) -> None:
     for name in "ab":
         await world.node(name, mem=8)
     world.extender.answers["filter"] = passing("b")
@@ -231,7 +231,7 @@ async def test_where_one_node_is_left_nobody_is_asked_for_a_score(world: World) 
     assert world.extender.bodies("bind")[0]["Node"] == "b"
 
 
-async def test_the_highest_score_decides(world: World) -> None:
+async def test_the_highest_score_decides(world: SchedulerWorld) -> None:
     """With this weight a score of 10 counts for 500, and nothing that the scheduler itself thinks of equal nodes."""
     assert WEIGHT == 5
     for name in "abc":
@@ -250,7 +250,7 @@ async def test_the_highest_score_decides(world: World) -> None:
     }
 
 
-async def test_without_scores_the_scheduler_goes_on(world: World) -> None:
+async def test_without_scores_the_scheduler_goes_on(world: SchedulerWorld) -> None:
     for name in "ab":
         await world.node(name, mem=8)
     world.extender.answers["filter"] = passing()
@@ -263,7 +263,7 @@ async def test_without_scores_the_scheduler_goes_on(world: World) -> None:
 # --- Bind ------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pod_that_was_not_bound_is_tried_again(world: World) -> None:
+async def test_a_pod_that_was_not_bound_is_tried_again(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": "GPU 3 was taken by another pod"})
@@ -272,7 +272,7 @@ async def test_a_pod_that_was_not_bound_is_tried_again(world: World) -> None:
     await eventually(lambda: len(world.extender.bodies("bind")) > 1)
 
 
-async def test_what_is_being_bound_counts_already(world: World) -> None:
+async def test_what_is_being_bound_counts_already(world: SchedulerWorld) -> None:
     """Two of 5 on a node with 8: the second is looked at while the first is being bound, and finds too little."""
     await world.node("a", mem=8)
     world.extender.answers["filter"] = passing()
@@ -287,7 +287,7 @@ async def test_what_is_being_bound_counts_already(world: World) -> None:
     world.extender.held["bind"].set()
 
 
-async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(world: World) -> None:
+async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     world.extender.answers["filter"] = passing()
     world.extender.said("bind", {"Error": ""})
@@ -298,7 +298,7 @@ async def test_filters_are_asked_one_after_the_other_and_bindings_side_by_side(w
     world.extender.held["bind"].set()
 
 
-async def test_a_binding_that_was_made_but_not_answered_stands(world: World) -> None:
+async def test_a_binding_that_was_made_but_not_answered_stands(world: SchedulerWorld) -> None:
     """The pod is bound, so nobody asks again, whatever the answer was."""
     await world.node("a", mem=8)
     world.extender.answers["filter"] = passing()
@@ -317,7 +317,7 @@ async def test_a_binding_that_was_made_but_not_answered_stands(world: World) -> 
 # --- Preemption ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: World) -> None:
+async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: SchedulerWorld) -> None:
     """The sum suffices, so evicting nobody would do as far as the scheduler knows, which it takes for an error."""
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=4)
@@ -330,7 +330,7 @@ async def test_an_extender_without_room_is_not_asked_whom_to_evict(world: World)
     assert world.extender.bodies("preempt") == []
 
 
-async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: World) -> None:
+async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: SchedulerWorld) -> None:
     """The scheduler would evict the least important only, the extender wants the other one."""
     await world.node("a", mem=8)
     await world.node("b", mem=4)
@@ -363,7 +363,7 @@ async def test_where_the_sum_is_short_the_extender_says_whom_to_evict(world: Wor
     assert world.extender.bodies("bind")[0]["Node"] == "a"
 
 
-async def test_an_extender_may_spare_victims_and_name_others(world: World) -> None:
+async def test_an_extender_may_spare_victims_and_name_others(world: SchedulerWorld) -> None:
     """The scheduler would evict the two of low priority; the extender names one of them, and the one in the middle."""
     await world.node("a", mem=12)
     low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
@@ -386,7 +386,7 @@ async def test_an_extender_may_spare_victims_and_name_others(world: World) -> No
     assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
 
 
-async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: World) -> None:
+async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: SchedulerWorld) -> None:
     """The scheduler does not try the pod again with the victims that are left; it finds out when they are gone."""
     await world.node("a", mem=8)
     low = [await world.placed(f"low{n}", "a", mem=4) for n in range(2)]
@@ -402,7 +402,7 @@ async def test_fewer_victims_than_the_sum_wants_are_evicted_all_the_same(world: 
     assert (await world.get("high"))["status"]["nominatedNodeName"] == "a"
 
 
-async def test_an_extender_may_take_every_node_away(world: World) -> None:
+async def test_an_extender_may_take_every_node_away(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims())
@@ -414,7 +414,7 @@ async def test_an_extender_may_take_every_node_away(world: World) -> None:
     assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
 
 
-async def test_a_node_without_victims_is_an_error(world: World) -> None:
+async def test_a_node_without_victims_is_an_error(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims(a=[]))
@@ -426,7 +426,7 @@ async def test_a_node_without_victims_is_an_error(world: World) -> None:
     assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
 
 
-async def test_a_victim_that_is_not_there_is_an_error(world: World) -> None:
+async def test_a_victim_that_is_not_there_is_an_error(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
     world.extender.said("preempt", victims(a=["nobody"]))
@@ -436,7 +436,7 @@ async def test_a_victim_that_is_not_there_is_an_error(world: World) -> None:
     assert "deletionTimestamp" not in (await world.get("low"))["metadata"]
 
 
-async def test_who_may_not_preempt_does_not(world: World) -> None:
+async def test_who_may_not_preempt_does_not(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
     never = {"preemptionPolicy": "Never"}
@@ -452,7 +452,7 @@ async def test_who_may_not_preempt_does_not(world: World) -> None:
     assert world.extender.calls == []
 
 
-async def test_the_node_whose_victims_matter_least_is_taken(world: World) -> None:
+async def test_the_node_whose_victims_matter_least_is_taken(world: SchedulerWorld) -> None:
     """On a somebody of 100 would have to go, on b two of 0: the least important ones go, however many."""
     await world.node("a", mem=8)
     await world.node("b", mem=8)
@@ -465,7 +465,7 @@ async def test_the_node_whose_victims_matter_least_is_taken(world: World) -> Non
     assert (await world.get("high"))["status"]["nominatedNodeName"] == "b"
 
 
-async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: World) -> None:
+async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: SchedulerWorld) -> None:
     await world.node("a", mem=8)
     await world.placed("low", "a", mem=8)
     world.extender.answers["preempt"] = lambda body: {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
@@ -485,25 +485,25 @@ async def test_what_was_made_free_for_one_is_not_taken_by_a_lesser_one(world: Wo
 # --- When a pod that fitted nowhere is tried again --------------------------------------------------------------------
 
 
-def asked_about(world: World, name: str) -> int:
+def asked_about(world: SchedulerWorld, name: str) -> int:
     """Return how often the extender was asked where a pod may go."""
     return sum(body["Pod"]["metadata"]["name"] == name for body in world.extender.bodies("filter"))
 
 
-async def with_hints(world: World) -> None:
+async def with_hints(world: SchedulerWorld) -> None:
     """Skip for a scheduler that does not take what happens to a pod that waits, or to a bound one, for a reason."""
     minor = (await world.ask("GET", "/version"))["minor"]
     if int(minor.rstrip("+")) < 32:
         pytest.skip("SchedulerQueueingHints is on from Kubernetes 1.32 on")
 
 
-async def refused(world: World, name: str) -> None:
+async def refused(world: SchedulerWorld, name: str) -> None:
     """Make a pod that the extender lets go nowhere. What is written on it makes the scheduler try it once more."""
     await world.pod(name, container(mem=4))
     await eventually(lambda: asked_about(world, name) == 2)
 
 
-async def happens(world: World, what: str) -> None:
+async def happens(world: SchedulerWorld, what: str) -> None:
     """Let something happen in the cluster of one node "a" on which a pod "there" is bound."""
     node, pod = "/api/v1/nodes/a", "/api/v1/namespaces/default/pods/there"
     ready = {"type": "Ready", "reason": "r", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -543,7 +543,7 @@ NO_HELP = ("a node's heartbeat", "a lease is renewed")
 
 
 async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happens_to_nodes_and_bound_pods(
-    world: World,
+    world: SchedulerWorld,
 ) -> None:
     await with_hints(world)
     await world.node("a", mem=8)
@@ -556,7 +556,7 @@ async def test_a_pod_that_an_extender_refused_is_tried_again_after_whatever_happ
 
 
 async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_the_scheduler_hears(
-    world: World,
+    world: SchedulerWorld,
 ) -> None:
     """Two others come after it: whoever is asked about twice has waited for as long as a pod must at the most."""
     await with_hints(world)
@@ -570,7 +570,9 @@ async def test_a_pod_that_an_extender_refused_waits_while_nothing_happens_that_t
     assert asked_about(world, "p") == 2
 
 
-async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_nothing_happens(world: World) -> None:
+async def test_a_pod_of_which_an_extender_says_an_error_is_tried_again_though_nothing_happens(
+    world: SchedulerWorld,
+) -> None:
     """So it can wait for what comes about by time alone."""
     await world.node("a", mem=8)
     world.extender.said("filter", {"Error": "there is room in a moment"})

@@ -39,13 +39,13 @@ from tests.programs.node.harness import T4, world
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 QUICK = Deadlines(driver_s=10, answer_s=2)
 NOWHERE = Place(in_container=True)
 
 
-def settings_in(node: World, **changed: str) -> NodeSettings:
+def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
     return Sources(flags={**node.settings, **changed}, environ={}).read()
 
 

@@ -108,7 +108,7 @@ class Running:
 
 
 @dataclass
-class World:
+class ExtenderWorld:
     """What a test acts on and looks at."""
 
     api: ApiServer
@@ -374,7 +374,7 @@ async def world(
     allowed: Iterable[tuple[str, str]] | None = RIGHTS,
     timings: Timings = QUICK,
     **more: str,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[ExtenderWorld]:
     """Make an API server without nodes; its extender is started by the test. No secret may get into a log."""
     lines: list[str] = []
     handler, logger = _Lines(lines), logging.getLogger()
@@ -389,7 +389,7 @@ async def world(
             ApiServer(allowed=allowed, bookmark_s=0.02) as api,
             aiohttp.ClientSession() as http,
         ):
-            made = World(
+            made = ExtenderWorld(
                 api,
                 http,
                 {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "drain": "1h", **(settings or {}), **more},

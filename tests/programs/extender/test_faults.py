@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from gpu_device_plugin.testing.cluster import Trouble
-    from tests.programs.extender.harness import Running, World
+    from tests.programs.extender.harness import ExtenderWorld, Running
 
 LOST_SOON = LeaseTiming(lease_s=5, renew_s=4, retry_s=0.1)
 """A lead that a leader in trouble loses while a test waits, and one on a busy machine does not."""
@@ -34,7 +34,7 @@ LISTING = replace(QUICK, follow=replace(QUICK.follow, check_s=0.05))
 """Lists often, in case an event never came."""
 
 
-def one_gpu(w: World, *names: str) -> None:
+def one_gpu(w: ExtenderWorld, *names: str) -> None:
     """Make nodes with one GPU of 8 shares."""
     for name in names:
         w.node(name, 8)
@@ -534,7 +534,7 @@ def elected(n: int) -> dict[str, str]:
     return {"leader_election": "true", "identity": f"extender-{n}", "lease_namespace": "default"}
 
 
-async def leader(w: World) -> Running:
+async def leader(w: ExtenderWorld) -> Running:
     found: list[Running] = []
 
     def one() -> bool:
@@ -676,7 +676,7 @@ async def test_a_pod_in_doubt_passes_the_filter_for_the_node_of_its_claim_alone(
 
 
 @asynccontextmanager
-async def scheduling(w: World) -> AsyncIterator[None]:
+async def scheduling(w: ExtenderWorld) -> AsyncIterator[None]:
     """A scheduler that goes on by itself, and tries no pod again for which nothing happens."""
     async with w.scheduler() as scheduler:
         running = asyncio.create_task(scheduler.run())

@@ -33,10 +33,10 @@ from tests.programs.extender.harness import PREFIX, SECRET, world
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.programs.extender.harness import World
+    from tests.programs.extender.harness import ExtenderWorld
 
 
-async def get(w: World, url: str) -> tuple[int, str]:
+async def get(w: ExtenderWorld, url: str) -> tuple[int, str]:
     async with w.http.get(url) as answer:
         return answer.status, await answer.text()
 

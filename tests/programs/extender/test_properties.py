@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
 from gpu_device_plugin.testing.cluster_store import RefusedError
+from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, QUICK, held, world
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.fleet import Fleet
     from gpu_device_plugin.testing.cluster import Trouble
-    from tests.programs.extender.harness import Running, World
+    from tests.programs.extender.harness import ExtenderWorld, Running
 
 Json = dict[str, Any]
 
@@ -38,7 +39,7 @@ TIMINGS = replace(QUICK, follow=replace(QUICK.follow, check_s=0.05))
 class Cluster:
     """A cluster over time. Every method is something that happens to it."""
 
-    w: World
+    w: ExtenderWorld
     made: int = 0
     lagging: bool = False
     left: dict[str, tuple[str, Mapping[int, int]]] = field(default_factory=dict)
@@ -302,7 +303,7 @@ TROUBLE = st.sampled_from(
 )
 WHICH = st.integers(0, 100)
 ENDS = st.sampled_from(["ends", "is deleted", "is finished", "is finished", "is forced"])
-HAPPENINGS: dict[str, tuple[int, st.SearchStrategy[Any]]] = {
+HAPPENINGS: Happenings = {
     "schedule": (14, st.lists(pods(), min_size=1, max_size=4)),
     "create": (2, st.lists(pods(), min_size=1, max_size=2)),
     "run": (8, st.tuples(WHICH)),
@@ -321,38 +322,20 @@ HAPPENINGS: dict[str, tuple[int, st.SearchStrategy[Any]]] = {
     "a_moment_passes": (3, st.just(())),
     "quiet": (1, st.just(())),
 }
-"""How often, and with what."""
-LIVES = st.lists(
-    st.one_of(
-        *(st.tuples(st.just(name), arguments) for name, (times, arguments) in HAPPENINGS.items() for _ in range(times))
-    ),
-    min_size=15,
-    max_size=30,
-)
 
 
-@settings(
-    max_examples=15,
-    database=None,
-    # To make a failure smaller takes minutes here, and a cluster with real sockets is not the same twice.
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+@CHANCE
 @given(
-    life=LIVES,
+    life=lives(HAPPENINGS, 30),
     node_policy=st.sampled_from(["binpack", "spread"]),
     gpu_policy=st.sampled_from(["binpack", "spread"]),
 )
-async def test_whatever_happens_no_gpu_is_promised_twice(
-    life: list[tuple[str, tuple[Any, ...]]], node_policy: str, gpu_policy: str
-) -> None:
+async def test_whatever_happens_no_gpu_is_promised_twice(life: Life, node_policy: str, gpu_policy: str) -> None:
     async with world(timings=TIMINGS, node_policy=node_policy, gpu_policy=gpu_policy) as w:
         cluster = Cluster(w)
         await cluster.nodes_come_back()
         await w.start()
-        for name, arguments in life:
-            await getattr(cluster, name)(*arguments)
-            cluster.check()
+        await live(cluster, life)
         await cluster.quiet()
         cluster.check()
         await cluster.alive()

@@ -12,7 +12,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import MEM
-from tests.programs.node.harness import World, world
+from tests.programs.node.harness import NodeWorld, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -68,7 +68,7 @@ def takes_pods(node: dict[str, Any]) -> bool:
 class Cluster:
     """What a test acts on and looks at."""
 
-    node: World
+    node: NodeWorld
     api: ApiServer
 
     async def start_agent(self, **changed: str) -> None:

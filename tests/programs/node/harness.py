@@ -31,11 +31,11 @@ LIFE = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
 NOTHING = Amount(0, 0)
 
 T4 = {"model": "T4"}
-"""A card for `world` and `World.hardware`: 14 shares of 1 GiB."""
+"""A card for `world` and `NodeWorld.hardware`: 14 shares of 1 GiB."""
 
 
 @dataclass
-class World:
+class NodeWorld:
     """What a test acts on and looks at."""
 
     kubelet: Kubelet
@@ -168,16 +168,16 @@ async def world(
     version: tuple[int, int] = (1, 36),
     seed: int = 0,
     **settings: str,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[NodeWorld]:
     """Make a node with a running kubelet; its agent is started by the test.
 
-    GPUs that are described one by one can be changed later, see `World.hardware`.
+    GPUs that are described one by one can be changed later, see `NodeWorld.hardware`.
     """
     # pytest's own folders have names too long for the path of a socket.
     with tempfile.TemporaryDirectory(prefix="gs") as folder:
         kubelet = Kubelet(Path(folder), version=version, seed=seed)
         async with kubelet:
-            made = World(
+            made = NodeWorld(
                 kubelet,
                 {
                     **QUICK,

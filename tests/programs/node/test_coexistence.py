@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def listener(path: Path) -> Iterator[None]:
         yield
 
 
-def launch(node: World) -> None:
+def launch(node: NodeWorld) -> None:
     """Start an agent that looks often."""
     node.launch().coexistence.look_s = 0.05
 

@@ -22,17 +22,17 @@ from tests.names import COUNT, MEM
 from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 
-def offered(node: World, resource: str) -> set[str]:
+def offered(node: NodeWorld, resource: str) -> set[str]:
     """Return the IDs that the agent calls healthy, whether or not a kubelet listens."""
     assert node.agent is not None
     kind = next(each.kind for each in node.agent.settings.offered if each.name == resource)
     return {device.ID for device in node.agent.advertiser.lists[kind].value.devices if device.health == "Healthy"}
 
 
-async def allocate(node: World, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:
+async def allocate(node: NodeWorld, resource: str, *device_ids: str) -> pb.ContainerAllocateResponse:
     """Call Allocate as a kubelet does, without one."""
     kind = "memory" if resource == MEM else "count"
     (plugin,) = node.kubelet.device_plugin_dir.glob(f"gpushare-{kind}-*.sock")
@@ -337,7 +337,7 @@ async def test_a14_without_pre_start_it_runs_with_no_variables_at_all() -> None:
         assert envs_of(running) == {}
 
 
-async def forced_out_while_it_starts(node: World) -> None:
+async def forced_out_while_it_starts(node: NodeWorld) -> None:
     """Have a pod admitted, deleted by force, forgotten by the kubelet (the agent asks who holds what), and started."""
     node.kubelet.start_gate.hold()
     admitting = asyncio.create_task(node.kubelet.admit(pod("p", mem=3)))

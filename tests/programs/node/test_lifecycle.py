@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.testing.pods import Pod
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
 
@@ -43,24 +43,24 @@ RUN = (sys.executable, "-m", "gpu_device_plugin", "node")
 # --- Any order of events ----------------------------------------------------------------------------------------------
 
 
-async def kubelet_restarts(node: World) -> None:
+async def kubelet_restarts(node: NodeWorld) -> None:
     await node.kubelet.restart()
 
 
-async def kubelet_is_down_for_a_while(node: World) -> None:
+async def kubelet_is_down_for_a_while(node: NodeWorld) -> None:
     await node.kubelet.stop()
     await node.until(lambda: node.agent is not None and bool(node.agent.lives.unmet()))
     await node.kubelet.start(ready=False)
 
 
-async def sockets_are_removed(node: World) -> None:
+async def sockets_are_removed(node: NodeWorld) -> None:
     removed = node.sockets
     for name in removed:
         (node.kubelet.device_plugin_dir / name).unlink()
     await node.until(lambda: bool(node.sockets - removed))
 
 
-async def directory_is_made_anew(node: World) -> None:
+async def directory_is_made_anew(node: NodeWorld) -> None:
     directory = node.kubelet.device_plugin_dir
     await node.kubelet.stop()
     directory.rename(directory.with_name("old"))
@@ -70,17 +70,17 @@ async def directory_is_made_anew(node: World) -> None:
     await node.kubelet.start(ready=False)
 
 
-async def agent_restarts(node: World) -> None:
+async def agent_restarts(node: NodeWorld) -> None:
     await node.stop_agent()
     node.launch()
 
 
-async def streams_break(node: World) -> None:
+async def streams_break(node: NodeWorld) -> None:
     node.kubelet.drop_streams()
     await node.until(lambda: not any(stream.open for stream in node.kubelet.streams))
 
 
-async def checkpoint_is_damaged(node: World) -> None:
+async def checkpoint_is_damaged(node: NodeWorld) -> None:
     """The kubelet that runs writes it anew with the first list of the next agent."""
     await node.stop_agent()
     node.kubelet.checkpoint.write_text("damaged")
@@ -103,7 +103,7 @@ ORDERS = list(itertools.permutations(EVENTS, 3))[::27]
 
 @pytest.mark.parametrize("events", ORDERS, ids=lambda events: "-".join(event.__name__[:11] for event in events))
 async def test_after_any_events_in_any_order_nothing_is_given_twice(
-    events: Iterable[Callable[[World], Awaitable[None]]],
+    events: Iterable[Callable[[NodeWorld], Awaitable[None]]],
 ) -> None:
     """A pod with an init container on GPU 0, one that has GPU 1 whole; after each event another gets 1 of GPU 0."""
     async with world() as node:
@@ -407,7 +407,7 @@ class Process:
 
 
 @asynccontextmanager
-async def running(node: World, *before: str, **changed: str) -> AsyncIterator[Process]:
+async def running(node: NodeWorld, *before: str, **changed: str) -> AsyncIterator[Process]:
     """Start an agent as a process of its own, and wait until it is registered."""
     settings = node.settings | {"log_level": "info"} | changed
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]

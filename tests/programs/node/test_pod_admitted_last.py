@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.kubelet import Kubelet
     from gpu_device_plugin.testing.pods import Pod, PodSpec
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 
 @dataclass
 class Node:
     """A node of Kubernetes 1.31 with an agent, and whoever makes and removes pods there."""
 
-    world: World
+    world: NodeWorld
     run: Callable[[PodSpec], Awaitable[Pod]]
     remove: Callable[[Pod], Awaitable[None]]
     finish: Callable[[Pod], None]

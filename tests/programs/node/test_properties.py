@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.testing.pods import Kind, Pod, PodSpec
+from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import container, world
 
 if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import ContainerSpec
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4, 3))]
 """4 and 3 shares: so little that everybody gets in everybody's way."""
@@ -24,7 +25,7 @@ GPUS = [{"uuid": f"GPU-{n}", "memory": f"{size}GiB"} for n, size in enumerate((4
 class Node:
     """A node over time. Every method is something that happens to it."""
 
-    world: World
+    world: NodeWorld
     failed: set[int] = field(default_factory=set)
     left: list[Pod] = field(default_factory=list)
     """Deleted by force while a process ran that still runs, under the eyes of the agent that is there now."""
@@ -176,7 +177,7 @@ def containers(draw: st.DrawFn) -> tuple[ContainerSpec, ...]:
 
 
 PODS = containers()
-HAPPENINGS: dict[str, tuple[int, st.SearchStrategy[Any]]] = {
+HAPPENINGS: Happenings = {
     "bind": (12, st.lists(PODS, min_size=1, max_size=3)),
     "end": (8, st.tuples(st.integers(0, 100), st.sampled_from(["finish", "delete", "force"]))),
     "end_process": (2, st.tuples(st.integers(0, 100))),
@@ -188,36 +189,20 @@ HAPPENINGS: dict[str, tuple[int, st.SearchStrategy[Any]]] = {
     "remove_sockets": (1, st.just(())),
     "quiet": (1, st.just(())),
 }
-"""How often, and with what."""
-LIVES = st.lists(
-    st.one_of(
-        *(st.tuples(st.just(name), arguments) for name, (times, arguments) in HAPPENINGS.items() for _ in range(times))
-    ),
-    min_size=15,
-    max_size=25,
-)
 
 
-@settings(
-    max_examples=15,
-    database=None,
-    # To make a failure smaller takes minutes here, and a node with real sockets is not the same twice.
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+@CHANCE
 @given(
-    life=LIVES,
+    life=lives(HAPPENINGS, 25),
     version=st.sampled_from([(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)]),
     policy=st.sampled_from(["binpack", "spread"]),
     seed=st.integers(0, 1000),
 )
 async def test_whatever_happens_nothing_is_given_twice(
-    life: list[tuple[str, tuple[Any, ...]]], version: tuple[int, int], policy: str, seed: int
+    life: Life, version: tuple[int, int], policy: str, seed: int
 ) -> None:
     async with world(GPUS, version=version, seed=seed, policy=policy, process_wait="1h") as made:
         await made.start_agent()
         node = Node(made)
-        for name, arguments in life:
-            await getattr(node, name)(*arguments)
-            node.check()
+        await live(node, life)
         await node.quiet()

@@ -11,13 +11,13 @@ from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import pod, world
 
 if TYPE_CHECKING:
-    from tests.programs.node.harness import World
+    from tests.programs.node.harness import NodeWorld
 
 ONE_T4 = "fake:1xT4"
 """14 shares of 1 GiB, or 7 of 2 GiB."""
 
 
-async def restart(node: World, share_size: str) -> None:
+async def restart(node: NodeWorld, share_size: str) -> None:
     await node.stop_agent()
     await node.start_agent(share_size=share_size)
 
