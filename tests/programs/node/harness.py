@@ -17,13 +17,13 @@ from gpu_device_plugin.testing.device_manager import Amount
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
 from tests.names import COUNT, MEM
-from tests.patience import eventually, patience
+from tests.patience import eventually, patience, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
 
-QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms", "nvml_timeout": "2s"}
+QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""
 LIFE = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
 """The same for a life."""
@@ -181,6 +181,7 @@ async def world(
                 kubelet,
                 {
                     **QUICK,
+                    "nvml_timeout": f"{stretched(2000):.0f}ms",
                     "gpus": gpus if isinstance(gpus, str) else f"{folder}/gpus.json",
                     "api": "off",
                     "device_plugin_dir": str(kubelet.device_plugin_dir),
