@@ -54,7 +54,7 @@ def settings(manifest: Path) -> ExtenderSettings:
     """The settings that the extender makes of a manifest, the pod's name filled in as the kubelet does."""
     asked = container(manifest)
     environ = {each["name"]: each.get("value", "pod-a") for each in asked.get("env", ())}
-    sources = cli.extender_sources_of(cli.parse(asked["args"]), environ)
+    sources = cli.sources_of(ExtenderSettings, cli.parse(asked["args"]), environ)
     assert sources.config == FOLDER
     return sources.read(texts=texts_of(config_map(manifest, "gpushare-extender")))
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.settings import extender as extender_settings
-from gpu_device_plugin.settings import node as settings
-from gpu_device_plugin.settings.knobs import Knob, table
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import Knob, knobs_of, table
+from gpu_device_plugin.settings.node import NodeSettings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\
@@ -28,7 +28,8 @@ exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command tells the form
 of every value, too, and words like `info` may be in capitals. Everything that is wrong is told at once, each thing with
 the place where it stands. Variables and the file may serve both programs: each passes over what only the other one
-knows, and refuses what neither does.
+knows, and refuses what neither does. A setting that was renamed is understood under its former name for one release
+more; the log names each place to change.
 
 ## In the cluster
 
@@ -94,14 +95,14 @@ EXTENDER = """
 
 
 def page() -> str:
-    return HEAD + AGENT + table(settings.KNOBS) + EXTENDER + table(extender_settings.KNOBS)
+    return HEAD + AGENT + table(knobs_of(NodeSettings)) + EXTENDER + table(knobs_of(ExtenderSettings))
 
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/docs/test_settings_page.py"
 
 
-@pytest.mark.parametrize("knobs", [settings.KNOBS, extender_settings.KNOBS])
+@pytest.mark.parametrize("knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings)])
 def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}
@@ -110,7 +111,7 @@ def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
     (named,) = re.findall(r"^Not in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in settings.KNOBS if not knob.in_profile}
+    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from gpu_device_plugin.programs.demo import report
 from gpu_device_plugin.programs.demo.report import Look, Tone
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
 from gpu_device_plugin.programs.demo.world import AgentGoneError, NoGpusError, world
+from gpu_device_plugin.programs.terminal import leave_unwritten
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,8 +60,8 @@ def main(gpus: str | None, *, once: bool) -> int:
         print(f"The agent ended: {error}", file=sys.stderr)
     except asyncio.CancelledError:
         print("The demo was told to stop.", file=sys.stderr)
-    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        leave_unwritten(sys.stdout)
     return 1
 
 

@@ -24,7 +24,9 @@ from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
 from gpu_device_plugin.programs.demo.report import Holder
-from gpu_device_plugin.settings.node import Sources, UsageError
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ class World:
         self.shares = shares
         self.invented = invented
         """None where the GPUs are real, or have a script of their own that ours would run into."""
-        read = Sources(flags=settings, environ={}).read()
+        read = Sources(NodeSettings, flags=settings, environ={}).read()
         self.memory, self.count = (resource.name for resource in read.offered)
         self.policy = read.policy
 
@@ -268,7 +270,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
         UsageError: `gpus` names none.
         NoGpusError: there are none, or none that can be shared.
     """
-    settings = Sources(flags={"gpus": gpus}, environ={}).read()
+    settings = Sources(NodeSettings, flags={"gpus": gpus}, environ={}).read()
     shares = Shares(settings.share_size_mib).with_inventory((await _look(gpus)).inventory)
     if not shares.gpus:
         raise NoGpusError("; ".join(f"GPU {gpu.index} is not shared: {why}" for gpu, why in shares.left_out))

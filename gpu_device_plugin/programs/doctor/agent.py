@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.settings.node import Address
+    from gpu_device_plugin.settings.forms import Address
 
 _MODULE = PROGRAM.replace("-", "_")
 

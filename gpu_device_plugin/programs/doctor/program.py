@@ -39,13 +39,13 @@ from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, ch
 from gpu_device_plugin.programs.doctor import runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
-from gpu_device_plugin.settings.node import UsageError
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.settings.knobs import Sources, Texts
     from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 RIGHTS = (
     Right("get", "nodes"),
@@ -219,7 +219,7 @@ async def examined(
         agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     seen = api.result()
-    names = {resource.kind: resource.name for resource in replace(settings, resources=tuple(Kind)).offered}
+    names = {resource.kind: resource.name for resource in settings.managed}
     symptoms = NodeSymptoms(
         resources=settings.offered,
         memory_resource=names[Kind.MEMORY],

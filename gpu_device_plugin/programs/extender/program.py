@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.settings.extender import ExtenderSettings
     from gpu_device_plugin.settings.forms import Address
-    from gpu_device_plugin.settings.knobs import Sources, Texts
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ class Extender:
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
-            drain_s=settings.drain_s,
+            drain_s=settings.vanished_grace_s,
             settle_s=timings.settle_s,
             on_drift=self._drifted,
             on_unplaced=self._unplaced,
@@ -259,7 +259,7 @@ class Extender:
         """Take over what can be changed while we run."""
         outcome = reload(self.settings, wanted)
         self.settings = outcome.settings
-        self.fleet.drain_s = outcome.settings.drain_s
+        self.fleet.drain_s = outcome.settings.vanished_grace_s
         logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
         _log.info("%s", outcome.sentence, extra=outcome.changes)
 

@@ -10,7 +10,8 @@ import msgspec
 from gpu_device_plugin.cluster.api import ObjectMeta, Page
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import SettingsError, Sources, Text, Texts
+from gpu_device_plugin.settings.knobs import SettingsError
+from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl

@@ -29,7 +29,9 @@ from gpu_device_plugin.programs.doctor.program import (
     place,
     settings_of,
 )
-from gpu_device_plugin.settings.node import NodeSettings, Sources, UsageError
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
@@ -46,7 +48,7 @@ NOWHERE = Place(in_container=True)
 
 
 def settings_in(node: World, **changed: str) -> NodeSettings:
-    return Sources(flags={**node.settings, **changed}, environ={}).read()
+    return Sources(NodeSettings, flags={**node.settings, **changed}, environ={}).read()
 
 
 def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
