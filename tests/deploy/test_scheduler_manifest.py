@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.programs.extender import program
+from gpu_device_plugin.programs.extender.routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import Right, rights_granted, rights_needed
@@ -192,7 +192,7 @@ def test_the_scheduler_calls_the_extender_where_it_listens(manifest: Path) -> No
     (extender,) = config["extenders"]
     url, listen = urlsplit(extender["urlPrefix"]), settings(manifest).listen
     assert (url.scheme, url.hostname, url.port) == ("http", listen.host, listen.port)
-    assert url.path == program.PREFIX
+    assert url.path == PREFIX
     assert extender["enableHTTPS"] is False
 
 
@@ -321,7 +321,9 @@ def test_f12_rbac_grants_what_the_extender_calls_and_nothing_else(manifest: Path
 
 
 def test_the_agent_and_the_extender_are_told_apart() -> None:
-    agent, extender = (rights_needed(f"gpu_device_plugin.programs.{name}") for name in ("node_program", "extender"))
+    agent, extender = (
+        rights_needed(f"gpu_device_plugin.programs.{name}") for name in ("node.program", "extender.program")
+    )
     assert ("", "pods/binding", "create") in extender - agent
     assert ("", "nodes", "patch") in agent - extender
 

@@ -137,7 +137,7 @@ class Guide:
 
     async def _seen(self) -> None:
         newest = self.api.store.version
-        watches = (self.extender._pods, self.extender._nodes)
+        watches = (self.extender.watches["pods"], self.extender.watches["nodes"])
         await self.node.until(lambda: min(each.version for each in watches) >= newest)
 
     async def _run(self, body: Json) -> None:
@@ -230,7 +230,7 @@ async def guide(folder: Path) -> AsyncIterator[Guide]:
             )
             task = asyncio.create_task(extender.run())
             try:
-                await there.until(lambda: "listen" in extender.ports and not extender._unready())
+                await there.until(lambda: "listen" in extender.ports and not extender.unready())
                 kubectl = folder / "kubectl"
                 kubectl.write_text(_KUBECTL.format(python=sys.executable, url=api.url), encoding="utf-8")
                 kubectl.chmod(0o755)

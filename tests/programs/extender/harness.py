@@ -126,7 +126,7 @@ class World:
     async def start(self, **changed: str) -> Running:
         """Start an extender, and wait until it knows the cluster."""
         running = await self.launch(**changed)
-        await self.until(lambda: not running.extender._unready())
+        await self.until(lambda: not running.extender.unready())
         return running
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:

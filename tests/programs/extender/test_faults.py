@@ -170,11 +170,11 @@ async def test_a_pod_that_vanished_in_a_gap_counts_for_a_while() -> None:
         await w.start()
         w.pod("p", mem=8)
         await w.schedule()
-        lists = w.only.extender._pods.lists
+        lists = w.only.extender.watches["pods"].lists
         with w.api.watch_gap():
             w.end("p")
             w.force_delete("p")
-        await w.until(lambda: w.only.extender._pods.lists > lists)
+        await w.until(lambda: w.only.extender.watches["pods"].lists > lists)
         await w.until(lambda: w.only.free("a") == [8])
 
 
@@ -220,7 +220,7 @@ async def test_a_black_hole_is_noticed_and_left() -> None:
         assert error, "nothing can be bound now"
         w.end("p")
         w.api.heal()
-        await w.until(lambda: w.only.extender.binding.doubts == 0 and w.only.extender._pods.live)
+        await w.until(lambda: w.only.extender.binding.doubts == 0 and w.only.extender.watches["pods"].live)
         await w.seen()
         assert (await w.schedule())["q"].node == "a"
         assert sum(w.only.free("a")) == 11
@@ -240,7 +240,7 @@ async def test_an_api_server_that_restarts_finds_the_extender_as_it_was() -> Non
         w.end("p")
         w.api.store.compact()
         await w.api.start()
-        await w.until(lambda: w.only.extender._pods.live)
+        await w.until(lambda: w.only.extender.watches["pods"].live)
         await w.seen()
         assert (await w.schedule())["q"].node == "a"
         assert sum(w.only.free("a")) == 12
@@ -266,8 +266,8 @@ async def test_objects_that_cannot_be_read_are_passed_over() -> None:
         w.pod("p", mem=7)
         found = await w.schedule()
         assert found["p"].node == "a"
-        assert w.only.extender._pods.unreadable
-        assert w.only.extender._nodes.unreadable
+        assert w.only.extender.watches["pods"].unreadable
+        assert w.only.extender.watches["nodes"].unreadable
 
 
 # --- An extender that is not there, or not yet -----------------------------------------------------------------------
@@ -280,7 +280,7 @@ async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
         w.api.fail(Hang(), verbs={"list"}, resources={"pods"})
         running = await w.launch()
         pod = w.pod("p", mem=8)
-        await w.until(lambda: running.extender._nodes.synced)
+        await w.until(lambda: running.extender.watches["nodes"].synced)
         answer = await w.filter(pod, "a")
         assert answer["Error"].startswith("the cluster's pods have not all been read yet")
         assert (await w.bind("p", "a")).startswith("the cluster's pods have not all been read yet")
@@ -294,7 +294,7 @@ async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
             assert (status, answer["nodes"]) == (503, [])
             assert answer["error"].startswith("the cluster's pods have not all been read yet")
         w.api.heal()
-        await w.until(lambda: not running.extender._unready())
+        await w.until(lambda: not running.extender.unready())
         assert (await w.schedule())["p"].node == "a"
 
 
@@ -387,7 +387,7 @@ async def test_an_extender_that_ends_begins_nothing_new() -> None:
             binding = asyncio.create_task(w.bind("p", "a"))
             await w.until(lambda: w.api.count("create", "pods/binding") > 0)
             stopping = asyncio.create_task(w.stop())
-            await w.until(lambda: running.extender._ending)
+            await w.until(lambda: running.extender.readiness.ending)
             body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
             async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
                 assert (await answer.json())["Error"] == "this extender is ending, another one takes over"
@@ -423,14 +423,14 @@ async def test_a_cluster_that_cannot_be_followed_is_not_known_for_long() -> None
     async with world(allowed=RIGHTS - {("watch", "nodes")}, timings=quick) as w:
         one_gpu(w, "a")
         running = await w.launch()
-        await w.until(lambda: "cannot be followed" in "".join(running.extender._unready()))
-        (why,) = running.extender._unready()
+        await w.until(lambda: "cannot be followed" in "".join(running.extender.unready()))
+        (why,) = running.extender.unready()
         assert why == (
             "the cluster's nodes cannot be followed: watch nodes: 403 Forbidden; "
             "grant 'watch' on 'nodes' to the service account"
         )
         w.api.allowed = frozenset(RIGHTS)
-        await w.until(lambda: not running.extender._unready())
+        await w.until(lambda: not running.extender.unready())
 
 
 async def test_every_restart_finds_the_same_books() -> None:
@@ -537,7 +537,7 @@ async def leader(w: World) -> Running:
     found: list[Running] = []
 
     def one() -> bool:
-        found[:] = [running for running in w.running if not running.extender._unready()]
+        found[:] = [running for running in w.running if not running.extender.unready()]
         return len(found) == 1
 
     await w.until(one)
@@ -568,7 +568,7 @@ async def test_whoever_leads_no_more_ends_the_schedulers_connection() -> None:
     async with world(allowed=RIGHTS | LEASE_RIGHTS) as w:
         one_gpu(w, "a")
         first = await w.launch(token=FIRST, **elected(0))
-        await w.until(lambda: not first.extender._unready())
+        await w.until(lambda: not first.extender.unready())
         await w.launch(token=SECOND, **elected(1))
         pod = w.pod("p", mem=8)
         pool = aiohttp.TCPConnector(limit=1)
@@ -581,19 +581,19 @@ async def test_whoever_leads_no_more_ends_the_schedulers_connection() -> None:
 
             assert await connection() == (None, "")
             w.api.fail(Answer(500), verbs={"get", "update"}, resources={"leases"}, tokens={FIRST})
-            await w.until(lambda: bool(first.extender._unready()))
+            await w.until(lambda: bool(first.extender.unready()))
             ended, why = await connection()
             assert (ended, why.startswith("whether this extender may lead is unknown: ")) == ("close", True)
-            await w.until(lambda: not w.running[1].extender._unready())
+            await w.until(lambda: not w.running[1].extender.unready())
             w.api.heal()
-            await w.until(lambda: first.extender._unready()[0].startswith("another extender leads: extender-1_"))
+            await w.until(lambda: first.extender.unready()[0].startswith("another extender leads: extender-1_"))
             assert (await connection())[0] == "close"
 
 
 async def test_rights_that_an_election_lacks_are_named_by_the_probe() -> None:
     async with world() as w:
         running = await w.launch(**elected(0))
-        await w.until(lambda: "grant" in "".join(running.extender._unready()))
+        await w.until(lambda: "grant" in "".join(running.extender.unready()))
         async with w.http.get(f"{running.probes}/readyz") as said:
             assert (said.status, await said.text()) == (
                 503,
@@ -629,23 +629,23 @@ async def test_a_leader_that_is_cut_off_leads_no_more_and_its_successor_gives_no
         w.node("a", 8, 8, 8)
         async with cable(w.api.url) as line:
             first = await w.launch(url=f"http://127.0.0.1:{line.port}", **elected(0))
-            await w.until(lambda: not first.extender._unready())
+            await w.until(lambda: not first.extender.unready())
             second = await w.launch(**elected(1))
-            await w.until(lambda: second.extender._pods.synced)
+            await w.until(lambda: second.extender.watches["pods"].synced)
             pods = [w.pod(name, mem=8) for name in "pqr"]
             await w.seen()
             assert await w.bind("p", "a", first) == ""
             line.cut()
             # It may still believe to lead, but what it binds does not arrive.
             assert await w.bind("q", "a", first) != ""
-            await w.until(lambda: bool(first.extender._unready()))
-            await w.until(lambda: not second.extender._unready())
+            await w.until(lambda: bool(first.extender.unready()))
+            await w.until(lambda: not second.extender.unready())
             assert "lead" in (await w.filter(pods[1], "a", running=first))["Error"]
             assert await w.bind("q", "a", second) == ""
             line.mend()
-            await w.until(lambda: first.extender._pods.live and first.extender.binding.doubts == 0)
+            await w.until(lambda: first.extender.watches["pods"].live and first.extender.binding.doubts == 0)
             await w.seen()
-            assert first.extender._unready()
+            assert first.extender.unready()
             assert await w.bind("r", "a", second) == ""
             w.check()
             assert sorted(at for name in "pqr" for at in w.places(name)) == [0, 1, 2]
