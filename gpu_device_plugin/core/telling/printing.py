@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_NAMED = 5
+"""So many of a kind are named, and the others are counted."""
 
 
 def counted(number: int, one: str, many: str = "") -> str:
     """Return so many of something: ``1 GPU``, ``2 GPUs``; `many` is what several are called, if not by an s."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in their order, the first of them if there are many: ``a, b, c, d, e and 3 more``."""
+    every = sorted(names)
+    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+    return f"{', '.join(every[:MOST_NAMED])}{more}"
 
 
 def printable(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import AgentSeen
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 

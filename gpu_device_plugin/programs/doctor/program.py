@@ -28,7 +28,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.telling.diagnosing import Unknown, document, examine, exit_code, lines
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint

@@ -9,7 +9,7 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import Runtime
+from gpu_device_plugin.core.telling.node_symptoms import Runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -21,8 +21,8 @@ from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotation
 from gpu_device_plugin.core.contract.nodefacts import read_facts
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
+from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
 from gpu_device_plugin.programs.inspect.objects import (
     Condition,

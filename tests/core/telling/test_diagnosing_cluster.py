@@ -11,16 +11,9 @@ import yaml
 
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.node.others import sightings
+from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, worst
-from gpu_device_plugin.core.telling.diagnosing_cluster import (
-    CHECKS,
-    POLICIES,
-    ClusterSymptoms,
-    Lease,
-    NodeSeen,
-    PartSeen,
-    PodSeen,
-)
+from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES, CHECKS
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -54,7 +47,7 @@ WELL = ClusterSymptoms(
     pods=(POD,),
     leases={"gpushare/gpushare-scheduler": Lease("scheduler-0", 2.0, 15.0)},
     configurations={"gpushare/gpushare-scheduler, config.yaml": "kubescheduler.config.k8s.io/v1"},
-    policies=POLICIES,
+    policies=ADMISSION_POLICIES,
 )
 
 
@@ -485,15 +478,17 @@ def test_an_image_without_a_version() -> None:
 
 def test_policies_that_are_missing() -> None:
     assert of("policies", policies=frozenset())[0].startswith("note: the admission policies are not installed")
-    (told,) = of("policies", policies=POLICIES - {"gpushare-placement"})
+    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement"})
     assert told.startswith("note: the admission policy gpushare-placement is not installed")
-    (told,) = of("policies", policies=POLICIES - {"gpushare-placement", "gpushare-size"})
+    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"})
     assert told.startswith("note: the admission policies gpushare-placement, gpushare-size are not installed")
 
 
 def test_the_policies_are_those_of_the_manifest() -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/policies.yaml").read_text(encoding="utf-8"))
-    assert {one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"} == POLICIES
+    assert {
+        one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"
+    } == ADMISSION_POLICIES
 
 
 def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:

@@ -12,7 +12,8 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, examine, worst
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, AgentSeen, ApiSeen, NodeSymptoms, Runtime
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, ApiSeen, NodeSymptoms, Runtime
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"

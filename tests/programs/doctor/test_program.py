@@ -15,7 +15,8 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
     RIGHTS,

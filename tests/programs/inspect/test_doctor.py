@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.telling.cluster_symptoms import Lease
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_cluster import POLICIES, Lease
+from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms
+    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms
 
 MEM, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
@@ -125,7 +126,7 @@ def well() -> dict[str, Any]:
         "/apis/apps/v1/daemonsets": listed({"spec": {"template": template}}),
         "/apis/node.k8s.io/v1/runtimeclasses": listed({"metadata": {"name": "nvidia"}}),
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies": listed(
-            *({"metadata": {"name": name}} for name in sorted(POLICIES))
+            *({"metadata": {"name": name}} for name in sorted(ADMISSION_POLICIES))
         ),
         "/apis/coordination.k8s.io/v1/namespaces/gpushare/leases": listed(
             {"metadata": {"name": "gpushare-scheduler"}, "spec": lease}, {"metadata": {"name": "other"}, "spec": {}}
