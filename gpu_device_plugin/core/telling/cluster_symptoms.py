@@ -1,4 +1,4 @@
-"""What the API of a cluster shows of sharing GPUs, as far as a doctor asks."""
+"""The symptoms of a cluster that shares GPUs, as its API shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NodeSeen:
     """What the label says by which people switch sharing on; None: it has none."""
     profile: str = ""
     """Of settings, as its label says; empty: it has none."""
-    told: bool = False
+    annotated: bool = False
     """An agent has written its GPUs on it."""
     problem: str = ""
     """Why that cannot be read."""
@@ -62,7 +62,7 @@ class PartSeen:
     original: bool = False
     """Of Alibaba's gpushare."""
     asked: int | None = None
-    """How often a scheduler had this extender filter nodes since it started; None: it does not tell."""
+    """How often a scheduler had this extender filter nodes since it started; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What is wrong in a cluster that shares GPUs, by what its API shows."""
+"""The checks of a cluster that shares GPUs, by the objects of its API."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     elif absent:
         yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
     labelled = [node for node in cluster.nodes if node.labelled]
-    if not labelled and not any(node.told for node in cluster.nodes):
+    if not labelled and not any(node.annotated for node in cluster.nodes):
         yield error(
             f"no node is labelled {SWITCH_LABEL}={SWITCHED_ON}",
             f"kubectl label node NODE {SWITCH_LABEL}={SWITCHED_ON} for every node whose GPUs are to be shared",
         )
     agents = {agent.node for agent in cluster.agents}
-    silent = [node.name for node in labelled if not node.told and node.name in agents]
+    silent = [node.name for node in labelled if not node.annotated and node.name in agents]
     deserted = [node.name for node in labelled if node.name not in agents]
     if silent:
         yield error(
-            f"no GPUs are told of {listed(silent)}, though an agent runs there",
+            f"no GPUs are listed on {listed(silent)}, though an agent runs there",
             "see its log, and kubectl -n gpushare exec POD -- gpu-device-plugin doctor",
         )
     if deserted and not absent:
@@ -119,7 +119,7 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
             which = f"GPU {', '.join(map(str, positions))} {'is' if len(positions) == 1 else 'are'}"
             yield warning(
                 f"{node.name}: {which} out of service: {why}",
-                "docs/operations.md says what ends that (A GPU is out of service)",
+                "docs/operations.md has the remedy (A GPU is out of service)",
             )
     total = sum(len(node.gpus.gpus) for node in cluster.nodes)
     if total and not any(gpu.unhealthy for node in cluster.nodes for gpu in node.gpus.gpus):
@@ -128,7 +128,7 @@ def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _allocatable(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready}
-    sharing = [node for node in cluster.nodes if node.labelled and node.told]
+    sharing = [node for node in cluster.nodes if node.labelled and node.annotated]
     empty = [node.name for node in sharing if not node.allocatable.get(cluster.memory_resource)]
     lost = [name for name in empty if name not in ready]
     if lost:
@@ -168,8 +168,8 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
             sizes.setdefault(node.gpus.share_mib, []).append(node.name)
             profile = "" if node.profile == DEFAULT_PROFILE else node.profile
             by_profile.setdefault(profile, set()).add(node.gpus.share_mib)
-    told = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
-    differ = f"{cluster.memory_resource}: 1 is not the same memory on every node: {told}"
+    where = "; ".join(f"{format_mib(size)} on {listed(names)}" for size, names in sorted(sizes.items()))
+    differ = f"{cluster.memory_resource}: 1 is not the same memory on every node: {where}"
     choose = "have pods choose nodes by the label gpu-device-plugin/share-mib"
     if any(len(each) > 1 for each in by_profile.values()):
         yield warning(
@@ -193,7 +193,7 @@ def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for name, nodes in found.items():
         yield error(f"{name} hands out GPUs too, on {listed(nodes)}", advice[name])
     if not found:
-        yield ok("nobody else hands out GPUs of labelled nodes")
+        yield ok("no other plugin hands out GPUs of labelled nodes")
 
 
 def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -201,7 +201,7 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     left = [
         node.name
         for node in cluster.nodes
-        if not node.labelled and node.name not in agents and (node.told or node.capacity)
+        if not node.labelled and node.name not in agents and (node.annotated or node.capacity)
     ]
     if left:
         yield note(
@@ -219,8 +219,10 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
         if lease.holder and not stale:
             yield ok(f"{name} is held by {lease.holder}")
         else:
-            late = f"{lease.holder} has not renewed it for {lease.age_s:.0f} s" if lease.holder else "nobody holds it"
-            yield error(f"{name}: {late}, so nobody schedules", "see whether the pods above run, and their logs")
+            late = (
+                f"{lease.holder} has not renewed it for {lease.age_s:.0f} s" if lease.holder else "no replica holds it"
+            )
+            yield error(f"{name}: {late}, so no replica schedules", "see whether the pods above run, and their logs")
     if cluster.own_scheduler and not cluster.leases:
         yield error(
             "the scheduler's lease is not there: no replica ever led",
@@ -252,8 +254,8 @@ def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
         names = listed(pod.name for pod in pods)
         yield warning(
             f"{scheduler} bound {counted(len(pods), 'GPU pod')} without asking the extender: {names}",
-            f"configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; of pods "
-            "that set nodeName themselves nobody is asked",
+            f"configure {scheduler} to call it (docs/scheduler.md), or set schedulerName: gpushare-scheduler; no "
+            "scheduler is asked about pods that set nodeName themselves",
         )
     if bound and not by_scheduler:
         yield ok(f"{counted(len(bound), 'GPU pod')} on nodes, placed by GPU")
@@ -271,7 +273,7 @@ def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if waiting:
         names = listed(pod.name for pod in waiting)
         yield note(
-            f"{counted(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD says for what"
+            f"{counted(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD names the reason"
         )
     if not waiting and not ignored:
         yield ok("no GPU pod waits")
@@ -295,7 +297,7 @@ def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
         which = "policies" if missing == ADMISSION_POLICIES else f"{few} {listed(missing)}"
         verb = "is" if len(missing) == 1 else "are"
         yield note(
-            f"the admission {which} {verb} not installed: pods may ask for what breaks the sharing",
+            f"the admission {which} {verb} not installed: pods may set requests and variables that break the sharing",
             "kubectl apply -f deploy/policies.yaml (Kubernetes 1.30 or newer)",
         )
     else:

@@ -1,4 +1,4 @@
-"""What keeps containers of a node from their GPUs, or from their limits: device nodes, runtimes, CDI, cgroups."""
+"""The checks of a container's way to its GPU and to its limit: device nodes, runtimes, CDI, cgroups."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
     if not fit and "envvar" in node.devices:
         seen = ", ".join(f"{runtime.engine} ({runtime.path})" for runtime in node.runtimes) or "no container runtime"
         yield error(
-            f"of what is configured here nothing knows NVIDIA's runtime: {seen}",
+            f"no container runtime that is configured here knows NVIDIA's: {seen}",
             "install nvidia-container-toolkit, nvidia-ctk runtime configure --runtime=containerd (docker, crio), and "
             "restart that; or --devices cdi",
         )
@@ -91,7 +91,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok(f"CDI files name {'the GPU' if len(wanted) == 1 else f'all {len(wanted)} GPUs'} by UUID")
     if not isinstance(node.runtimes, Unknown) and not any(runtime.cdi for runtime in node.runtimes):
         yield warning(
-            "no container runtime configured here is told to use CDI",
+            "no container runtime that is configured here uses CDI",
             "containerd before 2.0: enable_cdi = true; Docker: the feature cdi; CRI-O and containerd 2 need nothing",
         )
 

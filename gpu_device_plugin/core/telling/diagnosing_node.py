@@ -1,4 +1,4 @@
-"""What is wrong on one node, by what can be seen there."""
+"""The checks of one node, by what a process on it can see."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def _driver(node: NodeSymptoms) -> Iterator[Finding]:
     models: dict[str, int] = {}
     for gpu in node.inventory.gpus:
         models[gpu.product] = models.get(gpu.product, 0) + 1
-    what = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
+    cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     version = f"driver {node.inventory.driver_version}" if node.inventory.driver_version else "the driver answers"
     if not models:
         yield error(f"{version}, and lists no GPU", "see nvidia-smi -L on the node, and whether lspci shows the cards")
         return
-    yield ok(f"{version}, {what}{' (invented)' if node.invented else ''}")
+    yield ok(f"{version}, {cards}{' (invented)' if node.invented else ''}")
 
 
 def _split(sentence: str) -> tuple[str, str]:
-    """Take what is found apart from what to do, as the messages of our edges join them."""
+    """Take the finding apart from the advice, which the messages of our edges join by a semicolon."""
     found, _, advice = sentence.partition("; ")
     return found, advice or "see the agent's log"
 
@@ -50,7 +50,7 @@ def _gpus(node: NodeSymptoms) -> Iterator[Finding]:
     for gpu in node.inventory.gpus:
         if why := node.unhealthy.get(gpu.uuid):
             found = f"GPU {gpu.index} ({gpu.uuid}) is out of service: {why}"
-            yield error(found, "docs/operations.md says what ends that (A GPU is out of service)")
+            yield error(found, "docs/operations.md has the remedy (A GPU is out of service)")
     for gpu in node.inventory.gpus:
         if gpu.mig:
             yield note(f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode, whose instances are not shared")
@@ -96,7 +96,7 @@ def _kubelet(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok(f"listens on {node.directory}/kubelet.sock")
     else:
         yield error(
-            f"nobody listens on {node.directory}/kubelet.sock",
+            f"no process listens on {node.directory}/kubelet.sock",
             f"start the kubelet, or name its directory with --device-plugin-dir; see {_KUBELETS_LOG}",
         )
 
@@ -125,7 +125,7 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
             yield ok(f"{version}is ready ({node.agent.where})")
 
 
-_CORRECT = "correct it; until then an agent that runs keeps what it had, and one that starts shares nothing"
+_CORRECT = "correct it; until then a running agent keeps its settings, and one that starts shares no GPUs"
 
 
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
@@ -155,7 +155,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _streams(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.agent, Unknown):
-        return  # told above
+        return  # `_agent` yields that
     for resource in node.resources:
         if node.agent.streams.get(resource.name):
             yield ok(f"the kubelet listens to {resource.name}")
@@ -175,7 +175,7 @@ def _others(node: NodeSymptoms) -> Iterator[Finding]:
         else:
             yield error(f"{sighting.found}, so that the agent shares none", sighting.other.off)
     if not node.others:
-        yield ok("nobody else hands out GPUs here")
+        yield ok("no other plugin hands out GPUs here")
 
 
 def _api(node: NodeSymptoms) -> Iterator[Finding]:
@@ -209,7 +209,7 @@ def _rights(node: NodeSymptoms) -> Iterator[Finding]:
     if untold:
         yield unknown(Unknown(f"the API server does not say whether the agent may {', '.join(untold)}"))
     if not denied and not untold:
-        yield ok(f"the account may do all {len(node.api.rights)} things that the agent does")
+        yield ok(f"the account has all {len(node.api.rights)} rights that the agent needs")
 
 
 def _node(node: NodeSymptoms) -> Iterator[Finding]:
@@ -236,7 +236,7 @@ def _offered(node: NodeSymptoms) -> Iterator[Finding]:
             used = "in shared use" if resource.kind is Kind.COUNT else "in whole use"
             yield note(f"no {resource.name} can be allocated: all GPUs are {used} or out of service, or see above")
         else:
-            yield error(f"the node has no {resource.name}", "the kubelet tells of it within 10 s of the registration")
+            yield error(f"the node has no {resource.name}", "the kubelet reports it within 10 s of the registration")
 
 
 def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
@@ -259,7 +259,7 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         return
     skew = node.api.skew_s
     if skew is None:
-        yield unknown(Unknown("the API server did not tell the time"))
+        yield unknown(Unknown("the API server's answer has no date"))
     elif abs(skew) < _SKEW_S:
         yield ok("agrees with the API server's")
     else:

@@ -1,4 +1,4 @@
-"""What is wrong with the pods of the system: agents, extenders, and the kube-scheduler beside them."""
+"""The checks of the system's own pods: agents, extenders, and the kube-scheduler beside them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOG = "kubectl -n {namespace} logs {pod}{flag} says why"
 
 _ASK = "kubectl -n {namespace} exec {pod} -- gpu-device-plugin doctor says why; so does kubectl logs"
 
-_LOOK = "kubectl -n {namespace} describe pod {pod}: its Events say what it waits for"
+_LOOK = "kubectl -n {namespace} describe pod {pod}: its Events name the reason"
 
 _STUCK: Mapping[str, str] = MappingProxyType(
     {
@@ -37,14 +37,14 @@ _STUCK: Mapping[str, str] = MappingProxyType(
         "ImagePullBackOff": _IMAGE,
         "ErrImageNeverPull": _IMAGE,
         "InvalidImageName": _IMAGE,
-        "CreateContainerConfigError": "mend what that names; kubectl diff -f deploy/ tells how the cluster differs "
-        "from the manifests",
+        "CreateContainerConfigError": "correct the object that it names; kubectl diff -f deploy/ shows how the "
+        "cluster differs from the manifests",
         "CreateContainerError": _RUNTIME,
         "RunContainerError": _RUNTIME,
         "StartError": _RUNTIME,
         "CrashLoopBackOff": "kubectl -n {namespace} logs {pod}{flag} --previous says why it ended",
         "OOMKilled": "it needs more memory than its limit: raise that in the manifest",
-        "Unschedulable": "make room for what it requests, or let it request less",
+        "Unschedulable": "make room for its requests, or lower them",
     }
 )
 """What helps, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
@@ -56,7 +56,7 @@ def _unready(part: PartSeen) -> str:
 
 
 def _way_out(part: PartSeen, otherwise: str) -> str:
-    """Return what helps a part that is not ready, and `otherwise` where all of its containers run."""
+    """Return the advice about a part that is not ready; `otherwise` where all of its containers run."""
     namespace, _, pod = part.name.partition("/")
     advice = _STUCK.get(part.reason, _LOOK) if part.reason else otherwise
     return advice.format(namespace=namespace, pod=pod, flag=f" -c {part.container}" if part.container else "")
@@ -95,8 +95,8 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
             )
     if ready:
         yield ok(f"{listed(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")
-    told = [part.asked for part in cluster.extenders if part.asked is not None]
-    if not told:
+    counts = [part.asked for part in cluster.extenders if part.asked is not None]
+    if not counts:
         if any(not part.original for part in ready):
             yield unknown(
                 Unknown(
@@ -104,8 +104,8 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
                     "that needs the right to get pods/proxy (docs/doctor.md)",
                 )
             )
-    elif sum(told):
-        yield ok(f"schedulers asked it {counted(sum(told), 'time')} since it started")
+    elif sum(counts):
+        yield ok(f"schedulers asked it {counted(sum(counts), 'time')} since it started")
     elif cluster.pods:
         yield warning(
             "no scheduler has asked it about any pod since it started",
@@ -130,7 +130,7 @@ def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
             )
         elif minor > server or minor < (server[0], server[1] - 1):
             why = (
-                "newer than the API server, and may wait for ever for what that lacks"
+                "newer than the API server, and may wait for ever for APIs that the server lacks"
                 if minor > server
                 else "more than one minor version older than the API server"
             )
@@ -151,14 +151,14 @@ def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield unknown(Unknown("some images have no version for a tag"))
     if not versions:
         return
-    told = listed(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())
+    every = listed(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())
     minors = [minor for minor in versions.values() if minor is not None]
     if max(minors)[0] != min(minors)[0] or max(minors)[1] - min(minors)[1] > 1:
-        yield warning(f"agents and extenders are more than one minor version apart: {told}", "upgrade the older ones")
+        yield warning(f"agents and extenders are more than one minor version apart: {every}", "upgrade the older ones")
     elif len(versions) > 1:
-        yield note(f"agents and extenders are of several versions: {told}", "one minor version apart is supported")
+        yield note(f"agents and extenders are of several versions: {every}", "one minor version apart is supported")
     else:
-        yield ok(told)
+        yield ok(every)
 
 
 def _minor(version: str) -> tuple[int, int] | None:
@@ -180,7 +180,7 @@ def original(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield error(
             f"gpushare's own extender runs beside ours ({listed(part.name for part in extenders)}): pods of one are "
             "unknown to the other until they are bound",
-            "leave one of them: docs/operations.md tells how gpushare's works with our agent",
+            "leave one of them: docs/operations.md explains how gpushare's works with our agent",
         )
     elif extenders:
-        yield note("gpushare's own extender is in use, which knows gpu-mem only", "docs/operations.md tells its limits")
+        yield note("gpushare's own extender is in use, which knows gpu-mem only", "docs/operations.md lists its limits")

@@ -1,4 +1,4 @@
-"""What a node shows of sharing its GPUs, as far as a doctor looks."""
+"""The symptoms of a node that shares its GPUs, as a doctor sees them there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.others import Sighting
 
-_NOBODY_LOOKED = Unknown("nobody looked")
+_NOT_EXAMINED = Unknown("not examined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Runtime:
     handlers: tuple[str, ...] = ()
     """Names under which it runs NVIDIA's runtime."""
     default: bool = False
-    """Whether that is what pods without a runtime class get."""
+    """Whether pods without a runtime class get that one."""
     cdi: bool = False
     """Whether it understands CDI names."""
 
@@ -57,9 +57,9 @@ class ApiSeen:
     """Why it cannot be spoken to."""
     version: str = ""
     skew_s: float | None = None
-    """Seconds that our clock is ahead of the server's; None: it did not tell the time."""
+    """Seconds that our clock is ahead of the server's; None: its answer has no date."""
     rights: Mapping[str, bool | None] = field(default_factory=dict)
-    """By what the agent does (``patch nodes``), whether it may; None: nobody said."""
+    """By right (``patch nodes``), whether the agent has it; None: unknown."""
     node_problem: str = ""
     """Why our node could not be read."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -94,13 +94,13 @@ class NodeSymptoms:
     profiles: tuple[str, ...] = ()
     """The names in it that a node's label may have."""
     profile: str | None = None
-    """The one that the agent had last, empty for none; None: nobody remembers."""
+    """The one that the agent had last, empty for none; None: no record of it is left."""
     settings_problems: Mapping[str, str] = field(default_factory=dict)
-    """Why what is written cannot be used, by profile, empty for none."""
+    """Why settings cannot be used, by profile, empty for none."""
 
     # The hardware
     driver_problem: str = ""
-    """Why the driver cannot be used, with what to do."""
+    """Why the driver cannot be used, with advice."""
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """By UUID, why a GPU is out of service."""
@@ -128,8 +128,8 @@ class NodeSymptoms:
     others: tuple[Sighting, ...] = ()
 
     # The agent and the API
-    agent: AgentSeen | Unknown = _NOBODY_LOOKED
+    agent: AgentSeen | Unknown = _NOT_EXAMINED
     agents_running: int | None = None
     """How many processes of the agent are seen; None: processes are not to be seen."""
-    api: ApiSeen | Unknown = _NOBODY_LOOKED
+    api: ApiSeen | Unknown = _NOT_EXAMINED
     node_name: str = ""

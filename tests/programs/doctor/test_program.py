@@ -84,7 +84,7 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
     assert told["driver"] == "driver 580.65.06, 2 x Tesla T4 (invented)"
     assert told["shares"] == "2 GPUs, 28 shares of 1 GiB (4000 are the most)"
     assert told["registration"] == "the kubelet listens to aliyun.com/gpu-count"
-    assert told["rights"] == "the account may do all 7 things that the agent does"
+    assert told["rights"] == "the account has all 7 rights that the agent needs"
     assert told["allocatable"] == "2 aliyun.com/gpu-count can be allocated"
     assert told["clock"] == "agrees with the API server's"
 

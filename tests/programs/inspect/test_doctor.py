@@ -246,12 +246,12 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
         node("plain"),
     )
     a, b, c, d, e = read(tmp_path, pages).nodes
-    assert (a.labelled, a.told, "another version" in a.problem) == (True, True, True)
-    assert (b.labelled, b.told) == (True, False)
+    assert (a.labelled, a.annotated, "another version" in a.problem) == (True, True, True)
+    assert (b.labelled, b.annotated) == (True, False)
     assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
     assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
-    assert (d.told, d.capacity, d.switch, d.profile) == (True, {}, None, "")
-    assert (e.labelled, e.told, e.switch, e.profile) == (False, False, "", "large")
+    assert (d.annotated, d.capacity, d.switch, d.profile) == (True, {}, None, "")
+    assert (e.labelled, e.annotated, e.switch, e.profile) == (False, False, "", "large")
 
 
 def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:
