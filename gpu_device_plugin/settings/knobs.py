@@ -220,14 +220,3 @@ def reload(running: S, wanted: S) -> Reload[S]:
         applied=tuple(each.name for each in changed if each.live),
         waiting=tuple(each.name for each in changed if not each.live),
     )
-
-
-def table(knobs: Iterable[Knob]) -> str:
-    """Return settings as rows of a Markdown table, for the documentation."""
-    rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
-    rows += [
-        f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
-        f"| {'yes' if each.live else 'after a restart'} | {each.description} |"
-        for each in knobs
-    ]
-    return "\n".join(rows) + "\n"

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import Knob, knobs_of, table
+from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\
@@ -94,6 +98,17 @@ EXTENDER = """
 """
 
 
+def table(knobs: Iterable[Knob]) -> str:
+    """Return settings as rows of a Markdown table, for the documentation."""
+    rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
+    rows += [
+        f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
+        f"| {'yes' if each.live else 'after a restart'} | {each.description} |"
+        for each in knobs
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
     return HEAD + AGENT + table(knobs_of(NodeSettings)) + EXTENDER + table(knobs_of(ExtenderSettings))
 
@@ -107,6 +122,12 @@ def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}
     assert len(table(knobs).splitlines()) == 2 + len(knobs)
+
+
+def test_the_table_has_a_row_for_each_setting() -> None:
+    rows = table(knobs_of(NodeSettings)).splitlines()
+    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
+    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))
 
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
-from gpu_device_plugin.settings.knobs import Reload, SettingsError, UsageError, knobs_of, reload, table
+from gpu_device_plugin.settings.knobs import Reload, SettingsError, UsageError, knobs_of, reload
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
@@ -613,10 +613,3 @@ def test_every_setting_explains_itself_in_a_sentence() -> None:
     assert [
         knob.name for knob in knobs_of(NodeSettings) if not knob.help[0].isupper() or not knob.help.endswith(".")
     ] == []
-
-
-def test_the_table_for_the_documentation_has_a_row_for_each_setting() -> None:
-    rows = table(knobs_of(NodeSettings)).splitlines()
-    assert len(rows) == 2 + len(knobs_of(NodeSettings))
-    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
-    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))

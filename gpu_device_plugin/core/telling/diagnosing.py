@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -137,3 +138,8 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
             for finding in findings
         ],
     }
+
+
+def report(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
+    """Return the findings as lines of text, for people or for machines."""
+    return json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
 _READING_S = 3.0
-_COLOURS = {
-    Tone.PLAIN: "",
-    Tone.HEADING: "\x1b[1m",
-    Tone.FAINT: "\x1b[2m",
-    Tone.GOOD: "\x1b[32m",
-    Tone.SHARED: "\x1b[36m",
-    Tone.WHOLE: "\x1b[35m",
-    Tone.BAD: "\x1b[31m",
-}
 _RESET = "\x1b[0m"
 
 
@@ -207,7 +198,7 @@ def _plain(text: str, _tone: Tone) -> str:
 
 
 def _coloured(text: str, tone: Tone) -> str:
-    return f"{_COLOURS[tone]}{text}{_RESET}" if _COLOURS[tone] else text
+    return f"{tone}{text}{_RESET}" if tone else text
 
 
 def _can_write(stream: TextIO, text: str) -> bool:

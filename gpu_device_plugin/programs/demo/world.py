@@ -115,25 +115,13 @@ class Agent:
             last = [str(line.get("traceback") or line.get("why") or line.get("msg")) for line in self._lines][-1:]
             raise AgentGoneError("\n".join(last) or "it said nothing")
 
-    async def kill(self) -> None:
-        """End its process without warning."""
-        self._signal(signal.SIGKILL)
-        await self._ended()
-
-    async def stop(self) -> None:
-        """Ask its process to end, and wait until it has."""
-        self._signal(signal.SIGTERM)
-        await self._ended()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            signal_child(self._process.pid, self._process.returncode, number)
-
-    async def _ended(self) -> None:
+    async def end(self, number: signal.Signals) -> None:
+        """Send its process a signal that ends it, and wait until it has ended."""
         process, reading = self._process, self._reading
         self._process = self._reading = None
         if process is None or reading is None:
             return
+        signal_child(process.pid, process.returncode, number)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await process.wait()
@@ -222,10 +210,6 @@ class World:
         health = self.kubelet.health if self.kubelet.up else {}
         return all(health.get(resource, {}).keys() == ids for resource, ids in self.devices_listed.items())
 
-    async def start_kubelet(self) -> None:
-        """Start a kubelet process again, which knows no pod before `Kubelet.sources_ready`."""
-        await self.kubelet.start(ready=False)
-
     def settled(self) -> bool:
         """Return whether the kubelet was told of every fence that must be there for what pods hold."""
         node = self.node
@@ -293,7 +277,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
             try:
                 yield made
             finally:
-                await made.agent.stop()
+                await made.agent.end(signal.SIGTERM)
 
 
 async def _look(gpus: str) -> HardwareView:

@@ -13,9 +13,7 @@ from urllib.parse import quote
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.core.telling.diagnosing import document as findings_document
-from gpu_device_plugin.core.telling.diagnosing import examine, exit_code
-from gpu_device_plugin.core.telling.diagnosing import lines as findings_lines
+from gpu_device_plugin.core.telling.diagnosing import examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
 from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
 from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
@@ -59,23 +57,8 @@ _TOLD = 10
 _RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
 
 _OF_KUBECTL = (
-    "as",
-    "as-group",
-    "as-uid",
-    "cache-dir",
-    "certificate-authority",
-    "client-certificate",
-    "client-key",
-    "cluster",
-    "context",
-    "kubeconfig",
-    "password",
-    "request-timeout",
-    "server",
-    "tls-server-name",
-    "token",
-    "user",
-    "username",
+    *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
+    *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
 )
 """Flags with a value that kubectl understands and we hand on."""
 _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
@@ -222,10 +205,7 @@ def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str
 
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
     findings = examine(CHECKS, symptoms(kubectl, resources))
-    told = (
-        json.dumps(findings_document(findings), indent=2).splitlines() if arguments.json else findings_lines(findings)
-    )
-    return told, exit_code(findings)
+    return report(findings, as_json=arguments.json), exit_code(findings)
 
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
