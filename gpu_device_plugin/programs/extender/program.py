@@ -223,6 +223,7 @@ class Extender:
         )
         self.readiness = Readiness(self.watches, self._lease, time.monotonic, timings.unfollowed_s)
         self.unready = self.readiness.unready
+        """Returns why the scheduler had better not be answered; nothing if it can be."""
         self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
         self.binding = Binding(
             self.fleet,
