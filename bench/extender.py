@@ -312,7 +312,7 @@ def real(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
     with KubeApi(folder) as api:
         asyncio.run(api.add_nodes([synthetic.new_node(node) for node in range(options.real_nodes)]))
         # No kubelet says of a pod that is deleted that it has ended.
-        with running(folder, str(api.kubeconfig), "--drain", "0s") as extender:
+        with running(folder, str(api.kubeconfig), "--vanished-grace", "0s") as extender:
             what = f"pods scheduled, {options.real_nodes:,} nodes, real API server"
             yield scheduled(what, extender, api.url, options.real_nodes, options.pods, token=api.token)
             yield from bound_at_once(extender, api, options.real_nodes)

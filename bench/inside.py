@@ -24,7 +24,8 @@ from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.usage import usage_of
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.program import Extender
-from gpu_device_plugin.settings.extender import Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +62,7 @@ async def _current() -> None:
 
 async def measure(api: str, nodes: int, calls: int) -> dict[str, Any]:
     """Return the times of each verb, and what was asked each time."""
-    settings = Sources({"http": "off", "listen": "127.0.0.1:0"}, {}).read()
+    settings = Sources(ExtenderSettings, {"http": "off", "listen": "127.0.0.1:0"}, {}).read()
     extender = Extender(settings, ClusterConfig(api))
     running = asyncio.create_task(extender.run(), name="extender")
     verbs, fleet = extender.verbs, extender.fleet

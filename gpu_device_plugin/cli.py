@@ -11,23 +11,26 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.programs import frugal
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
+from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import PROGRAM, Knob, Settings, Sources, Texts, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.programs.doctor.agent import Running
 
-OK, FAILED, MISUSED = 0, 1, 2
-INTERRUPTED = 130
-"""What a shell makes of a process that Ctrl-C ended."""
+_log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound=Settings)
+P = TypeVar("P", bound=ProgramSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -42,16 +45,13 @@ def inspect_plugin(argv: Sequence[str] | None = None, programs: Mapping[str, Pro
 
 
 def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int:
-    try:
+    def run() -> int:
         arguments = parse(argv)
         arguments.called = name
         return programs[arguments.command](arguments)
-    except UsageError as error:
-        for sentence in error.sentences:
-            say(sys.stderr, f"{name}: {sentence}")
-        return MISUSED
-    except KeyboardInterrupt:
-        return INTERRUPTED
+
+    try:
+        return ending(name, run)
     except Exception:  # the last place where it can become a log line that machines can read
         logging.getLogger(__name__).critical("ends because of an error in the program itself", exc_info=True)
         return FAILED
@@ -61,11 +61,8 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
 
 def _node(arguments: argparse.Namespace) -> int:
-    sources = sources_of(arguments, os.environ)
-    texts = sources.texts()
-    settings = sources.read(texts=texts)
     logs.quiet_grpc(os.environ)
-    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
+    sources, texts, settings = _begin(NodeSettings, arguments)
     if settings.http is None and not settings.reaches_api(os.environ):
         frugal.without_tls()
     from gpu_device_plugin.programs.node import program  # noqa: PLC0415 - half a second that --help need not take
@@ -74,13 +71,21 @@ def _node(arguments: argparse.Namespace) -> int:
 
 
 def _extender(arguments: argparse.Namespace) -> int:
-    sources = extender_sources_of(arguments, os.environ)
-    texts = sources.texts()
-    settings = sources.read(texts=texts)
-    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
+    sources, texts, settings = _begin(ExtenderSettings, arguments)
     from gpu_device_plugin.programs.extender import program  # noqa: PLC0415 - a quarter of a second that --help need not take
 
     return program.main(sources, texts, settings)
+
+
+def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Texts, P]:
+    """Read the settings of a program that logs, and have it log as they say."""
+    sources = sources_of(make, arguments, os.environ)
+    texts = sources.texts()
+    settings = sources.read(texts=texts)
+    logs.configure(settings.log_level, settings.log_format, sys.stderr, colour="NO_COLOR" not in os.environ)
+    for warning in sources.renamed(texts):
+        _log.warning("%s", warning)
+    return sources, texts, settings
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
@@ -110,10 +115,10 @@ def sources_of_the_agent(
 
     Where its files are not to be seen from here, they count as empty.
     """
-    ours = sources_of(arguments, os.environ)
+    ours = sources_of(NodeSettings, arguments, os.environ)
     for agent in running:
         try:
-            theirs = sources_of(parse(agent.arguments), agent.environ)
+            theirs = sources_of(NodeSettings, parse(agent.arguments), agent.environ)
         except UsageError:  # of another version
             continue
         flags, environ = {**theirs.flags, **ours.flags}, {**agent.environ, **ours.environ}
@@ -143,46 +148,16 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {"node": _node, "extender": _extender, "inspect": _inspect, "doctor": _doctor, "demo": _demo}
 )
 
-S = TypeVar("S", bound=Settings)
+_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
 
 
-def sources_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[NodeSettings]:
-    """Return where the settings of a `node` command line come from."""
-    return _sources(NodeSettings, arguments, environ)
-
-
-def extender_sources_of(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[ExtenderSettings]:
-    """Return where the settings of an `extender` command line come from."""
-    return _sources(ExtenderSettings, arguments, environ)
-
-
-def _sources(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
-    names = {"config", *(knob.name for knob in knobs_of(make))}
-    flags = {name: text for name, text in vars(arguments).items() if name in names and text is not None}
+def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
+    """Return where the settings of a command line come from; `make` is what they are."""
     others = tuple(knob for other in _SETTINGS if other is not make for knob in knobs_of(other))
-    return Sources(make, flags, environ, others)
+    return Sources(make, flags_in(arguments, knobs_of(make)), environ, others)
 
 
 # --- The command line -------------------------------------------------------------------------------------------------
-
-_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
-_CONFIG = "--config"
-_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {settings.COMMAND: (_CONFIG, *(knob.flag for knob in knobs_of(settings))) for settings in _SETTINGS}
-    | {
-        "doctor": ("--json", "--host-root", _CONFIG, *(knob.flag for knob in knobs_of(NodeSettings))),
-        "demo": ("--once", "--gpus"),
-    }
-)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports misuse as one line, like every other wrong input."""
-
-    def error(self, message: str) -> NoReturn:
-        # Of a flag without its value, argparse says "argument --gpus: expected one argument".
-        said = message.removeprefix("argument ").replace(": expected one argument", " needs a value")
-        raise UsageError(f"{said}; see {self.prog} --help")
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -193,62 +168,62 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     if list(argv[:1]) == ["inspect"]:
         return argparse.Namespace(command="inspect", words=list(argv[1:]))
+    parser, commands = _parsers()
     command = next((word for word in argv if not word.startswith("-")), "")
-    if command not in _FLAGS and not {"-h", "--help", "--version"}.intersection(argv[:1]):
+    if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
         choice = f"say first what to run, {', '.join(most)} or {last}; see {PROGRAM} --help"
         if not command or command in PROGRAMS:
             raise UsageError(choice)
         raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
-    arguments, unknown = _parser().parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        flag = unknown[0].partition("=")[0]
-        raise UsageError(f"{flag}: there is no such argument; {_hint(flag, arguments.command, argv)}")
+        raise _misplaced(unknown[0].partition("=")[0], command, commands, argv)
     return arguments
 
 
-def _hint(word: str, command: str, argv: Sequence[str]) -> str:
-    """Say what to write instead of a word that `command` does not know."""
-    flags = _FLAGS[command]
-    elsewhere = [other for other in _FLAGS if word in _FLAGS[other]]
+def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Sequence[str]) -> UsageError:
+    """Return the error about a word that `command` does not know."""
+    flags = commands[command].flags
+    elsewhere = [other for other, parser in commands.items() if word in parser.flags]
     if word in flags and list(argv).index(command) > 0:
-        return f"write it behind {command}"
-    if word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
-        return f"did you mean {_CONFIG}={word}?"
-    if elsewhere:
-        return f"it is one of {PROGRAM} {elsewhere[0]}"
-    return nearest(f"--{word.lstrip('-')}", flags, f"see {PROGRAM} {command} --help", prefix="--")
+        hint = f"write it behind {command}"
+    elif word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
+        hint = f"did you mean {_CONFIG}={word}?"
+    elif elsewhere:
+        hint = f"it is one of {PROGRAM} {elsewhere[0]}"
+    else:
+        return no_such_argument(word, flags, f"see {PROGRAM} {command} --help")
+    return UsageError(f"{word}: there is no such argument; {hint}")
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog=PROGRAM,
-        description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.",
-        allow_abbrev=False,
-    )
+_CONFIG = "--config"
+_USAGE = "%(prog)s [--config PATH] [settings]"
+_PRECEDENCE = (
+    "A flag beats the environment variable, which beats the file. Files are read again when they change, and at SIGHUP."
+)
+
+
+def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser of the command line, and those of its commands but `inspect`, which has one of its own."""
+    parser = Parser(prog=PROGRAM, description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-
     node = commands.add_parser(
         "node",
-        usage="%(prog)s [--config PATH] [settings]",
         help="the agent that runs on every GPU node",
         description="Offer the GPUs of this node to the kubelet, and hand them to containers.",
+        usage=_USAGE,
         epilog=_PRECEDENCE,
-        allow_abbrev=False,
     )
-    _add_settings(node, knobs_of(NodeSettings))
     extender = commands.add_parser(
         "extender",
-        usage="%(prog)s [--config PATH] [settings]",
         help="what tells the scheduler which node has room on one GPU",
         description="Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
+        usage=_USAGE,
         epilog=_PRECEDENCE,
-        allow_abbrev=False,
     )
-    _add_settings(extender, knobs_of(ExtenderSettings))
     commands.add_parser("inspect", help="who uses which GPU of the cluster", add_help=False)  # see parse
-
     doctor = commands.add_parser(
         "doctor",
         usage="%(prog)s [--json] [--host-root DIR] [settings of the agent]",
@@ -257,46 +232,25 @@ def _parser() -> _Parser:
         "and API server. Nothing is changed.",
         epilog="Settings are by default those with which the agent of this node runs. Exit code 0: nothing is wrong; "
         "3: there are warnings; 4: there are errors; 1 and 2: the doctor itself could not work.",
-        allow_abbrev=False,
     )
     doctor.add_argument("--json", action="store_true", help="print what was found for machines")
     doctor.add_argument("--host-root", metavar="DIR", help="where the node's own file system is mounted")
-    _add_settings(doctor, knobs_of(NodeSettings))
-
     demo = commands.add_parser(
         "demo",
         help="GPUs shared between pods, live in this terminal, with no cluster at all",
         description="Run the agent against a kubelet made for the purpose, and show what happens as tables.",
-        allow_abbrev=False,
     )
     demo.add_argument("--once", action="store_true", help="print what happens and exit, for scripts")
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    return parser
-
-
-_PRECEDENCE = (
-    "A flag beats the environment variable, which beats the file. Files are read again when they change, and at SIGHUP."
-)
-
-
-def _add_settings(parser: argparse.ArgumentParser, knobs: tuple[Knob, ...]) -> None:
-    parser.add_argument(
-        _CONFIG,
-        metavar="PATH",
-        help="YAML or JSON file with settings, each named as its flag without the dashes before it and with _ for -, "
-        "as in share_size: 1GiB; or a directory, in which "
-        "default.yaml applies everywhere and any other .yaml file to nodes whose label gpu-device-plugin/config names "
-        "it [GPUSHARE_CONFIG]",
-    )
-    for knob in knobs:
-        switch = knob.form.shape == "true|false"  # turned on by its mere name, too
-        parser.add_argument(
-            knob.flag,
-            dest=knob.name,
-            metavar=knob.form.shape,
-            nargs="?" if switch else None,
-            const="true" if switch else None,
-            help=f"{knob.help} [{knob.variable}; {knob.default or 'empty'}]".replace("%", "%%"),
+    for command, make in ((node, NodeSettings), (extender, ExtenderSettings), (doctor, NodeSettings)):
+        command.add_argument(
+            _CONFIG,
+            metavar="PATH",
+            help="YAML or JSON file with settings, each named as its flag without the dashes before it and with _ for "
+            "-, as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml "
+            "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
+        add_settings(command, knobs_of(make))
+    return parser, {"node": node, "extender": extender, "doctor": doctor, "demo": demo}

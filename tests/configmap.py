@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.annotations import DEFAULT_PROFILE
-from gpu_device_plugin.settings.knobs import Text, Texts
+from gpu_device_plugin.settings.sources import Text, Texts
 
 if TYPE_CHECKING:
     from pathlib import Path

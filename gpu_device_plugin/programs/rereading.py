@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
-from gpu_device_plugin.settings.knobs import Settings, Sources, Texts, UsageError
+from gpu_device_plugin.settings.knobs import Settings, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from gpu_device_plugin.settings.sources import Sources, Texts
+
 S = TypeVar("S", bound=Settings)
+
+_log = logging.getLogger(__name__)
 
 
 class Rereading(Generic[S]):
@@ -67,6 +72,8 @@ class Rereading(Generic[S]):
         except UsageError as error:
             self._refuse(str(error))
         else:
+            for warning in self._sources.renamed(found):
+                _log.warning("%s", warning)
             self._take(wanted)
 
     async def run(self) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.telling.printing import printable
@@ -14,3 +15,8 @@ def say(stream: TextIO, line: str) -> None:
     """Write a line. What others wrote in it steers no terminal, and what that cannot show is a question mark."""
     encoding = stream.encoding or "utf-8"
     stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
+
+
+def leave_unwritten(stream: TextIO) -> None:
+    """Give up a pipe whose reader has read enough: the interpreter must not write what is left at its end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -6,29 +6,22 @@ import contextlib
 import ipaddress
 import socket
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.settings import knobs
+from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     ADDRESS,
-    DOMAIN,
-    LOG_FORMAT,
-    LOG_LEVEL,
     OPTIONAL_ADDRESS,
     OPTIONAL_PATH,
-    RESOURCE_NAME,
     SWITCH,
     Address,
     api_server,
     duration,
     object_name,
-    one_name_for_two,
     one_of,
 )
-from gpu_device_plugin.settings.knobs import Form, SettingsError, knob, knobs_of, refuse
+from gpu_device_plugin.settings.knobs import Form, SettingsError, knob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +36,7 @@ def _identity(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtenderSettings:
+class ExtenderSettings(ProgramSettings):
     """Everything one can choose about a scheduler extender. Read once, frozen afterwards.
 
     Raises:
@@ -52,26 +45,24 @@ class ExtenderSettings:
 
     COMMAND: ClassVar[str] = "extender"
 
-    listen: Address = knob(  # noqa: RUF009 - makes a dataclasses.field
+    listen: Address = knob(
         "127.0.0.1:32766",
         ADDRESS,
         "Where the scheduler's calls are answered. Whoever reaches it can have pods bound, so beyond loopback it needs "
         "a client_ca.",
     )
-    tls_cert: Path | None = knob(  # noqa: RUF009 - makes a dataclasses.field
+    tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
         "PEM file with the certificate for listen, read again when it changes; empty: plain HTTP.",
     )
-    tls_key: Path | None = knob(  # noqa: RUF009 - makes a dataclasses.field
-        "", OPTIONAL_PATH, "PEM file with the key of tls_cert."
-    )
-    client_ca: Path | None = knob(  # noqa: RUF009 - makes a dataclasses.field
+    tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
+    client_ca: Path | None = knob(
         "",
         OPTIONAL_PATH,
         "PEM file with the authority that signs the scheduler's client certificate; others are then refused.",
     )
-    http: Address | None = knob(  # noqa: RUF009 - makes a dataclasses.field
+    http: Address | None = knob(
         ":9402",
         OPTIONAL_ADDRESS,
         "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9402, or :9402 for every address. "
@@ -83,9 +74,6 @@ class ExtenderSettings:
         "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
         "http:// address, or auto: in-cluster.",
     )
-    domain: str = knob("aliyun.com", DOMAIN, "Domain of both resource names.")
-    memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource that counts shares of GPU memory.")
-    count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource that counts whole GPUs.")
     node_policy: str = knob(
         "binpack",
         one_of(*POLICIES),
@@ -98,11 +86,12 @@ class ExtenderSettings:
         "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest.",
         live=True,
     )
-    drain_s: float = knob(
+    vanished_grace_s: float = knob(
         "30s",
         duration(zero=True),
         "How long a GPU of a pod that vanished while it ran counts as taken.",
         live=True,
+        formerly=("drain",),
     )
     bind_timeout_s: float = knob(
         "4s",
@@ -133,18 +122,9 @@ class ExtenderSettings:
         "POD_NAME is read too.",
         also="POD_NAME",
     )
-    log_level: str = knob("info", LOG_LEVEL, "Least severe line to log.", live=True)
-    log_format: str = knob(
-        "auto",
-        LOG_FORMAT,
-        "Log lines for people or for machines; auto writes for people on a terminal and JSON elsewhere.",
-    )
-
-    def __post_init__(self) -> None:
-        refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from one_name_for_two(self.offered)
+        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
         if (self.tls_cert is None) != (self.tls_key is None):
             yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
         if self.client_ca is not None and self.tls_cert is None:
@@ -153,14 +133,6 @@ class ExtenderSettings:
             )
         if self.leader_election and not self.lease_name:
             yield SettingsError("leaders are elected by a Lease, which needs a name", ("leader_election", "lease_name"))
-
-    @property
-    def offered(self) -> tuple[Resource, ...]:
-        """The resources that are placed, by their full names."""
-        return (
-            Resource(Kind.MEMORY, f"{self.domain}/{self.memory_resource}"),
-            Resource(Kind.COUNT, f"{self.domain}/{self.count_resource}"),
-        )
 
     @property
     def exposed(self) -> bool:
@@ -184,10 +156,3 @@ class ExtenderSettings:
             if own := (service_account / "namespace").read_text(encoding="utf-8").strip():
                 return own
         return "kube-system"
-
-
-KNOBS = knobs_of(ExtenderSettings)
-"""Every setting, in the order in which they are explained."""
-
-Sources = partial(knobs.Sources, ExtenderSettings)
-"""Where the settings of an extender come from."""

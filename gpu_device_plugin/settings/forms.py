@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from gpu_device_plugin.core.model.memory import parse_mib
-from gpu_device_plugin.settings.knobs import Form, SettingsError, nearest
+from gpu_device_plugin.settings.knobs import Form, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from gpu_device_plugin.core.model.resources import Resource
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -153,15 +151,6 @@ def _resource_name(text: str) -> str:
 RESOURCE_NAME = Form("NAME", _resource_name)
 
 
-def one_name_for_two(offered: tuple[Resource, ...]) -> Iterator[SettingsError]:
-    """Yield an error where two resources would have one name."""
-    if len(offered) != len({resource.name for resource in offered}):
-        yield SettingsError(
-            f"both resources would be called {offered[0].name}; give them different names",
-            ("memory_resource", "count_resource"),
-        )
-
-
 def object_name(what: str, otherwise: str) -> Form[str]:
     """Take the name of an object of the Kubernetes API, a `what`, or nothing; `otherwise` says what to write."""
 
@@ -218,9 +207,3 @@ def _address(text: str) -> Address:
 
 ADDRESS = Form("ADDRESS", _address)
 OPTIONAL_ADDRESS = Form("ADDRESS", lambda text: None if text in {"", "off"} else _address(text))
-
-
-# --- What every program has ------------------------------------------------------------------------------------------
-
-LOG_LEVEL = one_of("debug", "info", "warning", "error")
-LOG_FORMAT = one_of("auto", "human", "json")

@@ -4,62 +4,34 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.settings import knobs
+from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
-    DOMAIN,
-    LOG_FORMAT,
-    LOG_LEVEL,
     OPTIONAL_ADDRESS,
     PATH,
-    RESOURCE_NAME,
     SWITCH,
     Address,
     api_server,
     duration,
     number,
     object_name,
-    one_name_for_two,
     one_of,
     several,
     size,
     some_of,
 )
-from gpu_device_plugin.settings.knobs import (
-    Form,
-    Reload,
-    SettingsError,
-    Texts,
-    UsageError,
-    knob,
-    knobs_of,
-    nearest,
-    refuse,
-    reload,
-)
+from gpu_device_plugin.settings.knobs import Form, SettingsError, knob, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-__all__ = [
-    "DELIVERIES",
-    "KNOBS",
-    "Address",
-    "NodeSettings",
-    "Reload",
-    "SettingsError",
-    "Sources",
-    "UsageError",
-    "reload",
-    "settings_for",
-]
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 DELIVERIES = ("envvar", "device-specs", "cdi")
 """The ways in which a GPU can be handed to a container."""
@@ -95,7 +67,7 @@ _XIDS = several("XID", number(1, 9999).read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSettings:
+class NodeSettings(ProgramSettings):
     """Everything one can choose about a node agent. Read once, frozen afterwards.
 
     Raises:
@@ -123,9 +95,6 @@ class NodeSettings:
     reserve_mib: int = knob(
         "0MiB", size(0), "Memory kept back on every GPU, besides what the driver reserves for itself."
     )
-    domain: str = knob("aliyun.com", DOMAIN, "Domain of both resource names.")
-    memory_resource: str = knob("gpu-mem", RESOURCE_NAME, "Name of the resource that counts shares of GPU memory.")
-    count_resource: str = knob("gpu-count", RESOURCE_NAME, "Name of the resource that counts whole GPUs.")
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         _kinds(),
@@ -158,13 +127,13 @@ class NodeSettings:
         "Have the kubelet call PreStartContainer before each start of a container: one whose GPU is out of service "
         "waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
     )
-    device_plugin_dir: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
+    device_plugin_dir: Path = knob(
         "/var/lib/kubelet/device-plugins",
         DIRECTORY,
         "Where the kubelet listens for device plugins and keeps its checkpoint.",
         in_profile=False,
     )
-    pod_resources_socket: Path = knob(  # noqa: RUF009 - makes a dataclasses.field
+    pod_resources_socket: Path = knob(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         PATH,
         "Where the kubelet tells which container holds which device.",
@@ -191,7 +160,7 @@ class NodeSettings:
         "http:// address, off, or auto: in-cluster where a service account is mounted, else off.",
         in_profile=False,
     )
-    http: Address | None = knob(  # noqa: RUF009 - makes a dataclasses.field
+    http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
         "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9445, or :9445 for every address. "
@@ -233,19 +202,9 @@ class NodeSettings:
         "of failing, and an Event gives advice. 0: never.",
         live=True,
     )
-    log_level: str = knob("info", LOG_LEVEL, "Least severe line to log.", live=True)
-    log_format: str = knob(
-        "auto",
-        LOG_FORMAT,
-        "Log lines for people or for machines; auto writes for people on a terminal and JSON elsewhere.",
-        in_profile=False,
-    )
-
-    def __post_init__(self) -> None:
-        refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        yield from one_name_for_two(self.offered)
+        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
         if both := sorted(set(self.ignored_xids) & set(self.fatal_xids)):
             yield SettingsError(
                 f"XID {both[0]} is both ignored and fatal; name it in one of them only", ("ignored_xids", "fatal_xids")
@@ -266,8 +225,7 @@ class NodeSettings:
     @property
     def offered(self) -> tuple[Resource, ...]:
         """The resources offered, by their full names."""
-        names = {Kind.MEMORY: self.memory_resource, Kind.COUNT: self.count_resource}
-        return tuple(Resource(kind, f"{self.domain}/{names[kind]}") for kind in self.resources)
+        return tuple(resource for resource in self.managed if resource.kind in self.resources)
 
     @property
     def plugins_registry(self) -> Path:
@@ -279,14 +237,7 @@ class NodeSettings:
         return self.api != "off" and (self.api != "auto" or "KUBERNETES_SERVICE_HOST" in environ)
 
 
-KNOBS = knobs_of(NodeSettings)
-"""Every setting, in the order in which they are explained."""
-
-Sources = partial(knobs.Sources, NodeSettings)
-"""Where the settings of a node agent come from."""
-
-
-def settings_for(sources: knobs.Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
+def settings_for(sources: Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
     """Return the settings of a node with this label.
 
     Args:

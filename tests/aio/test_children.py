@@ -86,11 +86,11 @@ async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = Agent({"gpus": "fake:1xT4", "device_plugin_dir": str(tmp_path), "api": "off"})
-    for end in (agent.stop, agent.kill):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         await agent.start()
         process = agent.process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
         until_it_has_ended(process.pid)
-        await end()
+        await agent.end(number)
         assert (process.returncode, warnings(caplog)) == (-signal.SIGKILL, [])

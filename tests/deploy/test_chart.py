@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.settings import extender as extender_settings
-from gpu_device_plugin.settings.node import KNOBS, settings_for
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
@@ -155,12 +156,13 @@ def test_the_image_is_the_same_everywhere(values: Json, workload: str) -> None:
 @pytest.mark.parametrize(("values", "workload"), WORKLOADS)
 def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str) -> None:
     resources = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}}
-    ours = {"settings": {"gpu_policy": "spread", "drain": "60s"}, "args": ["--drain=5s"], "resources": resources}
+    written = {"gpu_policy": "spread", "vanished_grace": "60s"}
+    ours = {"settings": written, "args": ["--vanished-grace=5s"], "resources": resources}
     objects = CHART.render({"scheduler": {**values["scheduler"], **ours}})
     made = container(objects, workload, "extender")
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-extender"])
-    found = cli.extender_sources_of(cli.parse(made["args"]), {}).read(texts=texts)
-    assert (found.gpu_policy, found.node_policy, found.drain_s) == ("spread", "binpack", 5)
+    found = cli.sources_of(ExtenderSettings, cli.parse(made["args"]), {}).read(texts=texts)
+    assert (found.gpu_policy, found.node_policy, found.vanished_grace_s) == ("spread", "binpack", 5)
     assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 
 
@@ -226,7 +228,7 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     }
     objects = CHART.render({"agent": changed})
     pod, made = pod_of(objects, "gpushare-node"), container(objects, "gpushare-node", "agent")
-    sources = cli.sources_of(cli.parse(made["args"]), {})
+    sources = cli.sources_of(NodeSettings, cli.parse(made["args"]), {})
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-node"])
     one, other = sources.read(texts=texts), settings_for(sources, texts, "large")
     assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "binpack")
@@ -391,7 +393,7 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"maxUnavailable": "0%"}},
         {"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet/"}},
         {"scheduler": {"settings": {"share_size": "1GiB"}}},
-        {"scheduler": {"settings": {"drain": "30"}}},
+        {"scheduler": {"settings": {"vanished_grace": "30"}}},
         {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
         {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
         {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
@@ -422,7 +424,13 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
                 "args": ["--http=:9445", "--pre-start"],
             }
         },
-        {"scheduler": {"settings": {"listen": "127.0.0.1:32766", "drain": "0s"}, "args": ["--drain=5s"]}},
+        {
+            "scheduler": {
+                "settings": {"listen": "127.0.0.1:32766", "vanished_grace": "0s"},
+                "args": ["--vanished-grace=5s"],
+            }
+        },
+        {"scheduler": {"settings": {"drain": "0s"}, "args": ["--drain=5s"]}},
         {"agent": CUSTOM, "scheduler": CUSTOM},
         {"agent": {"maxUnavailable": "100%"}},
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
@@ -433,10 +441,14 @@ def test_right_values_are_taken(right: Json) -> None:
     jsonschema.validate(CHART.values(right), SCHEMA)
 
 
-@pytest.mark.parametrize(("name", "knobs"), [("agentSettings", KNOBS), ("extenderSettings", extender_settings.KNOBS)])
+@pytest.mark.parametrize(
+    ("name", "knobs"), [("agentSettings", knobs_of(NodeSettings)), ("extenderSettings", knobs_of(ExtenderSettings))]
+)
 def test_a_setting_that_no_program_would_take_is_refused_by_helm(name: str, knobs: Iterable[Knob]) -> None:
     """Else the release is there, and its agents wait for somebody to read why."""
-    assert SCHEMA["definitions"][name]["properties"] == {knob.name: schema_of(knob.form) for knob in knobs}
+    assert SCHEMA["definitions"][name]["properties"] == {
+        name: schema_of(knob.form) for knob in knobs for name in (*knob.formerly, knob.name)
+    }
     for knob in knobs:
         if knob.default:
             jsonschema.validate({knob.name: knob.default}, {**SCHEMA, **SCHEMA["definitions"][name]})
@@ -458,11 +470,13 @@ def schema_of(form: Form[Any]) -> Json:
 
 
 @pytest.mark.parametrize(
-    ("part", "program", "knobs"), [("agent", "agent", KNOBS), ("scheduler", "extender", extender_settings.KNOBS)]
+    ("part", "program", "knobs"),
+    [("agent", "agent", knobs_of(NodeSettings)), ("scheduler", "extender", knobs_of(ExtenderSettings))],
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
     assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}
-    names = "|".join(sorted(knob.flag.removeprefix("--") for knob in knobs))
+    flags = [flag(name) for knob in knobs for name in (*knob.formerly, knob.name)]
+    names = "|".join(sorted(each.removeprefix("--") for each in flags))
     assert SCHEMA["definitions"][f"{program}Flags"]["items"]["pattern"] == f"^--({names})(=.*)?$"
 
 
@@ -486,7 +500,7 @@ def test_variables_of_the_chart_cannot_be_set_twice(part: str, workload: str) ->
 
 def test_no_profile_has_a_setting_that_an_agent_needs_before() -> None:
     (excluded,) = SCHEMA["definitions"]["profile"]["propertyNames"].values()
-    assert excluded == {"enum": [knob.name for knob in KNOBS if not knob.in_profile]}
+    assert excluded == {"enum": [knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile]}
 
 
 def test_the_version_is_the_programs() -> None:

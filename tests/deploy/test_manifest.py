@@ -11,7 +11,8 @@ import yaml
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON
-from gpu_device_plugin.settings.node import Address, NodeSettings
+from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.node import NodeSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import rights_granted, rights_needed
 
@@ -43,7 +44,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 def settings(objects: dict[str, dict[str, Any]], container: dict[str, Any]) -> NodeSettings:
     """The settings that the agent makes of the manifest, the node's name filled in as the kubelet does."""
     environ = {each["name"]: each.get("value", "node-a") for each in container["env"]}
-    sources = cli.sources_of(cli.parse(container["args"]), environ)
+    sources = cli.sources_of(NodeSettings, cli.parse(container["args"]), environ)
     assert sources.config == FOLDER
     return sources.read(texts=texts_of(objects["ConfigMap"]))
 

@@ -12,12 +12,13 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli, metrics
-from gpu_device_plugin.settings.knobs import Texts
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Texts
 from tests.docs.pages import blocks
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.settings.extender import ExtenderSettings
-    from gpu_device_plugin.settings.node import Address, NodeSettings
+    from gpu_device_plugin.settings.forms import Address
 
 Json = dict[str, Any]
 
@@ -54,9 +55,9 @@ def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
     arguments = cli.parse(container["args"])
     found: NodeSettings | ExtenderSettings
     if container["args"][0] == "node":
-        found = cli.sources_of(arguments, environ).read(texts=Texts())
+        found = cli.sources_of(NodeSettings, arguments, environ).read(texts=Texts())
     else:
-        found = cli.extender_sources_of(arguments, environ).read(texts=Texts())
+        found = cli.sources_of(ExtenderSettings, arguments, environ).read(texts=Texts())
     return found.http, container
 
 

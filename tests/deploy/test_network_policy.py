@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import cli
-from gpu_device_plugin.settings.knobs import Texts
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.sources import Texts
 from tests.deploy.templates import Chart
 
 Json = dict[str, Any]
@@ -57,7 +58,7 @@ def test_the_port_that_is_open_to_all_asks_for_a_certificate() -> None:
     assert [port for port, whom in opened(POLICY).items() if whom is None] == ["verbs"]
     (name,) = (name for name, pod in PODS.items() if "verbs" in ports(pod) and not pod["spec"].get("hostNetwork"))
     (container,) = PODS[name]["spec"]["containers"]
-    settings = cli.extender_sources_of(cli.parse(container["args"]), {"POD_NAME": "x"}).read(texts=Texts())
+    settings = cli.sources_of(ExtenderSettings, cli.parse(container["args"]), {"POD_NAME": "x"}).read(texts=Texts())
     assert settings.client_ca is not None
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.programs.extender import program
+from gpu_device_plugin.programs.extender.routes import PREFIX
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from tests.configmap import FOLDER, texts_of
 from tests.deploy.calls import Right, rights_granted, rights_needed
@@ -54,7 +54,7 @@ def settings(manifest: Path) -> ExtenderSettings:
     """The settings that the extender makes of a manifest, the pod's name filled in as the kubelet does."""
     asked = container(manifest)
     environ = {each["name"]: each.get("value", "pod-a") for each in asked.get("env", ())}
-    sources = cli.extender_sources_of(cli.parse(asked["args"]), environ)
+    sources = cli.sources_of(ExtenderSettings, cli.parse(asked["args"]), environ)
     assert sources.config == FOLDER
     return sources.read(texts=texts_of(config_map(manifest, "gpushare-extender")))
 
@@ -192,7 +192,7 @@ def test_the_scheduler_calls_the_extender_where_it_listens(manifest: Path) -> No
     (extender,) = config["extenders"]
     url, listen = urlsplit(extender["urlPrefix"]), settings(manifest).listen
     assert (url.scheme, url.hostname, url.port) == ("http", listen.host, listen.port)
-    assert url.path == program.PREFIX
+    assert url.path == PREFIX
     assert extender["enableHTTPS"] is False
 
 

@@ -17,7 +17,8 @@ import yaml
 
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.programs.extender.program import Extender
-from gpu_device_plugin.settings.extender import Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
@@ -224,7 +225,9 @@ async def guide(folder: Path) -> AsyncIterator[Guide]:
             await there.start_agent()
             await there.until(lambda: takes_pods(api.get("nodes", NODE)))
             flags = {"listen": "127.0.0.1:0", "http": "off"}
-            extender = Extender(Sources(flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK)
+            extender = Extender(
+                Sources(ExtenderSettings, flags=flags, environ={}).read(), ClusterConfig(api.url), timings=QUICK
+            )
             task = asyncio.create_task(extender.run())
             try:
                 await there.until(lambda: "listen" in extender.ports and not extender.unready())

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__
-from gpu_device_plugin.settings.node import NodeSettings, Sources
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from tests.docs import pages
 from tests.docs.pages import DOCS, ROOT, blocks, text_of
 from tests.patience import stretched
@@ -165,11 +166,11 @@ def test_the_file_of_settings_that_is_shown_is_one(tmp_path: Path) -> None:
     (shown,) = blocks(text_of(DOCS / "settings.md"), "yaml")
     file = tmp_path / "node.yaml"
     file.write_text(shown.text, encoding="utf-8")
-    assert Sources(flags={"config": str(file)}, environ={}).read().policy == "spread"
+    assert Sources(NodeSettings, flags={"config": str(file)}, environ={}).read().policy == "spread"
 
 
 def test_flags_that_are_named_are_accepted() -> None:
     flags = dict(re.findall(r"`--([a-z-]+) ([a-z-]+)`", README))
     assert flags
     for name, value in flags.items():
-        Sources(flags={name.replace("-", "_"): value}, environ={}).read()
+        Sources(NodeSettings, flags={name.replace("-", "_"): value}, environ={}).read()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.settings import extender as extender_settings
-from gpu_device_plugin.settings import node as settings
-from gpu_device_plugin.settings.knobs import Knob, table
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.knobs import Knob, knobs_of
+from gpu_device_plugin.settings.node import NodeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\
@@ -28,7 +32,8 @@ exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command tells the form
 of every value, too, and words like `info` may be in capitals. Everything that is wrong is told at once, each thing with
 the place where it stands. Variables and the file may serve both programs: each passes over what only the other one
-knows, and refuses what neither does.
+knows, and refuses what neither does. A setting that was renamed is understood under its former name for one release
+more; the log names each place to change.
 
 ## In the cluster
 
@@ -93,24 +98,41 @@ EXTENDER = """
 """
 
 
+def table(knobs: Iterable[Knob]) -> str:
+    """Return settings as rows of a Markdown table, for the documentation."""
+    rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
+    rows += [
+        f"| `{each.flag}` | `{each.variable}` | {f'`{each.default}`' if each.default else 'empty'} "
+        f"| {'yes' if each.live else 'after a restart'} | {each.description} |"
+        for each in knobs
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def page() -> str:
-    return HEAD + AGENT + table(settings.KNOBS) + EXTENDER + table(extender_settings.KNOBS)
+    return HEAD + AGENT + table(knobs_of(NodeSettings)) + EXTENDER + table(knobs_of(ExtenderSettings))
 
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/docs/test_settings_page.py"
 
 
-@pytest.mark.parametrize("knobs", [settings.KNOBS, extender_settings.KNOBS])
+@pytest.mark.parametrize("knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings)])
 def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}
     assert len(table(knobs).splitlines()) == 2 + len(knobs)
 
 
+def test_the_table_has_a_row_for_each_setting() -> None:
+    rows = table(knobs_of(NodeSettings)).splitlines()
+    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
+    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))
+
+
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
     (named,) = re.findall(r"^Not in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
-    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in settings.KNOBS if not knob.in_profile}
+    assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile}
 
 
 if __name__ == "__main__":

@@ -226,8 +226,8 @@ def overbooked(found: dict[str, Given], gpus: dict[str, Json]) -> list[str]:
     return [uuid for uuid, amount in taken.items() if amount > gpus[uuid]["shares"]]
 
 
-def test_pods_that_wait_for_a_drain_are_placed_soon_after_it(shared: Cluster) -> None:
-    """The node is full, all pods are deleted by force, and nothing more happens: 30 s of drain, 10 s of back-off."""
+def test_pods_that_wait_for_vanished_ones_are_placed_soon_after_their_grace(shared: Cluster) -> None:
+    """The node is full, all pods are deleted by force, and nothing more happens: 30 s of grace, 10 s of back-off."""
     full = [f"full-{n}" for n in range(4)]
     for name, shares in zip(full, (7, 14, 14, 14), strict=True):
         shared.kubectl("create", "--filename=-", given=pod(name, {GPU_MEM: shares}))

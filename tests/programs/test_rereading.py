@@ -11,7 +11,9 @@ import pytest
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings.node import NodeSettings, Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
 from tests.patience import patience
 
@@ -25,7 +27,7 @@ class Told:
     """What a program is told: the policy that is wanted, or why it is not."""
 
     def __init__(self, config: Path | None) -> None:
-        sources = Sources({} if config is None else {"config": str(config)}, {})
+        sources = Sources(NodeSettings, {} if config is None else {"config": str(config)}, {})
         self.changes: Latest[tuple[str, ...]] = Latest(())
         self.rereading: Rereading[NodeSettings] = Rereading(
             sources, sources.texts(), take=lambda settings: self.say(settings.policy), refuse=self.say
@@ -62,7 +64,7 @@ async def test_a_swapped_directory_is_noticed(tmp_path: Path) -> None:
         await told.until("spread")
         mount(tmp_path / "config", default="policy: binpack")
         await told.until("spread", "binpack")
-    assert told.rereading.seen == Sources({"config": str(tmp_path / "config")}, {}).texts()
+    assert told.rereading.seen == Sources(NodeSettings, {"config": str(tmp_path / "config")}, {}).texts()
 
 
 async def test_a_file_is_noticed_whether_it_is_written_or_replaced(tmp_path: Path) -> None:
@@ -133,3 +135,22 @@ async def test_it_ends_with_the_program_beside_it(tmp_path: Path) -> None:
 
     with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="in use")):
         await Told(mount(tmp_path / "config", default="")).rereading.beside(work())
+
+
+async def test_a_former_name_in_a_file_is_warned_of_when_it_is_read_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The extender's, for the agent has no setting that was renamed."""
+    (tmp_path / "extender.yaml").touch()
+    sources = Sources(ExtenderSettings, {"config": f"{tmp_path}/extender.yaml"}, {})
+    taken: list[float] = []
+    rereading = Rereading(
+        sources, sources.texts(), take=lambda settings: taken.append(settings.vanished_grace_s), refuse=pytest.fail
+    )
+    (tmp_path / "extender.yaml").write_text("drain: 1s\n", encoding="utf-8")
+    rereading.look()
+    rereading.look()
+    assert taken == [1.0]
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}/extender.yaml, line 1, drain: this name goes with the next release; write vanished_grace"
+    ]

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.settings import node as settings
-from gpu_device_plugin.settings.extender import KNOBS, ExtenderSettings, Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
-from gpu_device_plugin.settings.knobs import Reload, SettingsError, reload, table
+from gpu_device_plugin.settings.knobs import Reload, SettingsError, knobs_of, reload
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> ExtenderSettings:
-    return Sources(flags or {}, environ or {}, settings.KNOBS).read()
+    return Sources(ExtenderSettings, flags or {}, environ or {}, knobs_of(NodeSettings)).read()
 
 
 def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
@@ -29,7 +30,7 @@ def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | Non
 
 
 def test_every_default_is_what_its_text_says() -> None:
-    assert read() == read({knob.name: knob.default for knob in KNOBS}) == ExtenderSettings()
+    assert read() == read({knob.name: knob.default for knob in knobs_of(ExtenderSettings)}) == ExtenderSettings()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_every_default_is_what_its_text_says() -> None:
         ("gpu_policy", "spread", "gpu_policy", "spread"),
         ("node_policy", "spread", "node_policy", "spread"),
         ("leader_election", "true", "leader_election", True),
-        ("drain", "0s", "drain_s", 0.0),
+        ("vanished_grace", "0s", "vanished_grace_s", 0.0),
         ("bind_timeout", "500ms", "bind_timeout_s", 0.5),
         ("lease_namespace", "gpu-system", "lease_namespace", "gpu-system"),
         ("lease_name", "mine", "lease_name", "mine"),
@@ -66,7 +67,7 @@ def test_what_people_write_becomes_a_value(name: str, text: str, field: str, val
         ({"node_policy": "packed"}, "--node-policy: 'packed' is unknown; did you mean binpack?"),
         ({"gpu_policy": "x"}, "--gpu-policy: 'x' is unknown; write binpack or spread"),
         ({"api": "off"}, None),
-        ({"drain": "30"}, "--drain: '30' is not a duration; write it like 5s, 200ms or 2m"),
+        ({"vanished_grace": "30"}, "--vanished-grace: '30' is not a duration; write it like 5s, 200ms or 2m"),
         ({"bind_timeout": "0s"}, "--bind-timeout: '0s' is too short; it has to be longer than nothing"),
         ({"tls_cert": "tls.crt"}, "--tls-cert: 'tls.crt' is not an absolute path; begin it with /"),
         ({"lease_name": "My Lease"}, None),
@@ -133,7 +134,7 @@ def test_it_is_exposed_where_strangers_can_have_pods_bound(
 
 
 def test_resources_are_those_of_the_agent_by_default() -> None:
-    assert read().offered == settings.NodeSettings().offered
+    assert read().offered == NodeSettings().offered
     assert read({"domain": "example.com", "count_resource": "gpus"}).offered == (
         Resource(Kind.MEMORY, "example.com/gpu-mem"),
         Resource(Kind.COUNT, "example.com/gpus"),
@@ -165,9 +166,11 @@ def test_one_environment_and_one_file_can_serve_both_programs(tmp_path: Path) ->
     file.write_text("share_size: 256MiB\ngpu_policy: spread\nexclude_gpus: [0, 1]\n", encoding="utf-8")
     environ = {"GPUSHARE_CONFIG": str(file), "GPUSHARE_DOMAIN": "example.com", "GPUSHARE_POLICY": "spread"}
     extender = read({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"})
-    agent = settings.Sources({}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, KNOBS).read()
+    agent = Sources(
+        NodeSettings, {}, environ | {"GPUSHARE_LEASE_NAME": "l", "NODE_NAME": "n"}, knobs_of(ExtenderSettings)
+    ).read()
     assert extender == ExtenderSettings(domain="example.com", gpu_policy="spread", lease_name="l")
-    assert agent == settings.NodeSettings(
+    assert agent == NodeSettings(
         domain="example.com", policy="spread", share_size_mib=256, exclude_gpus=("0", "1"), node_name="n"
     )
 
@@ -194,8 +197,8 @@ def test_a_line_that_means_nothing_to_either_is_not_passed_over(tmp_path: Path) 
 
 def test_what_both_have_means_the_same() -> None:
     """One variable, one form, and one default but for where they listen."""
-    agents = {knob.name: knob for knob in settings.KNOBS}
-    both = [(agents[knob.name], knob) for knob in KNOBS if knob.name in agents]
+    agents = {knob.name: knob for knob in knobs_of(NodeSettings)}
+    both = [(agents[knob.name], knob) for knob in knobs_of(ExtenderSettings) if knob.name in agents]
     assert {knob.name for _, knob in both} == {
         *("http", "api", "domain", "memory_resource", "count_resource", "log_level", "log_format")
     }
@@ -203,22 +206,75 @@ def test_what_both_have_means_the_same() -> None:
     assert [knob.name for agents_, knob in both if agents_.form != knob.form] == ["api"]
 
 
+# --- Former names ----------------------------------------------------------------------------------------------------
+
+
+def test_a_former_name_is_understood_wherever_it_stands_with_a_warning_that_says_the_present_one(
+    tmp_path: Path,
+) -> None:
+    """A flag beats the variable, which beats the file: the number says where each was read."""
+    file = tmp_path / "extender.yaml"
+    file.write_text("gpu_policy: spread\ndrain: 1s\n", encoding="utf-8")
+    flags, environ = {"config": str(file)}, {"GPUSHARE_DRAIN": "2s"}
+    goes = "this name goes with the next release; write"
+    in_file = f"{file}, line 2, drain: {goes} vanished_grace"
+    in_environment = f"GPUSHARE_DRAIN: {goes} GPUSHARE_VANISHED_GRACE"
+    for sources, seconds, warnings in (
+        (Sources(ExtenderSettings, flags, {}), 1.0, (in_file,)),
+        (Sources(ExtenderSettings, flags, environ), 2.0, (in_file, in_environment)),
+        (
+            Sources(ExtenderSettings, {"drain": "3s"}, environ),
+            3.0,
+            (in_environment, f"--drain: {goes} --vanished-grace"),
+        ),
+    ):
+        assert sources.read().vanished_grace_s == seconds
+        assert sources.renamed(sources.texts()) == warnings
+
+
+def test_the_present_name_beats_the_former_one_beside_it_and_a_file_names_a_setting_once(tmp_path: Path) -> None:
+    assert read({"drain": "1s", "vanished_grace": "2s"}).vanished_grace_s == 2
+    assert read({}, {"GPUSHARE_VANISHED_GRACE": "2s", "GPUSHARE_DRAIN": "1s"}).vanished_grace_s == 2
+    file = tmp_path / "extender.yaml"
+    file.write_text("vanished_grace: 2s\ndrain: 1s\n", encoding="utf-8")
+    assert complaint({"config": str(file)}) == (
+        f"{file}, line 2, drain: it is set twice in this file; remove one of the lines"
+    )
+
+
+def test_what_stands_under_a_former_name_is_read_with_the_same_care() -> None:
+    assert complaint({"drain": "30"}) == "--drain: '30' is not a duration; write it like 5s, 200ms or 2m"
+
+
+def test_an_agent_passes_over_the_former_name_of_a_setting_of_the_extender() -> None:
+    agent = Sources(NodeSettings, {}, {"GPUSHARE_DRAIN": "1s"}, knobs_of(ExtenderSettings))
+    assert agent.read() == NodeSettings()
+    assert agent.renamed(agent.texts()) == ()
+
+
+def test_a_hint_has_present_names_only() -> None:
+    assert complaint({}, {"GPUSHARE_DRAINS": "1s"}) == (
+        "GPUSHARE_DRAINS: there is no such setting; did you mean GPUSHARE_DOMAIN?"
+    )
+
+
 # --- Reading them again, and the one description ---------------------------------------------------------------------
 
 
 def test_policies_and_times_change_at_once_and_the_rest_waits() -> None:
     running = ExtenderSettings()
-    wanted = replace(running, node_policy="spread", gpu_policy="spread", drain_s=1.0, listen=Address("::1", 1))
+    wanted = replace(running, node_policy="spread", gpu_policy="spread", vanished_grace_s=1.0, listen=Address("::1", 1))
     assert reload(running, wanted) == Reload(
         settings=replace(wanted, listen=running.listen),
-        applied=("node_policy", "gpu_policy", "drain"),
+        applied=("node_policy", "gpu_policy", "vanished_grace"),
         waiting=("listen",),
     )
-    assert {knob.name for knob in KNOBS if knob.live} == {
-        *("node_policy", "gpu_policy", "drain", "bind_timeout", "log_level")
+    assert {knob.name for knob in knobs_of(ExtenderSettings) if knob.live} == {
+        *("node_policy", "gpu_policy", "vanished_grace", "bind_timeout", "log_level")
     }
 
 
 def test_every_setting_explains_itself_in_a_sentence() -> None:
-    assert [knob.name for knob in KNOBS if not knob.help[0].isupper() or not knob.help.endswith(".")] == []
-    assert len(table(KNOBS).splitlines()) == 2 + len(KNOBS)
+    assert [
+        knob.name for knob in knobs_of(ExtenderSettings) if not knob.help[0].isupper() or not knob.help.endswith(".")
+    ] == []

@@ -12,24 +12,16 @@ import pytest
 
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
-from gpu_device_plugin.settings.extender import KNOBS as OF_THE_EXTENDER
-from gpu_device_plugin.settings.knobs import table
-from gpu_device_plugin.settings.node import (
-    KNOBS,
-    Address,
-    NodeSettings,
-    Reload,
-    SettingsError,
-    Sources,
-    UsageError,
-    reload,
-    settings_for,
-)
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.knobs import Reload, SettingsError, UsageError, knobs_of, reload
+from gpu_device_plugin.settings.node import NodeSettings, settings_for
+from gpu_device_plugin.settings.sources import Sources
 from tests.configmap import mount
 
 
 def read(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> NodeSettings:
-    return Sources(flags or {}, environ or {}).read()
+    return Sources(NodeSettings, flags or {}, environ or {}).read()
 
 
 def complaint(flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> str:
@@ -73,7 +65,7 @@ def test_a_stronger_source_hides_an_error_in_a_weaker_one() -> None:
 
 
 def test_the_sources_are_read_again_when_asked_again(tmp_path: Path) -> None:
-    sources = Sources(in_file(tmp_path, "policy: spread"), {})
+    sources = Sources(NodeSettings, in_file(tmp_path, "policy: spread"), {})
     assert sources.read().policy == "spread"
     in_file(tmp_path, "policy: binpack")
     assert sources.read().policy == "binpack"
@@ -170,7 +162,7 @@ def test_one_resource_alone_may_have_the_other_ones_name() -> None:
 
 
 def test_every_default_is_what_its_text_says() -> None:
-    assert read({knob.name: knob.default for knob in KNOBS}) == NodeSettings()
+    assert read({knob.name: knob.default for knob in knobs_of(NodeSettings)}) == NodeSettings()
 
 
 @pytest.mark.parametrize(
@@ -359,7 +351,7 @@ def in_folder(folder: Path, **files: str) -> dict[str, str]:
 
 
 def of_profile(flags: dict[str, str], label: str, environ: dict[str, str] | None = None) -> NodeSettings:
-    sources = Sources(flags, environ or {})
+    sources = Sources(NodeSettings, flags, environ or {})
     return settings_for(sources, sources.texts(), label)
 
 
@@ -409,7 +401,7 @@ def test_hidden_files_and_those_of_other_names_are_none(tmp_path: Path) -> None:
     flags = in_folder(tmp_path, big="")
     for name in (".hidden.yaml", "..yaml", "README", "default.yaml~", "small.yml"):
         (tmp_path / name).write_text("nonsense", encoding="utf-8")
-    assert list(Sources(flags, {}).texts().profiles) == ["big"]
+    assert list(Sources(NodeSettings, flags, {}).texts().profiles) == ["big"]
     assert read(flags) == NodeSettings()
 
 
@@ -418,7 +410,7 @@ def test_a_name_that_leads_to_nothing_is_none(tmp_path: Path) -> None:
     flags = in_folder(tmp_path, default="policy: spread")
     (tmp_path / "gone.yaml").symlink_to("..data/gone.yaml")
     assert read(flags).policy == "spread"
-    assert Sources(flags, {}).texts().profiles == {}
+    assert Sources(NodeSettings, flags, {}).texts().profiles == {}
 
 
 def test_what_is_read_of_a_mounted_configmap_is_of_one_moment(tmp_path: Path) -> None:
@@ -481,7 +473,7 @@ def test_without_a_directory_the_label_means_nothing(tmp_path: Path) -> None:
 
 
 def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path: Path) -> None:
-    apart = [knob.name for knob in KNOBS if not knob.in_profile]
+    apart = [knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile]
     assert apart == ["device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"]
     for name in apart:
         in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
@@ -493,7 +485,7 @@ def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path
 
 def test_a_profile_may_speak_of_what_only_the_extender_knows(tmp_path: Path) -> None:
     """As any other file."""
-    sources = Sources(in_folder(tmp_path, big="node_policy: spread"), {}, OF_THE_EXTENDER)
+    sources = Sources(NodeSettings, in_folder(tmp_path, big="node_policy: spread"), {}, knobs_of(ExtenderSettings))
     assert settings_for(sources, sources.texts(), "big") == NodeSettings()
 
 
@@ -608,7 +600,7 @@ def test_a_log_says_what_became_of_changes_and_that_there_were_none(
 
 def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
     """Device IDs, resource names, options, directories, the API: all were used to set up what is running."""
-    assert {knob.name for knob in KNOBS if not knob.live} == {
+    assert {knob.name for knob in knobs_of(NodeSettings) if not knob.live} == {
         *("gpus", "exclude_gpus", "share_size", "reserve", "domain", "memory_resource", "count_resource", "resources"),
         *("pre_start", "device_plugin_dir", "pod_resources_socket", "node_name", "api", "http", "log_format"),
     }
@@ -618,11 +610,6 @@ def test_what_the_kubelet_was_told_waits_for_a_restart() -> None:
 
 
 def test_every_setting_explains_itself_in_a_sentence() -> None:
-    assert [knob.name for knob in KNOBS if not knob.help[0].isupper() or not knob.help.endswith(".")] == []
-
-
-def test_the_table_for_the_documentation_has_a_row_for_each_setting() -> None:
-    rows = table(KNOBS).splitlines()
-    assert len(rows) == 2 + len(KNOBS)
-    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
-    assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(KNOBS)
+    assert [
+        knob.name for knob in knobs_of(NodeSettings) if not knob.help[0].isupper() or not knob.help.endswith(".")
+    ] == []

@@ -1,7 +1,8 @@
-"""What a doctor has to say: what was checked, what was found, and what to do about it."""
+"""A doctor's findings: the check, the sentence about it, and the advice."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,7 +20,7 @@ class Severity(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; nothing is wrong."""
+    """Worth knowing, and no fault."""
     UNKNOWN = "unknown"
     """It could not be looked at from here."""
     WARNING = "warning"
@@ -66,27 +67,27 @@ class Unknown:
 
 
 def ok(found: str) -> Finding:
-    """Say that something is as it should be."""
+    """Return a fact that is as it should be."""
     return Finding(Severity.OK, found)
 
 
 def note(found: str, advice: str = "") -> Finding:
-    """Say what is worth knowing."""
+    """Return a fact that is worth knowing."""
     return Finding(Severity.NOTE, found, advice)
 
 
 def unknown(fact: Unknown) -> Finding:
-    """Say what could not be looked at."""
+    """Return a fact that could not be learned."""
     return Finding(Severity.UNKNOWN, fact.why, fact.advice)
 
 
 def warning(found: str, advice: str) -> Finding:
-    """Say what is not as one would wish."""
+    """Return a flaw, with what to do."""
     return Finding(Severity.WARNING, found, advice)
 
 
 def error(found: str, advice: str) -> Finding:
-    """Say what is wrong."""
+    """Return a fault, with what to do."""
     return Finding(Severity.ERROR, found, advice)
 
 
@@ -94,7 +95,7 @@ S = TypeVar("S")
 
 
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
-    """Return what the checks say of `symptoms`, in their order."""
+    """Return the findings of all checks about `symptoms`, in the order of the checks."""
     return tuple(replace(finding, check=name) for name, check in checks.items() for finding in check(symptoms))
 
 
@@ -105,21 +106,21 @@ def worst(findings: Iterable[Finding]) -> Severity:
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return what the program is to return: 0, or one of `EXIT_CODES`."""
+    """Return the exit code of the program: 0, or one of `EXIT_CODES`."""
     return EXIT_CODES.get(worst(findings), 0)
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """Return a table for people: a line for each finding, below it what to do, and a summary."""
+    """Return a table for people: a line for each finding, the advice below it, and a summary."""
     width = max((len(finding.check) for finding in findings), default=0)
-    told: list[str] = []
+    rows: list[str] = []
     for finding in findings:
-        told.append(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}")
+        rows.append(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}")
         if finding.advice:
-            told.append(f"{'':<{width + 11}}-> {finding.advice}")
+            rows.append(f"{'':<{width + 11}}-> {finding.advice}")
     count = Counter(finding.severity for finding in findings)
     parts = [f"{count[each]} {_COUNTED[each][count[each] > 1]}" for each in Severity if count[each]]
-    return [*told, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
+    return [*rows, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -137,3 +138,8 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
             for finding in findings
         ],
     }
+
+
+def report(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
+    """Return the findings as lines of text, for people or for machines."""
+    return json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)

@@ -1,4 +1,4 @@
-"""Why a pod does not run: node by node and GPU by GPU, and what would have to end for it to fit."""
+"""Why a pod does not run: node by node and GPU by GPU, and which pods would have to end for it to fit."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def answers(
     """Return an answer for every node, the nearest to having room first; excluded ones last, whatever they have.
 
     Args:
-        ask: what the pod asks; of something.
+        ask: the demand of the pod, which is not empty.
         nodes: every node that shares GPUs, or claims to.
-        kept_away: by node what keeps the pod away beside GPUs.
+        kept_away: by node the reasons beside GPUs that keep the pod away.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
-        most: so many of them are going to be told; of others it is not found out what would have to end.
+        most: so many of them will be explained; for the others it is not found out which pods would have to end.
     """
     weigh = max(most, _WEIGHED)
     first = [
@@ -113,11 +113,11 @@ def _lacking(ask: Ask, node: NodeView) -> int:
 
 
 def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
-    """Say what a pod asks, as the end of a sentence. Shares are written as memory if they are of one size everywhere.
+    """Return the demand of a pod as the end of a sentence. Shares of one size everywhere are written as memory.
 
     Args:
-        ask: what the pod asks; of something.
-        resources: what is managed.
+        ask: the demand of the pod, which is not empty.
+        resources: those that are managed.
         nodes: every node that shares GPUs.
     """
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
@@ -138,9 +138,9 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     """Tell it: first how many nodes there are of each kind, then node by node.
 
     Args:
-        ask: what the pod asks; of something.
+        ask: the demand of the pod, which is not empty.
         found: see `answers`.
-        most: so many nodes are told one by one.
+        most: so many nodes are explained one by one.
     """
     lines: list[str] = []
     if len(found) > most:
@@ -173,7 +173,7 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
         amount = " and ".join(
             [*([node.amount(loose.shares)] if loose.shares else []), *([f"{loose.gpus} whole"] if loose.gpus else [])]
         )
-        yield f"  {loose.pod} has {amount} on a GPU that nobody has named, so that it counts on each it may be on."
+        yield f"  {loose.pod} has {amount} on an unknown GPU, and counts on each GPU that it may be on."
     if isinstance(answer.found, Unfit):
         yield f"  {_what_would_help(answer)}"
 
@@ -212,7 +212,7 @@ def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
 
 
 def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
-    """Return what keeps one GPU from serving its share of a part."""
+    """Return why one GPU cannot serve its share of a part."""
     kind = part.demand.kind
     demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
     answer = place(demand, [view.room], next(iter(POLICIES.values())))

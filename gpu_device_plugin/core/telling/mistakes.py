@@ -1,4 +1,4 @@
-"""What to write instead, where a pod seems to mean another resource than it asks for, or another unit."""
+"""Corrections of pods that seem to mean another resource than they ask for, or another unit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _INSTEAD = {
 
 
 def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Iterator[str]:
-    """Say of each resource that agents do not offer, and that stands for GPUs, what to write instead.
+    """Yield a correction for each resource that stands for GPUs, and that no agent offers.
 
     Args:
         limits: the names of all resources that a pod asks for.
-        resources: what is managed.
+        resources: those that are managed.
     """
     resources = tuple(resources)
     names = [resource.name for resource in resources]
@@ -54,8 +54,8 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
     """Say how many units so many MiB are, where a pod asks for more units than any GPU has.
 
     Args:
-        asked: what the pod asks.
-        resources: what is managed.
+        asked: the demand of the pod.
+        resources: those that are managed.
         nodes: every node that shares GPUs; None: that is not known.
     """
     name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
@@ -68,7 +68,7 @@ def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeV
         return
     ((share_mib, shares),) = most.items()
     units = -(-amount // share_mib)
-    if units <= shares < amount and amount * 2 >= share_mib:  # nobody asks for so few MiB
+    if units <= shares < amount and amount * 2 >= share_mib:  # so few MiB are no sensible demand
         usual = " unless configured otherwise" if nodes is None else ""
         yield (
             f"It asks for {amount} units, which are {format_mib(share_mib)} each{usual}: no GPU has as much. If "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 
-_REMEMBERED = "what a plugin offered that has ended stays for five minutes, and is 0 then"
+_REMEMBERED = "the amount of a plugin that has ended stays for five minutes, and is 0 then"
 _LATER = "five minutes after the end of the last plugin that offered it"
 
 
@@ -36,11 +36,11 @@ def amiss(
 
     Args:
         node: its name.
-        gpus: what the agent wrote on it.
+        gpus: those that the agent wrote on it.
         capacity: of the node.
         memory: the resource that counts shares.
         count: the resource that counts GPUs.
-        counted_on: somebody goes by the number of GPUs, so that 0 is wrong.
+        counted_on: pods or schedulers go by the number of GPUs, so that 0 is wrong.
     """
     shares, number = sum(gpu.shares for gpu in gpus.gpus), len(gpus.gpus)
     if capacity.get(memory, shares) != shares:
@@ -70,14 +70,14 @@ def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Fi
 def of_gpushare(
     node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
 ) -> Iterator[Finding]:
-    """Say what is wrong with the number of GPUs of a node on which gpushare's own device plugin runs.
+    """Judge the number of GPUs of a node on which gpushare's own device plugin runs.
 
     Args:
         node: its name.
         capacity: of the node.
         allocatable: of the node.
         memory: the resource that counts shares.
-        count: what gpushare's plugin calls the number of GPUs.
+        count: gpushare's name for the number of GPUs.
     """
     again = f"{set_count(node, count, 'N')} with N for its number of GPUs, or start gpushare's plugin there anew"
     if capacity.get(memory) and not capacity.get(count):

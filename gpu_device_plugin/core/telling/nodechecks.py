@@ -1,4 +1,4 @@
-"""What keeps kube-scheduler from a node besides its GPUs, as far as a glance shows."""
+"""The reasons besides GPUs for which kube-scheduler passes over a node, as far as a glance shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """What a node says to keep pods away."""
+    """A mark by which a node keeps pods away."""
 
     key: str
     value: str = ""
@@ -37,7 +37,7 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """What a pod says of taints that do not keep it away. Empty texts stand for all."""
+    """The taints that do not keep a pod away. Empty texts stand for all."""
 
     key: str = ""
     operator: str = "Equal"
@@ -55,7 +55,7 @@ class Toleration:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What stands on a node beside what concerns GPUs."""
+    """The taints and labels of a node."""
 
     taints: tuple[Taint, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What a pod's node affinity says of one label."""
+    """A condition of a pod's node affinity on one label."""
 
     key: str
     operator: str
@@ -109,7 +109,7 @@ class Alternative:
     """Of the node itself; Kubernetes knows ``metadata.name``."""
 
     def failing(self, node: NodeView, labels: Mapping[str, str]) -> Requirement | None:
-        """Return what a node does not meet; None if it is one of these."""
+        """Return the condition that a node does not meet; None if it meets all."""
         for requirements, facts in ((self.labels, labels), (self.fields, {"metadata.name": node.name})):
             for requirement in requirements:
                 if not requirement.holds(facts):
@@ -119,13 +119,13 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a pod says of the nodes it may go to."""
+    """The nodes that a pod may go to, by its own spec."""
 
     tolerations: tuple[Toleration, ...] = ()
     selector: Mapping[str, str] = field(default_factory=dict)
     """Node labels that it wants."""
     affinity: tuple[Alternative, ...] | None = None
-    """What its node affinity requires, of which one is enough; None: nothing."""
+    """The alternatives of its node affinity, of which one is enough; None: it has none."""
 
 
 NO_TERMS = Terms()
@@ -137,20 +137,20 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, .
     Args:
         node: the node.
         around: its taints and labels.
-        pod: what the pod says of nodes.
+        pod: the nodes that the pod allows.
     """
 
     def tolerated(taint: Taint) -> bool:
         return any(toleration.covers(taint) for toleration in pod.tolerations)
 
-    told_otherwise = {*([CORDON] if node.unschedulable else []), *([] if node.ready else _NOT_READY)}
+    named_otherwise = {*([CORDON] if node.unschedulable else []), *([] if node.ready else _NOT_READY)}
     return (
         *(["it is cordoned"] if node.unschedulable and not tolerated(Taint(CORDON)) else []),
         *([] if node.ready else ["it is not ready"]),
         *(
             f"the pod does not tolerate its taint {taint}"
             for taint in around.taints
-            if taint.effect in _KEEP_AWAY and taint.key not in told_otherwise and not tolerated(taint)
+            if taint.effect in _KEEP_AWAY and taint.key not in named_otherwise and not tolerated(taint)
         ),
         *(
             f"the pod wants the node label {key}={value}"
@@ -174,20 +174,20 @@ def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative
 
 
 def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[str, ...]:
-    """Return what else keeps a pod from a node that kube-scheduler considers, in sentences about the node.
+    """Return other reasons that keep a pod from a node which kube-scheduler considers, in sentences about the node.
 
-    Of what it compares only what its kubelet says of GPUs: no CPU, no memory.
+    Only the amounts of GPUs that its kubelet knows are compared: no CPU, no memory.
 
     Args:
         node: the node with its pods.
-        ask: what the pod asks of GPUs.
-        resources: what is managed.
+        ask: the demand of the pod.
+        resources: those that are managed.
     """
     return tuple(why for resource in resources if (why := _too_little(node, ask, resource)))
 
 
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
-    """Say why the kubelet's numbers are too small for the pod, where its GPUs would not tell; empty: they are not."""
+    """Return why the kubelet's amounts are too small for the pod, if its GPUs do not show it; empty: they suffice."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
     if not asked or node.candidate.problem:
         return ""
@@ -206,6 +206,6 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         for usage in (pod.usage for pod in node.pods)
     )
     free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
-    if offered - taken >= asked or free < asked:  # the second is told by the GPUs
+    if offered - taken >= asked or free < asked:  # the GPUs show the second
         return ""
     return f"of {offered} allocatable {resource.name} {taken} are taken"

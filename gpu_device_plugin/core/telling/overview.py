@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "unknown"
 _LARGE = 100
-"""More shares than this on one GPU are taken for MiB, where nobody says how large they are."""
+"""More shares than this on one GPU are taken for MiB, where no agent says how large they are."""
 
 
 def summary(nodes: Iterable[NodeView]) -> list[str]:

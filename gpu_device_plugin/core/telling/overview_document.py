@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def document(nodes: Iterable[NodeView]) -> dict[str, Any]:
-    """Return everything that is known, as what JSON can write.
+    """Return everything that is known, in the types of JSON.
 
     Args:
         nodes: by name.

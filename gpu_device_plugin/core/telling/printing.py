@@ -1,21 +1,35 @@
-"""How things are written for people: numbers of them, and what others wrote, so that it steers no terminal."""
+"""Text for people: numbers, lists of names, and the words of strangers, which must not steer a terminal."""
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MOST_NAMED = 5
+"""So many of a kind are named, and the others are counted."""
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return so many of something: ``1 GPU``, ``2 GPUs``; `many` is what several are called, if not by an s."""
+    """Return a number with its noun: ``1 GPU``, ``2 GPUs``; `many` is the plural, if that is not made by an s."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names in their order, the first of them if there are many: ``a, b, c, d, e and 3 more``."""
+    every = sorted(names)
+    more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
+    return f"{', '.join(every[:MOST_NAMED])}{more}"
 
 
 def printable(text: str) -> str:
     """Return `text` with every character escaped, as Python writes it, that shows no glyph of its own.
 
     These are by Unicode's categories the control characters (C0, DEL and C1: an 8-bit terminal takes U+009B for ESC [),
-    line and paragraph separators, formatting such as bidirectional overrides, surrogates, what is not assigned, and all
-    spaces but U+0020. Pods, nodes and files may be named so by whoever makes them.
+    line and paragraph separators, formatting such as bidirectional overrides, surrogates, unassigned code points, and
+    all spaces but U+0020. Any user may give a pod, a node or a file such a name.
     """
     if text.isprintable():
         return text

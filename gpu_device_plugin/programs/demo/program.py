@@ -15,6 +15,7 @@ from gpu_device_plugin.programs.demo import report
 from gpu_device_plugin.programs.demo.report import Look, Tone
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
 from gpu_device_plugin.programs.demo.world import AgentGoneError, NoGpusError, world
+from gpu_device_plugin.programs.terminal import leave_unwritten
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
 _READING_S = 3.0
-_COLOURS = {
-    Tone.PLAIN: "",
-    Tone.HEADING: "\x1b[1m",
-    Tone.FAINT: "\x1b[2m",
-    Tone.GOOD: "\x1b[32m",
-    Tone.SHARED: "\x1b[36m",
-    Tone.WHOLE: "\x1b[35m",
-    Tone.BAD: "\x1b[31m",
-}
 _RESET = "\x1b[0m"
 
 
@@ -59,8 +51,8 @@ def main(gpus: str | None, *, once: bool) -> int:
         print(f"The agent ended: {error}", file=sys.stderr)
     except asyncio.CancelledError:
         print("The demo was told to stop.", file=sys.stderr)
-    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        leave_unwritten(sys.stdout)
     return 1
 
 
@@ -206,7 +198,7 @@ def _plain(text: str, _tone: Tone) -> str:
 
 
 def _coloured(text: str, tone: Tone) -> str:
-    return f"{_COLOURS[tone]}{text}{_RESET}" if _COLOURS[tone] else text
+    return f"{tone}{text}{_RESET}" if tone else text
 
 
 def _can_write(stream: TextIO, text: str) -> bool:

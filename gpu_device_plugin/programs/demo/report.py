@@ -25,15 +25,15 @@ _GAP = "  "
 
 
 class Tone(StrEnum):
-    """What a piece of a table means, for whoever colours it."""
+    """The meaning of a piece of a table; its value begins the colour of that in a terminal."""
 
-    PLAIN = "plain"
-    HEADING = "heading"
-    FAINT = "faint"
-    GOOD = "good"
-    SHARED = "shared"
-    WHOLE = "whole"
-    BAD = "bad"
+    PLAIN = ""
+    HEADING = "\x1b[1m"
+    FAINT = "\x1b[2m"
+    GOOD = "\x1b[32m"
+    SHARED = "\x1b[36m"
+    WHOLE = "\x1b[35m"
+    BAD = "\x1b[31m"
 
 
 @dataclass(frozen=True, slots=True)

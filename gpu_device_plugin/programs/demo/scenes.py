@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -308,7 +309,7 @@ async def _crash(story: Story) -> None:
     world = story.world
     before, offered = story.running(), world.offered()
     story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's books, then registers.")
-    await world.agent.kill()
+    await world.agent.end(signal.SIGKILL)
     await story.expect("Nothing is offered while it is away.", lambda: not any(world.offered().values()))
     await story.pause(1.5)
     story.check("Pods run on all the while.", story.running() == before)
@@ -323,7 +324,7 @@ async def _restart_kubelet(story: Story) -> None:
     story.say("The kubelet restarts, removes all sockets, and at first knows of no pod: only its checkpoint does.")
     await world.kubelet.stop()
     await story.pause(1.5)
-    await world.start_kubelet()
+    await world.kubelet.start(ready=False)
     await story.expect("The agent registers again and offers what it offered.", lambda: world.offered() == offered)
     await world.kubelet.sources_ready()
     story.check(

@@ -24,7 +24,9 @@ from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
 from gpu_device_plugin.programs.demo.report import Holder
-from gpu_device_plugin.settings.node import Sources, UsageError
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
@@ -113,25 +115,13 @@ class Agent:
             last = [str(line.get("traceback") or line.get("why") or line.get("msg")) for line in self._lines][-1:]
             raise AgentGoneError("\n".join(last) or "it said nothing")
 
-    async def kill(self) -> None:
-        """End its process without warning."""
-        self._signal(signal.SIGKILL)
-        await self._ended()
-
-    async def stop(self) -> None:
-        """Ask its process to end, and wait until it has."""
-        self._signal(signal.SIGTERM)
-        await self._ended()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self.process is not None:
-            signal_child(self.process.pid, self.process.returncode, number)
-
-    async def _ended(self) -> None:
+    async def end(self, number: signal.Signals) -> None:
+        """Send its process a signal that ends it, and wait until it has ended."""
         process, reading = self.process, self._reading
         self.process = self._reading = None
         if process is None or reading is None:
             return
+        signal_child(process.pid, process.returncode, number)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await process.wait()
@@ -172,7 +162,7 @@ class World:
         self.shares = shares
         self.invented = invented
         """None where the GPUs are real, or have a script of their own that ours would run into."""
-        read = Sources(flags=settings, environ={}).read()
+        read = Sources(NodeSettings, flags=settings, environ={}).read()
         self.memory, self.count = (resource.name for resource in read.offered)
         self.policy = read.policy
 
@@ -220,10 +210,6 @@ class World:
         health = self.kubelet.health if self.kubelet.up else {}
         return all(health.get(resource, {}).keys() == ids for resource, ids in self.devices_listed.items())
 
-    async def start_kubelet(self) -> None:
-        """Start a kubelet process again, which knows no pod before `Kubelet.sources_ready`."""
-        await self.kubelet.start(ready=False)
-
     def settled(self) -> bool:
         """Return whether the kubelet was told of every fence that must be there for what pods hold."""
         node = self.node
@@ -268,7 +254,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
         UsageError: `gpus` names none.
         NoGpusError: there are none, or none that can be shared.
     """
-    settings = Sources(flags={"gpus": gpus}, environ={}).read()
+    settings = Sources(NodeSettings, flags={"gpus": gpus}, environ={}).read()
     shares = Shares(settings.share_size_mib).with_inventory((await _look(gpus)).inventory)
     if not shares.gpus:
         raise NoGpusError("; ".join(f"GPU {gpu.index} is not shared: {why}" for gpu, why in shares.left_out))
@@ -291,7 +277,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
             try:
                 yield made
             finally:
-                await made.agent.stop()
+                await made.agent.end(signal.SIGTERM)
 
 
 async def _look(gpus: str) -> HardwareView:

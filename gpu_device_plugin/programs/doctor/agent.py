@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import AgentSeen
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, PROGRAM
 from gpu_device_plugin.settings.node import NodeSettings
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.settings.node import Address
+    from gpu_device_plugin.settings.forms import Address
 
 _MODULE = PROGRAM.replace("-", "_")
 

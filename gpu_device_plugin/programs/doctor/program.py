@@ -7,13 +7,13 @@ its own, everything else over sockets.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import stat
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +27,9 @@ from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
-from gpu_device_plugin.core.telling.diagnosing import Unknown, document, examine, exit_code, lines
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
@@ -39,13 +40,13 @@ from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, ch
 from gpu_device_plugin.programs.doctor import runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
-from gpu_device_plugin.settings.node import UsageError
+from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.settings.knobs import Sources, Texts
     from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 RIGHTS = (
     Right("get", "nodes"),
@@ -161,7 +162,8 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> t
     Raises:
         UsageError: something cannot be used that stands in no file.
     """
-    problems = {name: why for name in ("", *texts.profiles) if (why := _problem(sources, texts, name))}
+    reading = {name: partial(sources.read, name, texts) for name in ("", *texts.profiles)}
+    problems = {name: why for name, read in reading.items() if (why := _problem(read, UsageError))}
     settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
     last = Remembered(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
     if last is not None and last in texts.profiles and last not in problems:
@@ -169,11 +171,12 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> t
     return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
 
 
-def _problem(sources: Sources[NodeSettings], texts: Texts, profile: str) -> str:
+def _problem(look: Callable[[], object], *errors: type[Exception]) -> str:
+    """Return the message of the first error of these kinds, empty if there is none."""
     try:
-        sources.read(profile, texts)
-    except UsageError as error:
-        return str(error)
+        look()
+    except errors as problem:
+        return str(problem)
     return ""
 
 
@@ -199,8 +202,7 @@ def main(
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
-    told = json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)
-    for line in told:
+    for line in report(findings, as_json=as_json):
         say(sys.stdout, line)
     return exit_code(findings)
 
@@ -218,14 +220,14 @@ async def examined(
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
         agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
-    seen = api.result()
-    names = {resource.kind: resource.name for resource in replace(settings, resources=tuple(Kind)).offered}
+    seen, folder = api.result(), settings.device_plugin_dir
+    names = {resource.kind: resource.name for resource in settings.managed}
     symptoms = NodeSymptoms(
         resources=settings.offered,
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         share_mib=settings.share_size_mib,
-        share_mib_in_force=Remembered(settings.device_plugin_dir, SHARE_SIZE).number(),
+        share_mib_in_force=Remembered(folder, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
         exclude_gpus=settings.exclude_gpus,
         devices=settings.devices,
@@ -240,13 +242,15 @@ async def examined(
         inventory=driver.result().inventory,
         driver_problem=driver.result().problem,
         unhealthy=driver.result().unhealthy,
-        directory=str(settings.device_plugin_dir),
-        directory_problem=_problem_of_directory(settings.device_plugin_dir),
-        kubelet_listens=is_listened_to(settings.device_plugin_dir / KUBELET_SOCKET),
+        directory=str(folder),
+        directory_problem=_problem(partial(check_directory, folder), DirectoryError),
+        kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
         pod_resources_problem=held.result(),
-        checkpoint_problem=_problem_of_checkpoint(settings.device_plugin_dir),
+        checkpoint_problem=_problem(
+            partial(checkpoint.read, folder / checkpoint.NAME), checkpoint.CheckpointUnreadableError
+        ),
         others=sightings(
-            listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
+            listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
             {} if isinstance(seen, Unknown) else seen.allocatable,
             {resource.name for resource in settings.offered},
@@ -304,42 +308,17 @@ def _with_device_nodes(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
 
 def _with_files(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
     root = where.host_root
-    if root is None:
-        return replace(
-            symptoms,
-            runtimes=_HIDDEN,
-            cdi_devices=_HIDDEN,
-            toolkit=_HIDDEN,
-            obeys_images=_HIDDEN,
-            cgroup=runtime.cgroup(Path("/")),
-        )
     return replace(
         symptoms,
-        runtimes=runtime.runtimes(root),
-        cdi_devices=runtime.cdi_devices(root),
-        toolkit=runtime.toolkit(root, run=root == Path("/")),
-        obeys_images=runtime.obeys_images(root),
-        cgroup=runtime.cgroup(root),
+        runtimes=_HIDDEN if root is None else runtime.runtimes(root),
+        cdi_devices=_HIDDEN if root is None else runtime.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else runtime.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else runtime.obeys_images(root),
+        cgroup=runtime.cgroup(root or Path("/")),
     )
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------
-
-
-def _problem_of_directory(directory: Path) -> str:
-    try:
-        check_directory(directory)
-    except DirectoryError as problem:
-        return str(problem)
-    return ""
-
-
-def _problem_of_checkpoint(directory: Path) -> str:
-    try:
-        checkpoint.read(directory / checkpoint.NAME)
-    except checkpoint.CheckpointUnreadableError as problem:
-        return str(problem)
-    return ""
 
 
 async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:

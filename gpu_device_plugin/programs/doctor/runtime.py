@@ -9,10 +9,10 @@ import tomllib
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import Runtime
+from gpu_device_plugin.core.telling.node_symptoms import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 _CONTAINERD = (
@@ -104,11 +104,7 @@ def _containerd(path: Path, config: Mapping[str, Any]) -> Runtime:
         cri = _table(config, "plugins", plugin)
         cdi = bool(cri.get("enable_cdi", cdi))
         containerd = _table(cri, "containerd")
-        named = {
-            name
-            for name, each in _table(containerd, "runtimes").items()
-            if isinstance(each, dict) and "nvidia-container-runtime" in str(_table(each, "options").get("BinaryName"))
-        }
+        named = _with_nvidia(_table(containerd, "runtimes"), "options", "BinaryName")
         handlers += sorted(named, key=lambda name: (name != "nvidia", name))
         default = default or containerd.get("default_runtime_name") in named
     return Runtime("containerd", str(path), tuple(dict.fromkeys(handlers)), default, cdi)
@@ -116,54 +112,49 @@ def _containerd(path: Path, config: Mapping[str, Any]) -> Runtime:
 
 def _cri_o(path: Path, config: Mapping[str, Any]) -> Runtime:
     settings = _table(config, "crio", "runtime")
-    named = [
-        name
-        for name, each in _table(settings, "runtimes").items()
-        if isinstance(each, dict) and "nvidia-container-runtime" in str(each.get("runtime_path"))
-    ]
-    return Runtime("CRI-O", str(path), tuple(named), settings.get("default_runtime") in named, cdi=True)
+    named = _with_nvidia(_table(settings, "runtimes"), "runtime_path")
+    return Runtime("CRI-O", str(path), named, settings.get("default_runtime") in named, cdi=True)
 
 
 def _docker(path: Path, config: Mapping[str, Any]) -> Runtime:
-    named = [
-        name
-        for name, each in _table(config, "runtimes").items()
-        if isinstance(each, dict) and "nvidia-container-runtime" in str(each.get("path"))
-    ]
+    named = _with_nvidia(_table(config, "runtimes"), "path")
     cdi = bool(_table(config, "features").get("cdi"))
-    return Runtime("Docker", str(path), tuple(named), config.get("default-runtime") in named, cdi)
+    return Runtime("Docker", str(path), named, config.get("default-runtime") in named, cdi)
 
 
-def _table(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
-    found: Any = config
+def _with_nvidia(handlers: Mapping[str, Any], *program: str) -> tuple[str, ...]:
+    """Return the names of the handlers that run NVIDIA's runtime; `program` leads to the program of each."""
+    *table, key = program
+    return tuple(
+        name for name, each in handlers.items() if "nvidia-container-runtime" in str(_table(each, *table).get(key))
+    )
+
+
+def _table(found: Any, *keys: str) -> Mapping[str, Any]:
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None
     return found if isinstance(found, dict) else {}
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def _toml(path: Path) -> Mapping[str, Any]:
+    return _parsed(path, tomllib.loads)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _json(path: Path) -> Mapping[str, Any]:
+    return _parsed(path, json.loads)
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _yaml(path: Path) -> Mapping[str, Any]:
     import yaml  # noqa: PLC0415 - 3 MB that nobody else needs
 
+    return _parsed(path, yaml.safe_load, yaml.YAMLError)
+
+
+def _parsed(path: Path, parse: Callable[[str], Any], error: type[Exception] = ValueError) -> Mapping[str, Any]:
     try:
-        found: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return _table(parse(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError, error):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _cdi_names(spec: Mapping[str, Any]) -> Iterator[str]:

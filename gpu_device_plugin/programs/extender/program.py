@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
-import math
 import os
 import time
 import uuid
@@ -17,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import STRANGERS, Json, ListenError, Page, Request, Route, serving_routes, written
+from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
+from gpu_device_plugin.cluster.binder import Binder, BinderTiming
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import (
     SERVICE_ACCOUNT,
@@ -44,31 +42,29 @@ from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.freshness import Freshness
+from gpu_device_plugin.programs.extender.readiness import Readiness
+from gpu_device_plugin.programs.extender.routes import Routes
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.lifetime import until_told
 from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.scheduler import wire
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import msgspec
 
+    from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.binder import PodRef
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.programs.extender.readiness import Watches
     from gpu_device_plugin.settings.extender import ExtenderSettings
     from gpu_device_plugin.settings.forms import Address
-    from gpu_device_plugin.settings.knobs import Sources, Texts
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
-
-PREFIX = "/gpushare-scheduler"
-"""Where gpushare's extender answered, too."""
-
-_LONGEST_FIELD = 600
-"""Characters of a log line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +195,7 @@ class Extender:
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
-            drain_s=settings.drain_s,
+            drain_s=settings.vanished_grace_s,
             settle_s=timings.settle_s,
             on_drift=self._drifted,
             on_unplaced=self._unplaced,
@@ -211,6 +207,8 @@ class Extender:
         self._pods: Reflector[Pod] = Reflector(
             self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic), timing=timings.follow
         )
+        self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
+        """What follows the cluster, by the plural of the kind."""
         self._lease = (
             Lease(
                 self._client,
@@ -223,7 +221,10 @@ class Extender:
             if settings.leader_election
             else None
         )
-        self._fresh = Freshness(self._catch_up, time.monotonic)
+        self.readiness = Readiness(self.watches, self._lease, time.monotonic, timings.unfollowed_s)
+        self.unready = self.readiness.unready
+        """Returns why the scheduler had better not be answered; nothing if it can be."""
+        self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
         self.binding = Binding(
             self.fleet,
             _Pods(self._client, self._pod_reader, self._bind_timing),
@@ -244,13 +245,15 @@ class Extender:
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
         )
+        self.routes = Routes(
+            self.verbs,
+            self.binding,
+            self.readiness,
+            self._metrics,
+            quiet_within_s=lambda: self.settings.bind_timeout_s + timings.quiet_s,
+        )
         self.ports: dict[str, int] = {}
         """Where we listen, once we do."""
-        self._ending = False
-        self._quiet = asyncio.Event()
-        """We end, and bind nothing any more."""
-        self._followed_at: dict[str, float] = {}
-        """When nothing was last wrong with following what, monotonic seconds."""
 
     def __repr__(self) -> str:
         return f"<Extender: {self.fleet!r}, {self.binding!r}>"
@@ -259,7 +262,7 @@ class Extender:
         """Take over what can be changed while we run."""
         outcome = reload(self.settings, wanted)
         self.settings = outcome.settings
-        self.fleet.drain_s = outcome.settings.drain_s
+        self.fleet.drain_s = outcome.settings.vanished_grace_s
         logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
         _log.info("%s", outcome.sentence, extra=outcome.changes)
 
@@ -284,12 +287,10 @@ class Extender:
         tls = _tls(settings)
         async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
-                pages = [Route("GET", path, _page(page)) for path, page in self._pages().items()]
-                pages.append(Route("GET", "/quiet", self._when_quiet))
-                await self._serve(servers, "http", settings.http, pages, limits=STRANGERS)
-            servers.callback(self._quiet.set)  # once nothing comes from the scheduler, before the probes end
-            routes, patience_s = self._routes(), settings.bind_timeout_s
-            await self._serve(servers, "listen", settings.listen, routes, tls=tls, finish_within_s=patience_s)
+                await self._serve(servers, "http", settings.http, self.routes.for_monitoring(), limits=STRANGERS)
+            servers.callback(self.routes.quiet.set)  # once nothing comes from the scheduler, before the probes end
+            calls, patience_s = self.routes.for_scheduler(), settings.bind_timeout_s
+            await self._serve(servers, "listen", settings.listen, calls, tls=tls, finish_within_s=patience_s)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._nodes.run(), name="follow nodes")
                 tasks.create_task(self._pods.run(), name="follow pods")
@@ -305,7 +306,7 @@ class Extender:
                 finally:
                     # First what was begun is ended, then the lead is given away: our successor lists before it binds,
                     # and would not find a binding that is still on its way.
-                    self._ending = True
+                    self.readiness.ending = True
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
 
@@ -337,19 +338,13 @@ class Extender:
         except MalformedAnnotationError:
             self._metrics.count(m.MALFORMED_ANNOTATIONS)
 
-    async def _catch_up(self) -> None:
-        await self._pods.caught_up(self._timings.catch_up_s)
-
     def _bind_timing(self) -> BinderTiming:
         return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
 
     async def _tick(self) -> NoReturn:
-        self._followed_at = {what: time.monotonic() for what in self.watches}
         while True:
-            now = time.monotonic()
-            self.fleet.expire(now)
-            fine = (what for what, reflector in self.watches.items() if reflector.live or reflector.problem is None)
-            self._followed_at.update(dict.fromkeys(fine, now))
+            self.fleet.expire(time.monotonic())
+            self.readiness.look()
             await asyncio.sleep(self._timings.tick_s)
 
     async def _look_at_changes(self) -> NoReturn:
@@ -392,113 +387,11 @@ class Extender:
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
-    # --- What is answered -----------------------------------------------------------------------------------------
-
-    def _routes(self) -> list[Route]:
-        return [
-            Route("POST", f"{PREFIX}/filter", self._verb("filter", self.verbs.filter)),
-            Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self.verbs.prioritize)),
-            Route("POST", f"{PREFIX}/preempt", self._verb("preempt", self.verbs.preempt)),
-            Route("POST", f"{PREFIX}/bind", self._bind),
-            Route("GET", f"{PREFIX}/inspect", self._inspect),
-            Route("GET", f"{PREFIX}/inspect/", self._inspect),
-            Route("GET", "/version", _version),
-            *(Route("GET", path, _page(page)) for path, page in self._pages().items() if path != "/metrics"),
-        ]
-
-    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Json]]:
-        async def answered(request: Request) -> Json:
-            began = time.perf_counter()
-            body = answer(request.body)
-            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
-            return self._json(body)
-
-        return answered
-
-    def _json(self, body: bytes) -> Json:
-        """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
-        return Json(body, last=bool(self.unready()))
-
-    async def _bind(self, request: Request) -> Json:
-        """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
-        began = time.perf_counter()
-        try:
-            args = wire.read_binding(request.body)
-            why = next(iter(self.unready()), "")
-            why = why or await self.binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
-            if why:
-                self._tell_refused(args, why)
-        except wire.UnreadableRequestError as error:
-            why = str(error)
-        outcome = "refused" if why else "bound"
-        self._metrics.count(m.BINDS, outcome)
-        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
-        return self._json(wire.binding_result(why))
-
-    def _tell_refused(self, args: wire.BindingArgs, why: str) -> None:
-        said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
-        brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # whoever calls chose the names
-        _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})
-
-    async def _inspect(self, request: Request) -> Json:
-        if unknown := self._unknown():
-            return Json(wire.inspect_result([], unknown[0]), status=503, last=True)
-        return self.verbs.inspect(request.rest.strip("/"))
-
-    # --- Probes and metrics ---------------------------------------------------------------------------------------
-
-    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        pages = {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
-        return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
-
-    async def _ready(self) -> tuple[str, ...]:
-        return self.unready()
-
-    async def _when_quiet(self, _request: Request) -> Page:
-        """Answer when we have been told to end and bind nothing any more, or when that does not come about.
-
-        Beside us kube-scheduler waits for it before it gives its lease away.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.bind_timeout_s + self._timings.quiet_s):
-                await self._quiet.wait()
-        return Page("quiet\n" if self._quiet.is_set() else "nobody has told this extender to end\n")
-
-    @property
-    def watches(self) -> Mapping[str, Reflector[NodeRecord] | Reflector[Pod]]:
-        """What follows the cluster's nodes and pods, by their kind."""
-        return {"nodes": self._nodes, "pods": self._pods}
-
-    def unready(self) -> tuple[str, ...]:
-        """Return why we had better not answer the scheduler; nothing if we can."""
-        ending = ("this extender is ending, another one takes over",) if self._ending else ()
-        return (*ending, *self._unknown(), *self._unled())
-
-    def _unknown(self) -> tuple[str, ...]:
-        """Return what we know too little of."""
-        oldest = time.monotonic() - self._timings.unfollowed_s
-        found = []
-        for what, reflector in self.watches.items():
-            why = f": {reflector.problem}" if reflector.problem is not None else ""
-            if not reflector.synced:
-                found.append(f"the cluster's {what} have not all been read yet{why}")
-            elif why and not reflector.live and self._followed_at.get(what, math.inf) < oldest:
-                found.append(f"the cluster's {what} cannot be followed{why}")
-        return tuple(found)
-
-    def _unled(self) -> tuple[str, ...]:
-        """Return why we do not lead, if one of several is to."""
-        if self._lease is None or self._lease.leading:
-            return ()
-        if self._lease.problem is not None:
-            return (f"whether this extender may lead is unknown: {self._lease.problem}",)
-        return (f"another extender leads: {self._lease.holder or 'none yet'}",)
-
     def state(self) -> m.ExtenderState:
         """Return the cluster as metrics show it."""
         nodes = self.fleet.candidates.values()
         return m.ExtenderState(
-            leader=self._lease is None or self._lease.leading,
+            leader=self.readiness.leading,
             nodes=sum(bool(node.rooms) for node in nodes),
             pods=len(self.fleet.entries),
             pending=self.fleet.waiting,
@@ -526,15 +419,3 @@ def _tls(settings: ExtenderSettings) -> ssl.SSLContext | None:
         return server_tls(settings.tls_cert, settings.tls_key, settings.client_ca)
     except OSError as error:
         raise UsageError(str(error)) from error
-
-
-async def _alive() -> tuple[str, ...]:
-    return ()
-
-
-async def _version(_request: Request) -> Page:
-    return Page(f"{__version__}\n")
-
-
-def _page(make: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
-    return lambda _request: make()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.quantity import whole_quantity
+from gpu_device_plugin.cluster.api import ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.contract.annotations import (
     ASSUME_TIME,
     CONFIG_LABEL,
@@ -22,12 +21,22 @@ from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotation
 from gpu_device_plugin.core.contract.nodefacts import read_facts
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
+from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
+from gpu_device_plugin.programs.inspect.objects import (
+    Condition,
+    ConfigMap,
+    Named,
+    Node,
+    Resources,
+    Shape,
+    decoded,
+    items,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -72,8 +81,8 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     return ClusterSymptoms(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
-        version=_known(lambda: _decoded(kubectl.raw("/version"), _Version).git_version),
-        nodes=tuple(node for node in nodes if node.switch is not None or node.told or node.capacity),
+        version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
+        nodes=tuple(node for node in nodes if node.switch is not None or node.annotated or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
         extenders=tuple(_seen(pod, _asked(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
@@ -95,56 +104,30 @@ def _known(read: Callable[[], T]) -> T | Unknown:
         return unread(str(error))
 
 
-def _decoded(raw: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableObjectError(f"the API server said something else than was asked: {error}") from None
-
-
-class _Version(msgspec.Struct, rename="camel"):
+class _Version(Shape):
     git_version: str = ""
 
 
-class _Named(msgspec.Struct):
-    metadata: ObjectMeta
-
-
-def _items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
-    return [_decoded(item, kind) for item in _decoded(kubectl.raw(path), Page).items or ()]
-
-
 def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
-    return frozenset(found.metadata.name for found in _items(kubectl, path, _Named))
+    return frozenset(found.metadata.name for found in items(kubectl, path, Named))
 
 
 # --- Nodes ------------------------------------------------------------------------------------------------------------
-
-
-class _NodeStatus(msgspec.Struct):
-    capacity: dict[str, str] | None = None
-    allocatable: dict[str, str] | None = None
-
-
-class _Node(msgspec.Struct):
-    metadata: ObjectMeta
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
 
 
 def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[NodeSeen]:
     names = {resource.kind: resource.name for resource in resources}
     found = []
     for raw in raw_nodes:
-        node = _decoded(raw, _Node)
-        labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
-        capacity, allocatable = _amounts(node.status.capacity), _amounts(node.status.allocatable)
-        facts = read_facts(annotations, labels, 0, 0)
+        node = decoded(raw, Node)
+        capacity, allocatable = node.capacity, node.allocatable
+        facts = read_facts(node.annotations, node.labels, 0, 0)
         found.append(
             NodeSeen(
                 name=node.metadata.name,
-                switch=labels.get(SWITCH_LABEL),
-                profile=labels.get(CONFIG_LABEL, ""),
-                told=bool(our_annotations(annotations) or our_labels(labels)),
+                switch=node.labels.get(SWITCH_LABEL),
+                profile=node.labels.get(CONFIG_LABEL, ""),
+                annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
                 problem=facts.problem,
                 gpus=facts.gpus,
                 capacity={name: capacity[name] for name in names.values() if name in capacity},
@@ -155,61 +138,45 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> l
     return found
 
 
-def _amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
-    amounts = ((name, whole_quantity(text)) for name, text in (quantities or {}).items())
-    return {name: amount for name, amount in amounts if amount is not None}
-
-
 # --- Pods -------------------------------------------------------------------------------------------------------------
 
 
-class _Env(msgspec.Struct):
+class _Env(Shape):
     name: str = ""
     value: str | None = None
 
 
-class _Port(msgspec.Struct, rename="camel"):
+class _Port(Shape):
     name: str = ""
     container_port: int = 0
 
 
-class _Resources(msgspec.Struct):
-    limits: dict[str, Any] | None = None
-
-
-class _Container(msgspec.Struct):
+class _Container(Shape):
     name: str = ""
     image: str = ""
     env: list[_Env] | None = None
     ports: list[_Port] | None = None
-    resources: _Resources | None = None
+    resources: Resources | None = None
 
 
-class _Spec(msgspec.Struct, rename="camel"):
+class _Spec(Shape):
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
-    containers: list[_Container] = []
+    containers: list[_Container] = msgspec.field(default_factory=list)
     init_containers: list[_Container] | None = None
 
 
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-    reason: str | None = None
-    message: str | None = None
-
-
-class _Halt(msgspec.Struct):
+class _Halt(Shape):
     reason: str = ""
     message: str = ""
 
 
-class _State(msgspec.Struct):
+class _State(Shape):
     waiting: _Halt | None = None
     terminated: _Halt | None = None
 
 
-class _ContainerStatus(msgspec.Struct, rename="camel"):
+class _ContainerStatus(Shape):
     name: str = ""
     ready: bool = False
     state: _State = msgspec.field(default_factory=_State)
@@ -223,12 +190,12 @@ class _ContainerStatus(msgspec.Struct, rename="camel"):
         return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _TELLING else waiting
 
 
-class _Status(msgspec.Struct, rename="camel"):
-    conditions: list[_Condition] | None = None
+class _Status(Shape):
+    conditions: list[Condition] | None = None
     container_statuses: list[_ContainerStatus] | None = None
 
 
-class _Managed(msgspec.Struct, rename="camel"):
+class _Managed(Shape):
     manager: str = ""
     fields_v1: msgspec.Raw = msgspec.Raw(b"{}")
 
@@ -237,7 +204,7 @@ class _PodMeta(ObjectMeta, rename="camel"):
     managed_fields: list[_Managed] | None = None
 
 
-class _Pod(msgspec.Struct):
+class _Pod(Shape):
     metadata: _PodMeta
     spec: _Spec
     status: _Status = msgspec.field(default_factory=_Status)
@@ -260,13 +227,13 @@ class _Pod(msgspec.Struct):
         original = _ORIGINAL.get(labels.get("component", "")) if labels.get("app") == "gpushare" else None
         return (original, True) if original else None
 
-    def condition(self, kind: str) -> _Condition:
-        return next((one for one in self.status.conditions or () if one.type == kind), _Condition())
+    def condition(self, kind: str) -> Condition:
+        return next((one for one in self.status.conditions or () if one.type == kind), Condition())
 
 
 def _pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[tuple[_Pod, msgspec.Raw]]:
     for raw in raw_pods:
-        yield _decoded(raw, _Pod), raw
+        yield decoded(raw, _Pod), raw
 
 
 def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
@@ -319,7 +286,7 @@ def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
     ready, scheduled = pod.condition("Ready"), pod.condition("PodScheduled")
     idle = [each for each in pod.status.container_statuses or () if not each.ready]
     held = min(idle, key=lambda each: not each.halt.reason, default=_ContainerStatus())
-    unplaced = scheduled if scheduled.status == "False" else _Condition()
+    unplaced = scheduled if scheduled.status == "False" else Condition()
     return PartSeen(
         name=pod.name,
         node=pod.spec.node_name,
@@ -356,37 +323,36 @@ def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
 # --- What else was installed ------------------------------------------------------------------------------------------
 
 
-class _RuntimeClassName(msgspec.Struct, rename="camel"):
+class _RuntimeClassName(Shape):
     runtime_class_name: str = ""
 
 
-class _Template(msgspec.Struct):
+class _Template(Shape):
     spec: _RuntimeClassName
 
 
-class _SetSpec(msgspec.Struct):
+class _SetSpec(Shape):
     template: _Template
 
 
-class _DaemonSet(msgspec.Struct):
+class _DaemonSet(Shape):
     spec: _SetSpec
 
 
 def _daemonset(kubectl: Kubectl) -> str | None:
     """Return the runtime class of our DaemonSet's pods, empty where they have none; None: there is no DaemonSet."""
     selector = f"app.kubernetes.io/name%3Dgpushare,app.kubernetes.io/component%3D{_AGENT}"
-    found = _items(kubectl, f"/apis/apps/v1/daemonsets?labelSelector={selector}", _DaemonSet)
+    found = items(kubectl, f"/apis/apps/v1/daemonsets?labelSelector={selector}", _DaemonSet)
     return found[0].spec.template.spec.runtime_class_name if found else None
 
 
-class _LeaseSpec(msgspec.Struct, rename="camel"):
+class _LeaseSpec(Shape):
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
     renew_time: str | None = None
 
 
-class _Lease(msgspec.Struct):
-    metadata: ObjectMeta
+class _Lease(Named):
     spec: _LeaseSpec = msgspec.field(default_factory=_LeaseSpec)
 
 
@@ -394,7 +360,7 @@ def _leases(kubectl: Kubectl, places: Iterable[str], parts: Iterable[str]) -> di
     wanted = {_LEASES[part] for part in parts if part in _LEASES}
     found = {}
     for place in places:
-        for lease in _items(kubectl, f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases", _Lease):
+        for lease in items(kubectl, f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases", _Lease):
             if lease.metadata.name in wanted:
                 spec = lease.spec
                 found[f"{place}/{lease.metadata.name}"] = Lease(
@@ -403,17 +369,12 @@ def _leases(kubectl: Kubectl, places: Iterable[str], parts: Iterable[str]) -> di
     return found
 
 
-class _ConfigMap(msgspec.Struct):
-    metadata: ObjectMeta
-    data: dict[str, str] | None = None
-
-
 def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
     """Return the versions of the configurations of our own kube-scheduler; of others nothing is to be seen."""
     found = {}
     for place in places:
         named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"
-        for config in _items(kubectl, named, _ConfigMap):
+        for config in items(kubectl, named, ConfigMap):
             for key, text in (config.data or {}).items():
                 version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
                 if "KubeSchedulerConfiguration" in text:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from gpu_device_plugin.cluster.api import ObjectMeta, Page
+from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.inspect.objects import ConfigMap, items
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import SettingsError, Sources, Text, Texts
+from gpu_device_plugin.settings.knobs import SettingsError
+from gpu_device_plugin.settings.sources import Sources, Text, Texts
 
 if TYPE_CHECKING:
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
@@ -30,20 +30,14 @@ class Policy:
     """Why it is the built-in one, as the end of a sentence; empty: it is configured."""
 
 
-class _ConfigMap(msgspec.Struct):
-    metadata: ObjectMeta
-    data: dict[str, str] | None = None
-
-
 def gpu_policy(kubectl: Kubectl) -> Policy:
     """Read the configuration, as far as the user may; what a flag or a variable of the extender says is not seen."""
     built_in = ExtenderSettings().gpu_policy
     try:
-        page = msgspec.json.decode(kubectl.raw(_PATH), type=Page)
-        found = [msgspec.json.decode(raw, type=_ConfigMap) for raw in page.items or ()]
+        found = items(kubectl, _PATH, ConfigMap)
     except ClusterUnreadableError as error:
         return Policy(built_in, f"the ConfigMap {_CONFIGURATION} cannot be read ({error})")
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UnreadableObjectError:
         return Policy(built_in, f"the ConfigMap {_CONFIGURATION} is not what the Kubernetes API promises")
     if len(found) != 1:
         places = ", ".join(sorted(one.metadata.namespace for one in found)) or "no namespace"

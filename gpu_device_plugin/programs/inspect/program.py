@@ -8,14 +8,12 @@ import os
 import sys
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.core.telling.diagnosing import document as findings_document
-from gpu_device_plugin.core.telling.diagnosing import examine, exit_code
-from gpu_device_plugin.core.telling.diagnosing import lines as findings_lines
+from gpu_device_plugin.core.telling.diagnosing import examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
 from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
 from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
@@ -23,14 +21,17 @@ from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
 from gpu_device_plugin.core.telling.podcauses import causes
+from gpu_device_plugin.programs.commandline import FAILED, OK, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import Policy, gpu_policy
 from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_more, surroundings
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.terminal import leave_unwritten, say
+from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
-from gpu_device_plugin.settings.knobs import Sources, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.sources import Sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.inspect.reading import Cluster
-
-OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
@@ -57,27 +56,9 @@ _TOLD = 10
 
 _RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
 
-_NAMES = ("domain", "memory_resource", "count_resource")
-"""The settings that say what the resources are called, shared with the extender."""
-
 _OF_KUBECTL = (
-    "as",
-    "as-group",
-    "as-uid",
-    "cache-dir",
-    "certificate-authority",
-    "client-certificate",
-    "client-key",
-    "cluster",
-    "context",
-    "kubeconfig",
-    "password",
-    "request-timeout",
-    "server",
-    "tls-server-name",
-    "token",
-    "user",
-    "username",
+    *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
+    *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
 )
 """Flags with a value that kubectl understands and we hand on."""
 _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
@@ -102,26 +83,24 @@ def main(
         0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
         doctor those of `EXIT_CODES`.
     """
-    try:
-        arguments = parse(prog, sys.argv[1:] if argv is None else argv)
-        resources = _resources(arguments, environ)
-        told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
-        for line in told:
-            say(sys.stdout, line)
-        sys.stdout.flush()
-    except UsageError as error:
-        for sentence in error.sentences:
-            say(sys.stderr, f"{prog}: {sentence}")
-        return MISUSED
-    except (ClusterUnreadableError, UnreadableObjectError) as error:
-        say(sys.stderr, f"{prog}: {error}")
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:  # whoever read has read enough; the interpreter must not write what is left either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return code
+
+    def run() -> int:
+        try:
+            arguments = parse(prog, sys.argv[1:] if argv is None else argv)
+            resources = _resources(arguments, environ)
+            told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
+            for line in told:
+                say(sys.stdout, line)
+            sys.stdout.flush()
+        except (ClusterUnreadableError, UnreadableObjectError) as error:
+            say(sys.stderr, f"{prog}: {error}")
+            return FAILED
+        except BrokenPipeError:
+            leave_unwritten(sys.stdout)
+            return FAILED
+        return code
+
+    return ending(prog, run)
 
 
 # --- The commands -----------------------------------------------------------------------------------------------------
@@ -226,10 +205,7 @@ def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str
 
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
     findings = examine(CHECKS, symptoms(kubectl, resources))
-    told = (
-        json.dumps(findings_document(findings), indent=2).splitlines() if arguments.json else findings_lines(findings)
-    )
-    return told, exit_code(findings)
+    return report(findings, as_json=arguments.json), exit_code(findings)
 
 
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
@@ -276,13 +252,6 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
 # --- The command line -------------------------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports misuse as one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
-
-
 def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line.
 
@@ -291,13 +260,11 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser(prog)
     arguments, unknown = parser.parse_known_intermixed_args(argv)
-    see = f"see {prog} --help"
     if unknown:
         flag = unknown[0].partition("=")[0]
         if flag in {"-A", "--all-namespaces"}:
             raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
-        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
-        raise UsageError(f"{flag}: there is no such argument; {nearest(flag, known, see, prefix='--')}")
+        raise no_such_argument(flag, parser.flags, f"see {prog} --help")
     arguments.command, arguments.node, pod = _command(prog, arguments.words)
     # As tables have them, NAMESPACE/POD; and as kubectl takes them, pod/POD.
     before, _, arguments.pod = pod.rpartition("/")
@@ -360,14 +327,13 @@ def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
             raise UsageError(sentence)
 
 
-def _parser(prog: str) -> _Parser:
-    parser = _Parser(
+def _parser(prog: str) -> Parser:
+    parser = Parser(
         prog=prog,
         usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
         description="Show who uses which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
-        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -395,14 +361,7 @@ def _parser(prog: str) -> _Parser:
         "--all", default="", metavar=_REALLY, help="uninstall also from nodes that are labelled, and end sharing there"
     )
     parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
-    for knob in knobs_of(ExtenderSettings):
-        if knob.name in _NAMES:
-            parser.add_argument(
-                knob.flag,
-                dest=knob.name,
-                metavar=knob.form.shape,
-                help=f"{knob.help} [{knob.variable}; {knob.default}]",
-            )
+    add_settings(parser, knobs_of(ResourceSettings))
     handed_on = parser.add_argument_group("flags that are handed on to kubectl")
     for name in _OF_KUBECTL:
         short = ("-s",) if name == "server" else ()
@@ -427,10 +386,9 @@ def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Seq
     Raises:
         UsageError: they cannot be called so.
     """
-    flags = {name: value for name in _NAMES if (value := getattr(arguments, name)) is not None}
-    variables = {knob.variable for knob in knobs_of(ExtenderSettings) if knob.name in _NAMES}
-    named = {name: text for name, text in environ.items() if name in variables}
-    return Sources(ExtenderSettings, flags, named).read().offered
+    knobs = knobs_of(ResourceSettings)
+    named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
+    return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
 from gpu_device_plugin.core.contract.annotations import (
     NODE_GPUS,
@@ -22,12 +22,13 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
 from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.programs.inspect.objects import Condition, Named, Node, Resources, Shape, decoded
 from gpu_device_plugin.settings.knobs import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gpu_device_plugin.cluster.api import NodeRecord
+    from gpu_device_plugin.cluster.api import NodeRecord, ObjectMeta
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -111,50 +112,45 @@ def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
 # --- For one pod ------------------------------------------------------------------------------------------------------
 
 
-class _Toleration(msgspec.Struct, gc=False):
+class _Toleration(Shape):
     key: str | None = None
     operator: str | None = None
     value: str | None = None
     effect: str | None = None
 
 
-class _Gate(msgspec.Struct, gc=False):
+class _Gate(Shape):
     name: str = ""
 
 
-class _Resources(msgspec.Struct, gc=False):
-    limits: dict[str, Any] | None = None
-    requests: dict[str, Any] | None = None
+class _Container(Shape):
+    resources: Resources = msgspec.field(default_factory=Resources)
 
 
-class _Container(msgspec.Struct, gc=False):
-    resources: _Resources = msgspec.field(default_factory=_Resources)
-
-
-class _Requirement(msgspec.Struct, gc=False):
+class _Requirement(Shape):
     key: str = ""
     operator: str = ""
     values: list[str] | None = None
 
 
-class _Alternative(msgspec.Struct, rename="camel", gc=False):
+class _Alternative(Shape):
     match_expressions: list[_Requirement] | None = None
     match_fields: list[_Requirement] | None = None
 
 
-class _NodeSelector(msgspec.Struct, rename="camel", gc=False):
+class _NodeSelector(Shape):
     node_selector_terms: list[_Alternative] | None = None
 
 
-class _NodeAffinity(msgspec.Struct, gc=False):
+class _NodeAffinity(Shape):
     required: _NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
 
 
-class _Affinity(msgspec.Struct, rename="camel", gc=False):
+class _Affinity(Shape):
     node_affinity: _NodeAffinity | None = None
 
 
-class _PodSpec(msgspec.Struct, rename="camel", gc=False):
+class _PodSpec(Shape):
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
@@ -164,21 +160,13 @@ class _PodSpec(msgspec.Struct, rename="camel", gc=False):
     affinity: _Affinity | None = None
 
 
-class _Condition(msgspec.Struct, gc=False):
-    type: str = ""
-    status: str = ""
+class _PodStatus(Shape):
     reason: str | None = None
     message: str | None = None
+    conditions: list[Condition] | None = None
 
 
-class _PodStatus(msgspec.Struct, gc=False):
-    reason: str | None = None
-    message: str | None = None
-    conditions: list[_Condition] | None = None
-
-
-class _Pod(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
+class _Pod(Named):
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -190,13 +178,10 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
         UnreadableObjectError: this is no pod.
     """
     pod, ignored = PodReader((each.name for each in resources), _KEPT_OF_PODS.__contains__).read(raw)
-    try:
-        more = msgspec.json.decode(raw, type=_Pod)
-    except msgspec.DecodeError as error:
-        raise UnreadableObjectError(f"not a pod: {error}") from None
+    more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
-    refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), _Condition())
+    refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
     return pod, Told(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
@@ -221,7 +206,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
     )
 
 
-class _Event(msgspec.Struct, rename="camel", gc=False):
+class _Event(Shape):
     type: str | None = None
     reason: str | None = None
     message: str | None = None
@@ -239,8 +224,8 @@ def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
     found: dict[tuple[str, str], str] = {}
     for raw in raw_events:
         try:
-            event = msgspec.json.decode(raw, type=_Event)
-        except msgspec.DecodeError:
+            event = decoded(raw, _Event)
+        except UnreadableObjectError:
             continue  # of what is only looked at beside all else
         message = " ".join((event.message or "").split())
         if event.type == "Warning" and message and message not in {told.message, told.condition}:
@@ -280,29 +265,14 @@ def _misspelt(meta: ObjectMeta) -> Iterator[str]:
         yield f"{key} is a label of this pod; write it as an annotation"
 
 
-class _Taint(msgspec.Struct, gc=False):
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-
-
-class _NodeSpec(msgspec.Struct, gc=False):
-    taints: list[_Taint] | None = None
-
-
-class _Node(msgspec.Struct, gc=False):
-    metadata: ObjectMeta
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-
-
 def surroundings(raw_nodes: Iterable[msgspec.Raw]) -> dict[str, Surroundings]:
     """Return by name what else stands on nodes; one that cannot be read is left out."""
     found = {}
     for raw in raw_nodes:
         try:
-            node = msgspec.json.decode(raw, type=_Node)
-        except msgspec.DecodeError:
-            continue  # told where the nodes themselves are read, which needs more of them
+            node = decoded(raw, Node)
+        except UnreadableObjectError:
+            continue  # `cluster` warns of it, which needs more of a node
         taints = tuple(Taint(one.key, one.value or "", one.effect) for one in node.spec.taints or ())
-        found[node.metadata.name] = Surroundings(taints, node.metadata.labels or {})
+        found[node.metadata.name] = Surroundings(taints, node.labels)
     return found

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
-from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, Leftovers, leftovers
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
+from gpu_device_plugin.programs.inspect.objects import Named, Node, Shape, decoded, items
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    import msgspec
 
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
@@ -24,21 +23,11 @@ _KUBELET_FORGETS = (
 )
 
 
-class _Status(msgspec.Struct):
-    capacity: dict[str, str] | None = None
-
-
-class _Node(msgspec.Struct):
-    metadata: ObjectMeta
-    status: _Status = msgspec.field(default_factory=_Status)
-
-
-class _Spec(msgspec.Struct, rename="camel"):
+class _Spec(Shape):
     node_name: str = ""
 
 
-class _Pod(msgspec.Struct):
-    metadata: ObjectMeta
+class _Pod(Named):
     spec: _Spec
 
 
@@ -94,29 +83,13 @@ def _remove(kubectl: Kubectl, left: Leftovers) -> None:
         kubectl.patch("node", left.node, left.status_patch, subresource="status")
 
 
-def _read(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> Iterator[Leftovers]:
-    for raw in raw_nodes:
-        try:
-            node = msgspec.json.decode(raw, type=_Node)
-        except msgspec.DecodeError as error:
-            raise UnreadableObjectError(f"not a node: {error}") from None
-        amounts = ((name, whole_quantity(text)) for name, text in (node.status.capacity or {}).items())
-        yield leftovers(
-            node.metadata.name,
-            node.metadata.labels or {},
-            node.metadata.annotations or {},
-            {name: amount for name, amount in amounts if amount is not None},
-            [resource.name for resource in resources],
-        )
+def _read(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> Iterator[Leftovers | None]:
+    names = [resource.name for resource in resources]
+    for node in (decoded(raw, Node) for raw in raw_nodes):
+        yield leftovers(node.metadata.name, node.labels, node.annotations, node.capacity, names)
 
 
 def _agents(kubectl: Kubectl) -> dict[str, str]:
     """Return by node the pod of the agent that runs there."""
-    try:
-        pods = [
-            msgspec.json.decode(raw, type=_Pod)
-            for raw in msgspec.json.decode(kubectl.raw(_AGENTS), type=Page).items or ()
-        ]
-    except msgspec.DecodeError as error:
-        raise UnreadableObjectError(f"not a list of pods: {error}") from None
+    pods = items(kubectl, _AGENTS, _Pod)
     return {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}

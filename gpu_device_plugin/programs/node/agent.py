@@ -43,7 +43,7 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import ALLOW, Coexistence
 from gpu_device_plugin.programs.node.reconciler import Reconciler
-from gpu_device_plugin.settings.node import NodeSettings, UsageError, reload
+from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
     from gpu_device_plugin.kubelet.checkpoint import Record
     from gpu_device_plugin.programs.node.cluster import NodeCluster
+    from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 

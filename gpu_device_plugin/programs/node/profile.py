@@ -18,7 +18,8 @@ from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.contract.leaving import switched_on
 from gpu_device_plugin.programs.node.cluster import tidy_up
-from gpu_device_plugin.settings.node import UsageError, settings_for
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import settings_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.kubelet.remembered import Remembered
-    from gpu_device_plugin.settings.knobs import Sources, Texts
     from gpu_device_plugin.settings.node import NodeSettings
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

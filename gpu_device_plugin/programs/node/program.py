@@ -15,13 +15,14 @@ from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.kubelet.sockets import DirectoryError
 from gpu_device_plugin.programs.node.agent import LEAVE_S, NodeAgent, reach_api
 from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings.node import NodeSettings, UsageError, settings_for
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpu_device_plugin.programs.node.profile import Choice
-    from gpu_device_plugin.settings.knobs import Sources, Texts
+    from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 

@@ -11,16 +11,9 @@ import yaml
 
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.node.others import sightings
+from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, worst
-from gpu_device_plugin.core.telling.diagnosing_cluster import (
-    CHECKS,
-    POLICIES,
-    ClusterSymptoms,
-    Lease,
-    NodeSeen,
-    PartSeen,
-    PodSeen,
-)
+from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES, CHECKS
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 from tests.names import COUNT, MEM
 
@@ -31,7 +24,7 @@ def node(name: str, **changes: Any) -> NodeSeen:
     gpus = NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), share_mib=1024)
     amounts = {MEM: 30, COUNT: 2}
     return replace(
-        NodeSeen(name=name, switch="true", told=True, gpus=gpus, capacity=amounts, allocatable=amounts), **changes
+        NodeSeen(name=name, switch="true", annotated=True, gpus=gpus, capacity=amounts, allocatable=amounts), **changes
     )
 
 
@@ -54,7 +47,7 @@ WELL = ClusterSymptoms(
     pods=(POD,),
     leases={"gpushare/gpushare-scheduler": Lease("scheduler-0", 2.0, 15.0)},
     configurations={"gpushare/gpushare-scheduler, config.yaml": "kubescheduler.config.k8s.io/v1"},
-    policies=POLICIES,
+    policies=ADMISSION_POLICIES,
 )
 
 
@@ -75,7 +68,7 @@ def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> 
         "allocatable: aliyun.com/gpu-mem is offered by 2 nodes",
         "capacity: that of its GPUs on 2 nodes",
         "share size: 1 GiB on every node",
-        "other plugins: nobody else hands out GPUs of labelled nodes",
+        "other plugins: no other plugin hands out GPUs of labelled nodes",
         "extender: gpushare/scheduler-0 is ready",
         "extender: schedulers asked it 7 times since it started",
         "leader: gpushare/gpushare-scheduler is held by scheduler-0",
@@ -97,7 +90,7 @@ def test_a_cluster_in_which_nothing_is_installed() -> None:
         "no node is labelled gpushare=true",
     ]
     assert worst(findings) == "error"
-    assert of("nodes", daemonset=False, agents=(), nodes=(node("node-a", told=False),)) == [
+    assert of("nodes", daemonset=False, agents=(), nodes=(node("node-a", annotated=False),)) == [
         "error: no agent is installed -> kubectl apply -f deploy/daemonset.yaml"
     ], "of the nodes nothing more is to be said"
 
@@ -129,11 +122,11 @@ def test_what_could_not_be_read_is_told_and_no_more() -> None:
 
 
 def test_labelled_nodes_without_an_agent_or_without_its_word() -> None:
-    silent = node("node-c", told=False)
+    silent = node("node-c", annotated=False)
     (mute, deserted) = of(
-        "nodes", nodes=(silent, *(node(f"node-{n}", told=False) for n in range(7))), agents=(agent("node-c"),)
+        "nodes", nodes=(silent, *(node(f"node-{n}", annotated=False) for n in range(7))), agents=(agent("node-c"),)
     )
-    assert mute.startswith("error: no GPUs are told of node-c, though an agent runs there -> see its log")
+    assert mute.startswith("error: no GPUs are listed on node-c, though an agent runs there -> see its log")
     assert deserted.startswith(
         "error: no agent runs on node-0, node-1, node-2, node-3, node-4 and 2 more, labelled gpushare=true -> kubectl"
     )
@@ -165,13 +158,13 @@ def test_agents_that_are_not_ready() -> None:
         ("ImagePullBackOff", "correct the line image: of the manifest"),
         ("ErrImageNeverPull", "correct the line image: of the manifest"),
         ("InvalidImageName", "correct the line image: of the manifest"),
-        ("CreateContainerConfigError", "mend what that names; kubectl diff -f deploy/ tells"),
+        ("CreateContainerConfigError", "correct the object that it names; kubectl diff -f deploy/ shows"),
         ("CreateContainerError", "the node's container runtime could not start it"),
         ("RunContainerError", "the node's container runtime could not start it"),
         ("StartError", "the node's container runtime could not start it"),
         ("CrashLoopBackOff", "kubectl -n gpushare logs agent-node-a -c agent --previous says why it ended"),
         ("OOMKilled", "it needs more memory than its limit"),
-        ("ContainerCreating", "kubectl -n gpushare describe pod agent-node-a: its Events say what it waits for"),
+        ("ContainerCreating", "kubectl -n gpushare describe pod agent-node-a: its Events name the reason"),
     ],
 )
 def test_what_helps_an_agent_that_does_not_run_depends_on_why(reason: str, advice: str) -> None:
@@ -189,7 +182,7 @@ def test_an_agent_for_which_its_node_has_no_room() -> None:
     assert of("agents", agents=(waits,)) == [
         (
             "error: gpushare/agent-x on no node is not ready: Unschedulable: 0/1 nodes are available -> "
-            "make room for what it requests, or let it request less"
+            "make room for its requests, or lower them"
         )
     ]
 
@@ -230,7 +223,7 @@ def test_a_daemonset_whose_agents_are_missing_is_installed_all_the_same() -> Non
 
 
 def test_of_a_labelled_node_without_an_agent_the_events_tell_more() -> None:
-    (told,) = of("nodes", nodes=(node("node-a", told=False),), agents=())
+    (told,) = of("nodes", nodes=(node("node-a", annotated=False),), agents=())
     assert told.endswith(
         "-> kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
         "the cluster lacks, or PodSecurity of the namespace"
@@ -239,7 +232,7 @@ def test_of_a_labelled_node_without_an_agent_the_events_tell_more() -> None:
 
 def test_a_mistyped_switch_is_named_beside_nodes_that_have_it_right() -> None:
     """`false` is somebody's will, and no label is none."""
-    plain = {"told": False, "capacity": {}, "allocatable": {}, "gpus": NodeGpus()}
+    plain = {"annotated": False, "capacity": {}, "allocatable": {}, "gpus": NodeGpus()}
     mistyped = [node(f"node-{n}", switch=value, **plain) for n, value in enumerate(["True", "yes", "", "True"])]
     well = (node("node-a"), node("node-b", switch="false", **plain), node("node-c", switch=None, **plain))
     assert of("nodes", nodes=(*well, *mistyped)) == [
@@ -261,8 +254,10 @@ def test_a_mistyped_switch_is_named_beside_nodes_that_have_it_right() -> None:
 
 
 def test_an_agent_that_says_nothing_is_named_and_the_node_is_not_counted_as_well() -> None:
-    (told,) = of("nodes", nodes=(node("node-a", told=False), node("node-b")))
-    assert told.startswith("error: no GPUs are told of node-a, though an agent runs there -> see its log, and kubectl")
+    (told,) = of("nodes", nodes=(node("node-a", annotated=False), node("node-b")))
+    assert told.startswith(
+        "error: no GPUs are listed on node-a, though an agent runs there -> see its log, and kubectl"
+    )
 
 
 def test_share_sizes_that_differ() -> None:
@@ -373,8 +368,8 @@ def test_the_originals_extender_has_no_metrics_that_a_right_would_show() -> None
             "v1.36.2",
             "v1.30.4-gke.100",
             (
-                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait for ever for what that "
-                "lacks (v1.30.4-gke.100) -> set the image of kube-scheduler to v1.30.x"
+                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait for ever for APIs that "
+                "the server lacks (v1.30.4-gke.100) -> set the image of kube-scheduler to v1.30.x"
             ),
         ),
         (
@@ -413,9 +408,11 @@ def test_an_extender_that_nobody_asks() -> None:
 def test_a_lease_that_nobody_renews() -> None:
     name = "gpushare/gpushare-scheduler"
     (told,) = of("leader", leases={name: Lease("scheduler-0", 80.0, 15.0)})
-    assert told.startswith(f"error: {name}: scheduler-0 has not renewed it for 80 s, so nobody schedules -> see")
+    assert told.startswith(f"error: {name}: scheduler-0 has not renewed it for 80 s, so no replica schedules -> see")
     assert of("leader", leases={name: Lease("scheduler-0", 74.0, 15.0)}) == [f"ok: {name} is held by scheduler-0"]
-    assert of("leader", leases={name: Lease("", 1.0, 1.0)})[0].startswith(f"error: {name}: nobody holds it, so nobody")
+    assert of("leader", leases={name: Lease("", 1.0, 1.0)})[0].startswith(
+        f"error: {name}: no replica holds it, so no replica"
+    )
     assert of("leader", leases={})[0].startswith("error: the scheduler's lease is not there: no replica ever led")
     assert of("leader", leases={}, own_scheduler=False) == []
 
@@ -449,7 +446,7 @@ def test_pods_that_no_scheduler_looks_at() -> None:
     assert of("pending pods", pods=(POD, waiting, forgotten, fresh)) == [
         "error: gpushre-scheduler has not looked at 1 GPU pod: default/lost -> start a scheduler of that name "  # noqa: ISC004 - one text
         "(deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
-        "note: 2 GPU pods waiting: default/new, default/web -> kubectl inspect gpushare why POD says for what",
+        "note: 2 GPU pods waiting: default/new, default/web -> kubectl inspect gpushare why POD names the reason",
     ]
 
 
@@ -485,15 +482,17 @@ def test_an_image_without_a_version() -> None:
 
 def test_policies_that_are_missing() -> None:
     assert of("policies", policies=frozenset())[0].startswith("note: the admission policies are not installed")
-    (told,) = of("policies", policies=POLICIES - {"gpushare-placement"})
+    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement"})
     assert told.startswith("note: the admission policy gpushare-placement is not installed")
-    (told,) = of("policies", policies=POLICIES - {"gpushare-placement", "gpushare-size"})
+    (told,) = of("policies", policies=ADMISSION_POLICIES - {"gpushare-placement", "gpushare-size"})
     assert told.startswith("note: the admission policies gpushare-placement, gpushare-size are not installed")
 
 
 def test_the_policies_are_those_of_the_manifest() -> None:
     documents = yaml.safe_load_all((ROOT / "deploy/policies.yaml").read_text(encoding="utf-8"))
-    assert {one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"} == POLICIES
+    assert {
+        one["metadata"]["name"] for one in documents if one["kind"] == "ValidatingAdmissionPolicy"
+    } == ADMISSION_POLICIES
 
 
 def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:
@@ -525,13 +524,15 @@ def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed() -> None
 
     def told(capacity: int | None, allocatable: int) -> list[str]:
         amounts = {MEM: 30} if capacity is None else {MEM: 30, COUNT: capacity}
-        seen = node("node-a", told=False, gpus=NodeGpus(), capacity=amounts, allocatable={MEM: 30, COUNT: allocatable})
+        seen = node(
+            "node-a", annotated=False, gpus=NodeGpus(), capacity=amounts, allocatable={MEM: 30, COUNT: allocatable}
+        )
         return of("capacity", nodes=(seen,), agents=theirs)
 
     assert told(2, 2) == ["ok: that of its GPUs on 1 node"]
     (soon,) = told(2, 0)
     assert soon.startswith(
-        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: what"
+        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: the amount"
     )
     assert "-> wait until it is 0, and then kubectl patch node node-a" in soon
     for nothing in (0, None):

@@ -11,7 +11,8 @@ from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpu
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, examine, worst
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, AgentSeen, ApiSeen, NodeSymptoms, Runtime
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, ApiSeen, NodeSymptoms, Runtime
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
@@ -91,9 +92,9 @@ def test_of_a_node_that_is_well_everything_is_told_and_nothing_is_wrong() -> Non
         "agent: version 0.1.0 is ready (http://127.0.0.1:9445)",
         "registration: the kubelet listens to aliyun.com/gpu-mem",
         "registration: the kubelet listens to aliyun.com/gpu-count",
-        "other plugins: nobody else hands out GPUs here",
+        "other plugins: no other plugin hands out GPUs here",
         "API server: https://10.96.0.1:443 answers, Kubernetes v1.36.2",
-        "rights: the account may do all 2 things that the agent does",
+        "rights: the account has all 2 rights that the agent needs",
         "node: node-a is labelled gpushare=true",
         "allocatable: 30 aliyun.com/gpu-mem can be allocated",
         "allocatable: 2 aliyun.com/gpu-count can be allocated",
@@ -177,7 +178,7 @@ def test_a_default_runtime_needs_no_class() -> None:
 )
 def test_without_nvidias_runtime_a_variable_gives_no_gpu(runtimes: tuple[Runtime, ...], seen: str) -> None:
     (told,) = of("container runtime", runtimes=runtimes)
-    assert told.startswith(f"error: of what is configured here nothing knows NVIDIA's runtime: {seen} -> install")
+    assert told.startswith(f"error: no container runtime that is configured here knows NVIDIA's: {seen} -> install")
     assert of("container runtime", runtimes=runtimes, devices=("cdi",)) == []
 
 
@@ -200,7 +201,7 @@ def test_a_cdi_file_that_names_gpus_otherwise_is_of_no_use() -> None:
     told = of("CDI", devices=("cdi",), cdi_devices=frozenset({"nvidia.com/gpu=0", "nvidia.com/gpu=GPU-b"}))
     assert told[0].startswith("error: no CDI file names nvidia.com/gpu=GPU-a -> nvidia-ctk cdi generate")
     told = of("CDI", devices=("cdi",), runtimes=(replace(CONTAINERD, cdi=False),))
-    assert told[1].startswith("warning: no container runtime configured here is told to use CDI")
+    assert told[1].startswith("warning: no container runtime that is configured here uses CDI")
     assert len(of("CDI", devices=("cdi",), runtimes=Unknown("hidden"))) == 1
 
 
@@ -297,7 +298,7 @@ def test_the_kubelets_side() -> None:
         "error: /x is not a directory -> start a kubelet"
     ]
     assert of("kubelet", kubelet_listens=False)[0].startswith(
-        "error: nobody listens on /var/lib/kubelet/device-plugins/kubelet.sock -> start the kubelet"
+        "error: no process listens on /var/lib/kubelet/device-plugins/kubelet.sock -> start the kubelet"
     )
     assert of("kubelet's books", pod_resources_problem="no answer; is it running?", checkpoint_problem="damaged") == [
         "error: no answer -> is it running?",
@@ -377,7 +378,7 @@ def test_a_file_that_cannot_be_used_matters_to_the_nodes_that_have_it(label: str
     seen: dict[str, Any] = {"profiles": ("big", "small"), "settings_problems": {"": "line 1", "big": "line 2"}}
     (found,) = of("settings", api=api(labels={"gpu-device-plugin/config": label}), settings_in="/etc/gpushare", **seen)
     assert found.startswith(told)
-    advice = "correct it; until then an agent that runs keeps what it had, and one that starts shares nothing"
+    advice = "correct it; until then a running agent keeps its settings, and one that starts shares no GPUs"
     assert of("settings", settings_problems={"": "line 1"}) == [f"error: line 1 -> {advice}"]
 
 
@@ -441,7 +442,7 @@ def test_a_node_of_another_name_or_without_the_label() -> None:
 def test_what_the_kubelet_offers() -> None:
     assert of("allocatable", api=api(allocatable={MEM: 0})) == [
         "note: no aliyun.com/gpu-mem can be allocated: all GPUs are in whole use or out of service, or see above",
-        "error: the node has no aliyun.com/gpu-count -> the kubelet tells of it within 10 s of the registration",
+        "error: the node has no aliyun.com/gpu-count -> the kubelet reports it within 10 s of the registration",
     ]
     (_, told) = of("allocatable", api=api(allocatable={MEM: 3, COUNT: 0}))
     assert told.startswith("note: no aliyun.com/gpu-count can be allocated: all GPUs are in shared use")
@@ -490,7 +491,7 @@ def test_the_command_that_sets_the_number_of_gpus_is_one_of_kubectl() -> None:
 @pytest.mark.parametrize(
     ("skew_s", "told"),
     [
-        (None, "unknown: the API server did not tell the time"),
+        (None, "unknown: the API server's answer has no date"),
         (29.0, "ok: agrees with the API server's"),
         (300.0, "warning: 300 s ahead of the API server's"),
         (-45.0, "warning: 45 s behind the API server's"),

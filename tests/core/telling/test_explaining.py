@@ -102,7 +102,7 @@ def test_pods_on_unknown_gpus_are_named() -> None:
         "n", (8, 8), pod_on("lost", loose=3, loose_gpus=1), pod_on("gone", {7: 2}), pod_on("x", loose_gpus=2)
     )
     lines = told(wanting(whole(1)), there)
-    counts = "on a GPU that nobody has named, so that it counts on each it may be on."
+    counts = "on an unknown GPU, and counts on each GPU that it may be on."
     assert lines[5:8] == [
         f"  default/gone has 2 GiB {counts}",
         f"  default/lost has 3 GiB and 1 whole {counts}",

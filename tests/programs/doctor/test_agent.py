@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.aio.http import Page, serving
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import AgentSeen
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.agent import agents, ask
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM

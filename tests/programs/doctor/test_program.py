@@ -15,7 +15,8 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
-from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
+from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
     RIGHTS,
@@ -29,7 +30,9 @@ from gpu_device_plugin.programs.doctor.program import (
     place,
     settings_of,
 )
-from gpu_device_plugin.settings.node import NodeSettings, Sources, UsageError
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
@@ -46,7 +49,7 @@ NOWHERE = Place(in_container=True)
 
 
 def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
-    return Sources(flags={**node.settings, **changed}, environ={}).read()
+    return Sources(NodeSettings, flags={**node.settings, **changed}, environ={}).read()
 
 
 def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
@@ -81,7 +84,7 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
     assert told["driver"] == "driver 580.65.06, 2 x Tesla T4 (invented)"
     assert told["shares"] == "2 GPUs, 28 shares of 1 GiB (4000 are the most)"
     assert told["registration"] == "the kubelet listens to aliyun.com/gpu-count"
-    assert told["rights"] == "the account may do all 7 things that the agent does"
+    assert told["rights"] == "the account has all 7 rights that the agent needs"
     assert told["allocatable"] == "2 aliyun.com/gpu-count can be allocated"
     assert told["clock"] == "agrees with the API server's"
 

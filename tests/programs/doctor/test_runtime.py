@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_node import Runtime
+from gpu_device_plugin.core.telling.node_symptoms import Runtime
 from gpu_device_plugin.programs.doctor.runtime import cdi_devices, cgroup, obeys_images, runtimes, toolkit
 
 if TYPE_CHECKING:

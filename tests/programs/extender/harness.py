@@ -19,7 +19,8 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.programs.extender.program import Extender, Timings
-from gpu_device_plugin.settings.extender import Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
@@ -131,7 +132,7 @@ class ExtenderWorld:
 
     async def launch(self, *, token: str = "", url: str = "", **changed: str) -> Running:
         """Start an extender, and wait until it listens."""
-        settings = Sources(flags=self.settings | changed, environ={}).read()
+        settings = Sources(ExtenderSettings, flags=self.settings | changed, environ={}).read()
         config = ClusterConfig(url or self.api.url, token=token)
         # What is kept for good here would be kept through all other tests.
         extender = Extender(settings, config, timings=self.timings, when_known=lambda: None)
@@ -403,7 +404,7 @@ async def world(
             made = ExtenderWorld(
                 api,
                 http,
-                {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "drain": "1h", **(settings or {}), **more},
+                {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "vanished_grace": "1h", **(settings or {}), **more},
                 patient(timings),
                 lines,
             )

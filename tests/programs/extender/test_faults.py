@@ -166,7 +166,7 @@ async def test_what_a_watch_never_told_is_found_out_by_a_list() -> None:
 
 async def test_a_pod_that_vanished_in_a_gap_counts_for_a_while() -> None:
     """Nobody saw how it ended."""
-    async with world(timings=LISTING, drain="50ms") as w:
+    async with world(timings=LISTING, vanished_grace="50ms") as w:
         one_gpu(w, "a")
         await w.start()
         w.pod("p", mem=8)
@@ -180,7 +180,7 @@ async def test_a_pod_that_vanished_in_a_gap_counts_for_a_while() -> None:
 
 
 async def test_after_410_all_is_right_again() -> None:
-    async with world(drain="0s") as w:
+    async with world(vanished_grace="0s") as w:
         w.node("a", 8, 8)
         await w.start()
         for name in "pq":
@@ -388,7 +388,7 @@ async def test_an_extender_that_ends_begins_nothing_new() -> None:
             binding = asyncio.create_task(w.bind("p", "a"))
             await w.until(lambda: w.api.count("create", "pods/binding") > 0)
             stopping = asyncio.create_task(w.stop())
-            await w.until(lambda: "this extender is ending" in "".join(running.extender.unready()))
+            await w.until(lambda: running.extender.readiness.ending)
             body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
             async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
                 assert (await answer.json())["Error"] == "this extender is ending, another one takes over"
@@ -687,9 +687,9 @@ async def scheduling(w: ExtenderWorld) -> AsyncIterator[None]:
             await asyncio.wait({running})
 
 
-async def test_pods_that_wait_for_a_drain_get_their_gpus_when_it_is_over_though_nothing_happens_then() -> None:
+async def test_pods_that_wait_for_vanished_ones_get_their_gpus_in_time_though_nothing_happens_then() -> None:
     """All pods of a node are deleted by force. No event tells the scheduler when their processes must have ended."""
-    async with world(drain="1s") as w:
+    async with world(vanished_grace="1s") as w:
         w.node("a", 8, 8)
         await w.start()
         for name in "pq":
@@ -712,7 +712,7 @@ async def test_pods_that_wait_for_a_drain_get_their_gpus_when_it_is_over_though_
         w.check()
 
 
-async def test_a_pod_that_not_even_a_drain_helps_waits_for_something_to_happen() -> None:
+async def test_a_pod_that_not_even_the_end_of_a_grace_helps_waits_for_something_to_happen() -> None:
     """It may evict others, and an autoscaler may add a node for it."""
     async with world() as w:
         w.node("a", 8)

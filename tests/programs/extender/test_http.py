@@ -21,9 +21,10 @@ import pytest
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.programs.extender.program import main
-from gpu_device_plugin.settings.extender import ExtenderSettings, Sources
+from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
@@ -73,7 +74,7 @@ async def test_without_an_address_for_them_there_are_none() -> None:
 
 
 async def test_e16_nobody_from_elsewhere_reaches_the_verbs_unless_told_so() -> None:
-    assert Sources({}, {}).read().listen.host == "127.0.0.1"
+    assert Sources(ExtenderSettings, {}, {}).read().listen.host == "127.0.0.1"
     async with world(listen="0.0.0.0:0") as w:
         await w.start()
         assert any("whoever reaches this address can have pods bound" in line for line in w.logs)
@@ -84,7 +85,7 @@ def test_an_address_that_is_taken_is_one_sentence_about_its_setting(setting: str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = {setting: address, "api": "http://127.0.0.1:1", **other}
-        sources = Sources(flags, {})
+        sources = Sources(ExtenderSettings, flags, {})
         with pytest.raises(UsageError) as caught:
             main(sources, sources.texts(), sources.read())
     assert str(caught.value).startswith(f"{setting}: cannot listen on {address}: this program listens there already")
@@ -101,7 +102,7 @@ class Failing(ExtenderSettings):
 
 def test_an_error_of_the_system_is_no_misuse_and_its_cause_is_told(caplog: pytest.LogCaptureFixture) -> None:
     settings = Failing(listen=Address("127.0.0.1", 0), http=None, api="http://127.0.0.1:1")
-    sources = Sources({}, {})
+    sources = Sources(ExtenderSettings, {}, {})
     assert main(sources, sources.texts(), settings) == 1
     (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
     assert record.getMessage() == "ends, to be started anew"
@@ -284,7 +285,9 @@ async def test_settings_that_are_read_again_take_effect() -> None:
         await w.start()
         w.pod("p", mem=1)
         await w.schedule()
-        w.only.extender.reload(Sources(w.settings | {"gpu_policy": "spread", "drain": "0s"}, {}).read())
+        w.only.extender.reload(
+            Sources(ExtenderSettings, w.settings | {"gpu_policy": "spread", "vanished_grace": "0s"}, {}).read()
+        )
         w.pod("q", mem=1)
         await w.schedule()
         assert w.only.free("a") == [7, 7]

@@ -272,8 +272,8 @@ async def test_the_form_with_whole_nodes_is_answered_in_that_form() -> None:
 
 
 async def test_e3_a_namesake_is_another_pod() -> None:
-    """Deleted by force and made anew under its name: the old one counts until it has drained, the new one besides."""
-    async with world(drain="20ms") as w:
+    """Deleted by force and made anew under its name: the old one counts for its grace, the new one besides."""
+    async with world(vanished_grace="20ms") as w:
         w.node("a", 8)
         await w.start()
         w.pod("p", mem=5)
@@ -339,7 +339,7 @@ async def test_e6_a_pod_that_is_being_deleted_counts_until_its_containers_have_e
 
 
 async def test_a_pod_that_vanished_while_it_ran_counts_for_a_while() -> None:
-    async with world(drain="1h") as w:
+    async with world(vanished_grace="1h") as w:
         w.node("a", 8)
         await w.start()
         w.pod("p", mem=8)
@@ -354,7 +354,7 @@ async def test_a_pod_that_vanished_while_it_ran_counts_for_a_while() -> None:
 
 
 async def test_a_pod_that_was_removed_after_its_end_counts_no_more() -> None:
-    async with world(drain="1h") as w:
+    async with world(vanished_grace="1h") as w:
         w.node("a", 8)
         await w.start()
         w.pod("p", mem=8)
@@ -367,7 +367,7 @@ async def test_a_pod_that_was_removed_after_its_end_counts_no_more() -> None:
 
 
 async def test_a_pod_that_was_never_bound_counts_for_nothing_when_it_goes() -> None:
-    async with world(drain="1h") as w:
+    async with world(vanished_grace="1h") as w:
         w.node("a", 8)
         await w.start()
         w.pod("p", mem=9)
@@ -731,7 +731,7 @@ async def test_e18_nobody_is_evicted_where_it_would_not_help() -> None:
 
 
 async def test_e18_what_is_being_made_free_is_found_free_when_it_is() -> None:
-    """The victim is gone, and so is its drain: it was seen to end."""
+    """The victim is gone, and so is its grace: it was seen to end."""
     async with world() as w:
         w.node("a", 8)
         w.node("b", 4)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.telling.cluster_symptoms import Lease
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.core.telling.diagnosing_cluster import POLICIES, Lease
+from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
@@ -20,7 +21,7 @@ from tests.names import MEM
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.telling.diagnosing_cluster import ClusterSymptoms
+    from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms
 
 PROXY = "/api/v1/namespaces/gpushare/pods/scheduler-0:9402/proxy/metrics"
 
@@ -124,7 +125,7 @@ def well() -> dict[str, Any]:
         "/apis/apps/v1/daemonsets": listed({"spec": {"template": template}}),
         "/apis/node.k8s.io/v1/runtimeclasses": listed({"metadata": {"name": "nvidia"}}),
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies": listed(
-            *({"metadata": {"name": name}} for name in sorted(POLICIES))
+            *({"metadata": {"name": name}} for name in sorted(ADMISSION_POLICIES))
         ),
         "/apis/coordination.k8s.io/v1/namespaces/gpushare/leases": listed(
             {"metadata": {"name": "gpushare-scheduler"}, "spec": lease}, {"metadata": {"name": "other"}, "spec": {}}
@@ -244,12 +245,12 @@ def test_nodes_are_read_with_all_that_concerns_us(tmp_path: Path) -> None:
         node("plain"),
     )
     a, b, c, d, e = read(tmp_path, pages).nodes
-    assert (a.labelled, a.told, "another version" in a.problem) == (True, True, True)
-    assert (b.labelled, b.told) == (True, False)
+    assert (a.labelled, a.annotated, "another version" in a.problem) == (True, True, True)
+    assert (b.labelled, b.annotated) == (True, False)
     assert [sighting.signs for sighting in b.others] == [("the node offers 8 nvidia.com/gpu",)]
     assert (c.labelled, c.capacity, c.allocatable) == (False, {MEM: 0}, {MEM: 0})
-    assert (d.told, d.capacity, d.switch, d.profile) == (True, {}, None, "")
-    assert (e.labelled, e.told, e.switch, e.profile) == (False, False, "", "large")
+    assert (d.annotated, d.capacity, d.switch, d.profile) == (True, {}, None, "")
+    assert (e.labelled, e.annotated, e.switch, e.profile) == (False, False, "", "large")
 
 
 def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.kubelet.life import Timings
 from gpu_device_plugin.programs.node.agent import NodeAgent
-from gpu_device_plugin.settings.node import Sources
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.device_manager import Amount
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
@@ -54,7 +55,7 @@ class NodeWorld:
     def launch(self) -> NodeAgent:
         """Start an agent and wait for nothing."""
         assert self.task is None
-        self.agent = NodeAgent(Sources(flags=self.settings, environ={}).read(), dev=self.dev)
+        self.agent = NodeAgent(Sources(NodeSettings, flags=self.settings, environ={}).read(), dev=self.dev)
         self.agent.lives.timings = LIFE
         self.task = asyncio.create_task(self.agent.run())
         return self.agent

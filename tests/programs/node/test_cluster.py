@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.settings.node import Sources
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Reset, Trouble
 from tests.names import MEM
@@ -103,7 +104,9 @@ async def test_another_policy_after_sighup_is_told_of() -> None:
         await there.start_agent()
         await there.node.until(lambda: there.labels().get("policy") == "binpack")
         assert there.node.agent is not None
-        there.node.agent.reload(Sources(flags={**there.node.settings, "policy": "spread"}, environ={}).read())
+        there.node.agent.reload(
+            Sources(NodeSettings, flags={**there.node.settings, "policy": "spread"}, environ={}).read()
+        )
         await there.node.until(lambda: there.labels()["policy"] == "spread")
         assert there.said_of_node()["policy"] == "spread"
 
@@ -117,7 +120,9 @@ async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
         made = [await there.run(pod(name, mem=3)) for name in "ab"]
         assert [there.positions(each) for each in made] == [{0: 3}, {1: 3}]
         assert there.node.agent is not None
-        there.node.agent.reload(Sources(flags={**there.node.settings, "policy": "binpack"}, environ={}).read())
+        there.node.agent.reload(
+            Sources(NodeSettings, flags={**there.node.settings, "policy": "binpack"}, environ={}).read()
+        )
         there.api.patch("nodes", NODE, {"metadata": {"labels": {"ack.node.gpu.placement": None}}})
         await there.node.until(lambda: there.said_of_node()["policy"] == "binpack")
 

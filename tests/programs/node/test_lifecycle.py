@@ -24,7 +24,9 @@ from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import exit_code, main
-from gpu_device_plugin.settings.node import Sources, UsageError
+from gpu_device_plugin.settings.knobs import UsageError
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
@@ -375,7 +377,7 @@ async def test_settings_read_again_count_at_once_where_they_can(caplog: pytest.L
         assert repr(agent).startswith("<NodeAgent standalone: <Book #")
         wanted = node.settings | {"policy": "spread", "reconcile_interval": "50ms", "share_size": "2GiB"}
         with caplog.at_level("INFO"):
-            agent.reload(Sources(flags=wanted, environ={}).read())
+            agent.reload(Sources(NodeSettings, flags=wanted, environ={}).read())
         assert "these changes need a restart of the agent" in caplog.messages
         made = [await node.kubelet.admit(pod(name, mem=3)) for name in "ab"]
         assert [gpus_of(one) for one in made] == [{node.uuids[0]}, {node.uuids[1]}]
@@ -574,7 +576,7 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
 
     said = ["the configuration stays as it was", "the configuration was read again", "stopping"]
     sender = threading.Thread(target=send, daemon=True)
-    sources = Sources(flags=flags, environ={})
+    sources = Sources(NodeSettings, flags=flags, environ={})
     sender.start()
     with caplog.at_level("INFO"):
         assert main(sources, sources.texts(), sources.read()) == 0
@@ -583,7 +585,9 @@ def test_an_agent_without_gpus_obeys_signals_like_any_other(tmp_path: Path, capl
 
 
 def test_an_agent_that_cannot_begin_says_what_to_change(tmp_path: Path) -> None:
-    settings = Sources(flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={})
+    settings = Sources(
+        NodeSettings, flags={"gpus": "fake:1xT4", "device_plugin_dir": f"{tmp_path}/none", "api": "off"}, environ={}
+    )
     with pytest.raises(UsageError, match="none is not a directory"):
         main(settings, settings.texts(), settings.read())
 
@@ -604,4 +608,4 @@ def test_how_an_agent_ends_decides_whether_it_is_worth_starting_anew() -> None:
 
 def test_gpus_described_wrongly_are_found_before_anything_is_touched() -> None:
     with pytest.raises(UsageError, match="T5"):
-        NodeAgent(Sources(flags={"gpus": "fake:1xT5", "api": "off"}, environ={}).read())
+        NodeAgent(Sources(NodeSettings, flags={"gpus": "fake:1xT5", "api": "off"}, environ={}).read())

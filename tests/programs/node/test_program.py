@@ -16,7 +16,8 @@ import pytest
 from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import NodeProgram
-from gpu_device_plugin.settings.node import Sources
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.configmap import mount
 from tests.names import MEM
@@ -46,7 +47,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
             node.agent._cluster.look_s = 0.1
         return node.agent
 
-    sources = Sources({**node.settings, "config": str(folder_of(there)), **more}, {})
+    sources = Sources(NodeSettings, {**node.settings, "config": str(folder_of(there)), **more}, {})
     texts = sources.texts()
     program = NodeProgram(sources, texts, sources.read(texts=texts), agent=agent)
     if program.choice is not None:

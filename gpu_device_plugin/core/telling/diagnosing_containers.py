@@ -1,0 +1,170 @@
+"""The checks of a container's way to its GPU and to its limit: device nodes, runtimes, CDI, cgroups."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.grants import CONTROL_NODES, MEMORY_LIMIT
+from gpu_device_plugin.core.node.limiting import enforcement, unlimited
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.printing import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpu_device_plugin.core.telling.node_symptoms import NodeSymptoms
+
+_LIMITING_TOOLKIT = (1, 20, 1)
+
+
+def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
+    """Judge the device nodes of the GPUs, and how systemd knows them."""
+    if node.invented:
+        yield ok("invented GPUs have none")
+        return
+    wrong = {path: why for path, why in node.device_nodes.items() if why}
+    uvm = CONTROL_NODES[1]
+    if uvm in wrong and node.in_container:
+        # Who is given NVML alone (NVIDIA_DRIVER_CAPABILITIES=utility) is not given this one.
+        yield unknown(Unknown(f"{uvm} is for CUDA, and this container is not given it", "run the doctor on the node"))
+    elif uvm in wrong:
+        yield error(f"{uvm} {wrong[uvm]}", "nvidia-modprobe -u -c 0 on the node makes it; containers with CUDA need it")
+    for why in sorted({why for path, why in wrong.items() if path != uvm}):
+        paths = ", ".join(path for path in wrong if path != uvm and wrong[path] == why)
+        yield error(f"{paths} {why}", "nvidia-smi as root on the node makes it, and nvidia-persistenced keeps it")
+    if right := [path for path, why in node.device_nodes.items() if not why]:
+        yield ok(", ".join(right))
+    if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.devices):
+        yield warning(
+            f"/dev/char does not lead to {', '.join(node.unlinked_nodes)}: with systemd cgroups a systemctl "
+            "daemon-reload takes GPUs from running containers",
+            "nvidia-ctk system create-dev-char-symlinks --create-all on the node, or --devices device-specs or cdi",
+        )
+
+
+def runtime(node: NodeSymptoms) -> Iterator[Finding]:
+    """Look for a container runtime that knows NVIDIA's."""
+    if isinstance(node.runtimes, Unknown):
+        if node.in_container and not node.driver_problem and not node.invented:
+            yield ok("it gave this container the driver")
+        else:
+            yield unknown(node.runtimes)
+        return
+    if node.invented:
+        yield ok("invented GPUs need none")
+        return
+    fit = [runtime for runtime in node.runtimes if runtime.handlers]
+    for runtime in fit:
+        name = runtime.handlers[0]
+        how = "is its default" if runtime.default else f"needs runtimeClassName: {name} on every GPU pod"
+        yield ok(f"{runtime.engine} knows NVIDIA's runtime as {name}, which {how} ({runtime.path})")
+    if not fit and "envvar" in node.devices:
+        seen = ", ".join(f"{runtime.engine} ({runtime.path})" for runtime in node.runtimes) or "no container runtime"
+        yield error(
+            f"no container runtime that is configured here knows NVIDIA's: {seen}",
+            "install nvidia-container-toolkit, nvidia-ctk runtime configure --runtime=containerd (docker, crio), and "
+            "restart that; or --devices cdi",
+        )
+
+
+def cdi(node: NodeSymptoms) -> Iterator[Finding]:
+    """Compare the CDI files with the GPUs, where they are asked for."""
+    if "cdi" not in node.devices:
+        if not isinstance(node.cdi_devices, Unknown):
+            yield note(
+                f"{counted(len(node.cdi_devices), 'device')} in CDI files; without cdi in --devices none is asked for"
+            )
+        return
+    if isinstance(node.cdi_devices, Unknown):
+        yield unknown(node.cdi_devices)
+        return
+    wanted = [f"{node.cdi_kind}={gpu.uuid}" for gpu in node.inventory.gpus]
+    missing = [name for name in wanted if name not in node.cdi_devices]
+    if missing:
+        yield error(
+            f"no CDI file names {', '.join(missing)}",
+            "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, and once more after "
+            "every change of cards or driver; --cdi-kind says which kind is asked for",
+        )
+    else:
+        yield ok(f"CDI files name {'the GPU' if len(wanted) == 1 else f'all {len(wanted)} GPUs'} by UUID")
+    if not isinstance(node.runtimes, Unknown) and not any(runtime.cdi for runtime in node.runtimes):
+        yield warning(
+            "no container runtime that is configured here uses CDI",
+            "containerd before 2.0: enable_cdi = true; Docker: the feature cdi; CRI-O and containerd 2 need nothing",
+        )
+
+
+def images(node: NodeSymptoms) -> Iterator[Finding]:
+    """Say whether an image can get itself GPUs."""
+    if isinstance(node.obeys_images, Unknown):
+        yield unknown(node.obeys_images)
+    elif not node.obeys_images:
+        yield ok("NVIDIA_VISIBLE_DEVICES of images and pods counts for privileged containers only")
+    elif isinstance(node.runtimes, Unknown) or not any(runtime.default for runtime in node.runtimes):
+        yield note(
+            "a container that is run with NVIDIA's runtime and asks for no GPU sees every GPU, if its image or pod "
+            "sets NVIDIA_VISIBLE_DEVICES=all",
+            "deploy/policies.yaml refuses it in pods; against images help --devices cdi and "
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml",
+        )
+    else:
+        yield warning(
+            "NVIDIA's runtime is the default here, so every container of an image with NVIDIA_VISIBLE_DEVICES=all (all "
+            "of CUDA's) sees every GPU, also if it asks for none",
+            "do not make it the default and use runtimeClassName: nvidia; or --devices cdi and "
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false in the toolkit's config.toml",
+        )
+
+
+def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
+    """Judge the version of control groups."""
+    if isinstance(node.cgroup, Unknown):
+        yield unknown(node.cgroup)
+    elif node.cgroup == 2:
+        yield ok("version 2")
+    else:
+        yield warning(
+            f"version {node.cgroup}: no memory limits of the driver, and kubelets from 1.35 on do not start on it "
+            "unless failCgroupV1 is false",
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        )
+
+
+def limits(node: NodeSymptoms) -> Iterator[Finding]:
+    """Say whether the driver holds containers to their memory."""
+    if node.invented:
+        yield ok("invented GPUs have none")
+        return
+    if node.driver_problem:
+        yield unknown(Unknown("advisory as long as no driver answers"))
+        return
+    inventory, toolkit = node.inventory, node.toolkit
+    version = f"driver {inventory.driver_version}"
+    gpus = [gpu for gpu in inventory.gpus if not gpu.mig]
+    if any(unlimited(gpu, inventory.cgroup) for gpu in gpus) or not gpus:
+        yield note(
+            f"{enforcement(gpus, inventory.cgroup)} ({version})",
+            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that; limits of "
+            "MPS are not set by this version",
+        )
+    elif isinstance(toolkit, Unknown):
+        yield unknown(
+            Unknown(
+                f"{version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {toolkit.why}",
+                toolkit.advice,
+            )
+        )
+    elif _numbers(toolkit) < _LIMITING_TOOLKIT:
+        yield note(
+            f"advisory: {version} can limit memory (cgroup), and only nvidia-container-toolkit asks it to, from 1.20.1 "
+            f"on (now {toolkit or 'none'})",
+            "install a newer nvidia-container-toolkit on the node",
+        )
+    else:
+        yield ok(f"cgroup: {version} and nvidia-container-toolkit {toolkit} hold containers to their memory")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"[0-9]+", version)[:3])

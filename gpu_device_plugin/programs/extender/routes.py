@@ -1,0 +1,136 @@
+"""What an extender answers over HTTP: the scheduler's calls, probes, metrics, and the request for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import Json, Page, Request, Route
+from gpu_device_plugin.cluster.binder import PodRef
+from gpu_device_plugin.scheduler import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.programs.extender.binding import Binding
+    from gpu_device_plugin.programs.extender.readiness import Readiness
+    from gpu_device_plugin.programs.extender.verbs import Verbs
+
+_log = logging.getLogger(__name__)
+
+PREFIX = "/gpushare-scheduler"
+"""Where gpushare's extender answered, too."""
+
+_LONGEST_FIELD = 600
+"""Characters of a log line."""
+
+
+class Routes:
+    """From a request to the part that answers it."""
+
+    def __init__(
+        self,
+        verbs: Verbs,
+        binding: Binding,
+        readiness: Readiness,
+        metrics: m.Metrics,
+        *,
+        quiet_within_s: Callable[[], float],
+    ) -> None:
+        """Answer by these parts; `quiet_within_s` is how long the request for the end may wait, seconds."""
+        self._verbs = verbs
+        self._binding = binding
+        self._readiness = readiness
+        self._metrics = metrics
+        self._quiet_within_s = quiet_within_s
+        self.quiet = asyncio.Event()
+        """The extender ends, and binds nothing any more."""
+
+    def for_scheduler(self) -> list[Route]:
+        """Return what is answered where the scheduler calls."""
+        return [
+            Route("POST", f"{PREFIX}/filter", self._verb("filter", self._verbs.filter)),
+            Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self._verbs.prioritize)),
+            Route("POST", f"{PREFIX}/preempt", self._verb("preempt", self._verbs.preempt)),
+            Route("POST", f"{PREFIX}/bind", self._bind),
+            Route("GET", f"{PREFIX}/inspect", self._inspect),
+            Route("GET", f"{PREFIX}/inspect/", self._inspect),
+            Route("GET", "/version", _version),
+            *(Route("GET", path, _page(page)) for path, page in self._probes().items()),
+        ]
+
+    def for_monitoring(self) -> list[Route]:
+        """Return what is answered where monitoring and the kubelet call."""
+        pages = dict(self._probes())
+        if isinstance(self._metrics, m.PrometheusMetrics):
+            pages["/metrics"] = self._metrics.page
+        return [*(Route("GET", path, _page(page)) for path, page in pages.items()), Route("GET", "/quiet", self._quiet)]
+
+    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Json]]:
+        async def answered(request: Request) -> Json:
+            began = time.perf_counter()
+            body = answer(request.body)
+            self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
+            return self._json(body)
+
+        return answered
+
+    def _json(self, body: bytes) -> Json:
+        """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
+        return Json(body, last=bool(self._readiness.unready()))
+
+    async def _bind(self, request: Request) -> Json:
+        """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
+        began = time.perf_counter()
+        try:
+            args = wire.read_binding(request.body)
+            why = next(iter(self._readiness.unready()), "")
+            why = why or await self._binding.bind(PodRef(args.namespace, args.name, args.uid), args.node)
+            if why:
+                said = {"pod": f"{args.namespace}/{args.name}", "node": args.node, "why": why}
+                brief = {key: text[:_LONGEST_FIELD] for key, text in said.items()}  # the caller chose the names
+                _log.info("a pod was not bound", extra=brief | {"once_per_s": 60})
+        except wire.UnreadableRequestError as error:
+            why = str(error)
+        outcome = "refused" if why else "bound"
+        self._metrics.count(m.BINDS, outcome)
+        self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
+        return self._json(wire.binding_result(why))
+
+    async def _inspect(self, request: Request) -> Json:
+        if unknown := self._readiness.unknown():
+            return Json(wire.inspect_result([], unknown[0]), status=503, last=True)
+        return self._verbs.inspect(request.rest.strip("/"))
+
+    def _probes(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
+        return {"/healthz": m.probe(_alive), "/readyz": m.probe(self._ready), "/livez": m.probe(_alive)}
+
+    async def _ready(self) -> tuple[str, ...]:
+        return self._readiness.unready()
+
+    async def _quiet(self, _request: Request) -> Page:
+        """Answer when we have been told to end and bind nothing any more, or when that does not come about.
+
+        Beside us kube-scheduler waits for it before it gives its lease away.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._quiet_within_s()):
+                await self.quiet.wait()
+        return Page("quiet\n" if self.quiet.is_set() else "nobody has told this extender to end\n")
+
+
+async def _alive() -> tuple[str, ...]:
+    return ()
+
+
+async def _version(_request: Request) -> Page:
+    return Page(f"{__version__}\n")
+
+
+def _page(make: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
+    return lambda _request: make()

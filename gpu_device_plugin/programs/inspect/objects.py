@@ -1,0 +1,119 @@
+"""Objects of the Kubernetes API as `inspect` reads them: of each the fields that several of its commands need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
+from gpu_device_plugin.cluster.quantity import whole_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
+
+T = TypeVar("T")
+
+
+class Shape(msgspec.Struct, rename="camel", gc=False):
+    """What every one of them is."""
+
+
+class Named(Shape):
+    """Any object."""
+
+    metadata: ObjectMeta
+
+
+class Condition(Shape):
+    """One of an object's conditions."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+    message: str | None = None
+
+
+class Resources(Shape):
+    """What a container asks for."""
+
+    limits: dict[str, Any] | None = None
+    requests: dict[str, Any] | None = None
+
+
+class _Taint(Shape):
+    key: str = ""
+    value: str | None = None
+    effect: str = ""
+
+
+class _NodeSpec(Shape):
+    taints: list[_Taint] | None = None
+
+
+class _NodeStatus(Shape):
+    capacity: dict[str, str] | None = None
+    allocatable: dict[str, str] | None = None
+
+
+class Node(Named):
+    """A node."""
+
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Return its labels."""
+        return self.metadata.labels or {}
+
+    @property
+    def annotations(self) -> Mapping[str, str]:
+        """Return its annotations."""
+        return self.metadata.annotations or {}
+
+    @property
+    def capacity(self) -> Mapping[str, int]:
+        """Return its capacity, as far as that is in whole numbers."""
+        return _amounts(self.status.capacity)
+
+    @property
+    def allocatable(self) -> Mapping[str, int]:
+        """Return what of its capacity pods can have."""
+        return _amounts(self.status.allocatable)
+
+
+class ConfigMap(Named):
+    """A ConfigMap."""
+
+    data: dict[str, str] | None = None
+
+
+def _amounts(quantities: Mapping[str, str] | None) -> dict[str, int]:
+    amounts = ((name, whole_quantity(text)) for name, text in (quantities or {}).items())
+    return {name: amount for name, amount in amounts if amount is not None}
+
+
+def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
+    """Return an object of this kind.
+
+    Raises:
+        UnreadableObjectError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        noun = "list" if kind is Page else kind.__name__.strip("_").lower()
+        raise UnreadableObjectError(f"not a {noun}: {error}") from None
+
+
+def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
+    """Return all objects of a list that may be missing or forbidden.
+
+    Raises:
+        ClusterUnreadableError: it cannot be read; the message is what kubectl said.
+        UnreadableObjectError: one of them is something else.
+    """
+    return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]
