@@ -81,28 +81,26 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     whole: set[int] = set()
     left_shares: set[int] = set()
     left_whole: set[int] = set()
-    loose = loose_gpus = 0
-    for usage in usages:
+    unplaced_shares = unplaced_gpus = 0
+    for each in usages:
+        usage = each.as_listed(used)
         for position, shares in usage.shares:
-            # A GPU that the node does not list (any more) may be any of those that it lists.
-            if position in used:
-                used[position] += shares
-            else:
-                loose += shares
+            used[position] += shares
         whole.update(usage.whole)
         left_shares.update(usage.left_shares)
         left_whole.update(usage.left_whole)
-        loose += usage.unplaced_shares
-        loose_gpus += usage.unplaced_gpus
-    loose_gpus += len(whole - used.keys())
+        unplaced_shares += usage.unplaced_shares
+        unplaced_gpus += usage.unplaced_gpus
     return tuple(
         Room(
             position=gpu.position,
             total=gpu.shares,
-            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - loose),
+            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
             healthy=not gpu.unhealthy,
-            shared=bool(used[gpu.position] or gpu.position in left_shares or (loose and gpu.position not in whole)),
-            whole=bool(gpu.position in whole or (loose_gpus and not used[gpu.position])),
+            shared=bool(
+                used[gpu.position] or gpu.position in left_shares or (unplaced_shares and gpu.position not in whole)
+            ),
+            whole=bool(gpu.position in whole or (unplaced_gpus and not used[gpu.position])),
         )
         for gpu in gpus.gpus
     )
