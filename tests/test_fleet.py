@@ -10,7 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.annotations import IDX
+from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

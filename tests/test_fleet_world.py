@@ -17,7 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import IDX
+from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

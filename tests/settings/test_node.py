@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
 from gpu_device_plugin.settings.extender import KNOBS as OF_THE_EXTENDER
 from gpu_device_plugin.settings.knobs import table
 from gpu_device_plugin.settings.node import (

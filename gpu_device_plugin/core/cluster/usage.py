@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
-from gpu_device_plugin.core.contract.annotations import MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.asking import Part
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 

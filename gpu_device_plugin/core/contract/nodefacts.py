@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.model.policy import POLICIES
 
@@ -55,5 +55,5 @@ def read_facts(
             problem = AWAY
     else:
         gpus = by_division(memory, count)
-    policy = next((said for said in (labels.get(PLACEMENT_LABEL), gpus.policy) if said in POLICIES), None)
+    policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
     return NodeFacts(gpus, policy, problem)

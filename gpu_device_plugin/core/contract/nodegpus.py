@@ -1,4 +1,4 @@
-"""The GPUs of a node as a scheduler knows them: from what the node's agent says, or by dividing what it offers."""
+"""The GPUs of a node as a scheduler knows them: as the node's agent lists them, or by dividing what the node offers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, NODE_GPUS_VERSION, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
+    from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.core.model.shares import Shares
+
+NODE_GPUS_VERSION = 1
+"""Of the format. A minor version of the agent may add fields to it, which are passed over."""
+
 _MOST_SHARES = 1 << 20
+_MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
+_UNEXPLAINED = "it is out of service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class ListedGpu:
     unhealthy: str = ""
     """Why it is out of service; empty: it is not."""
     numa: int | None = None
+    reserved_mib: int | None = None
+    pci: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,77 @@ def by_division(memory: int, count: int) -> NodeGpus:
     return NodeGpus(tuple(ListedGpu(position, memory // count) for position in range(count)), divided=True)
 
 
+def node_gpus(
+    shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str], policy: str, *, away: bool = False
+) -> NodeGpus:
+    """Return the GPUs of a node as its agent knows them.
+
+    Args:
+        shares: the GPUs that are shared.
+        inventory: for the links between them and the driver's version.
+        unhealthy: for each GPU (by UUID) that is out of service the reason.
+        policy: which GPU this node prefers.
+        away: no pod is to come, because the agent is about to end or does not serve yet.
+    """
+    position = {shared.gpu.uuid: shared.position for shared in shares.gpus}
+    ends = ((position.get(link.a, -1), position.get(link.b, -1), link) for link in inventory.links)
+    return NodeGpus(
+        tuple(
+            ListedGpu(
+                position=shared.position,
+                shares=len(shared.shares),
+                uuid=shared.gpu.uuid,
+                model=shared.gpu.product,
+                memory_mib=shared.gpu.total_mib,
+                unhealthy=(unhealthy[shared.gpu.uuid] or _UNEXPLAINED) if shared.gpu.uuid in unhealthy else "",
+                numa=shared.gpu.numa_node,
+                reserved_mib=shared.gpu.reserved_mib,
+                pci=shared.gpu.pci_bus_id or "",
+            )
+            for shared in shares.gpus
+        ),
+        share_mib=shares.share_mib,
+        policy=policy,
+        driver=inventory.driver_version,
+        away=away,
+        links=Links(
+            tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
+        ),
+    )
+
+
+# --- The codec --------------------------------------------------------------------------------------------------------
+
+
+def write_node_gpus(node: NodeGpus) -> str:
+    """Return the value of the annotation `NODE_GPUS`, as compact JSON. What is not known is left out."""
+    fields = {
+        "version": NODE_GPUS_VERSION,
+        "shareMiB": node.share_mib,
+        "policy": node.policy,
+        "driver": node.driver,
+        "gpus": [_fields(gpu) for gpu in node.gpus],
+        "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
+    }
+    return json.dumps(fields | ({"away": True} if node.away else {}), separators=(",", ":"))
+
+
+def _fields(gpu: ListedGpu) -> Mapping[str, object]:
+    known = {
+        "uuid": gpu.uuid,
+        "index": gpu.position,
+        "model": gpu.model,
+        "memoryMiB": gpu.memory_mib,
+        "reservedMiB": gpu.reserved_mib,
+        "shares": gpu.shares,
+        "healthy": not gpu.unhealthy,
+        "reason": gpu.unhealthy or None,
+        "numa": gpu.numa,
+        "pci": gpu.pci or None,
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
 def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
     """Read the annotation `NODE_GPUS` of a node. Fields that are not known are ignored, for agents newer than this.
 
@@ -105,14 +186,14 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         MalformedAnnotationError: it cannot be read; the message says where.
     """
     try:
-        said: Any = json.loads(text)
+        node: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed("is not JSON") from error
-    if not isinstance(said, dict):
+    if not isinstance(node, dict):
         raise _malformed("is no JSON object")
-    if said.get("version") != NODE_GPUS_VERSION:
+    if node.get("version") != NODE_GPUS_VERSION:
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
-    listed = said.get("gpus")
+    listed = node.get("gpus")
     if not isinstance(listed, list) or len(listed) > MOST_GPUS:
         raise _malformed(f"has no list of at most {MOST_GPUS} gpus")
     gpus = tuple(sorted((_gpu(each) for each in listed), key=lambda gpu: gpu.position))
@@ -120,40 +201,43 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         raise _malformed("has two gpus of one index")
     return NodeGpus(
         gpus,
-        share_mib=_whole(said, "shareMiB", 1),
-        away=said.get("away") is True,
-        policy=_text(said, "policy") or None,
-        driver=_text(said, "driver") or None,
-        links=_links(said.get("links", []), {} if known is None else known),
+        share_mib=_whole(node, "shareMiB", 1),
+        away=node.get("away") is True,
+        policy=_text(node, "policy") or None,
+        driver=_text(node, "driver") or None,
+        links=_links(node.get("links", []), {} if known is None else known),
     )
 
 
-def _gpu(said: Any) -> ListedGpu:
-    if not isinstance(said, dict):
+def _gpu(fields: Any) -> ListedGpu:
+    if not isinstance(fields, dict):
         raise _malformed("has a gpu that is no JSON object")
-    healthy = said.get("healthy", True) is True
+    healthy = fields.get("healthy", True) is True
+    # Machines of one kind have the same names and slots: one text of each is enough for thousands of nodes.
     return ListedGpu(
-        position=_whole(said, "index", 0, MOST_GPUS),
-        shares=_whole(said, "shares", 1),
-        uuid=_text(said, "uuid"),
-        model=sys.intern(_text(said, "model")),
-        memory_mib=_whole(said, "memoryMiB", 0, 1 << 40) if "memoryMiB" in said else None,
-        unhealthy="" if healthy else _text(said, "reason") or "it is out of service",
-        numa=_whole(said, "numa", 0) if "numa" in said else None,
+        position=_whole(fields, "index", 0, MOST_GPUS),
+        shares=_whole(fields, "shares", 1),
+        uuid=_text(fields, "uuid"),
+        model=sys.intern(_text(fields, "model")),
+        memory_mib=_whole(fields, "memoryMiB", 0, _MOST_MIB) if "memoryMiB" in fields else None,
+        unhealthy="" if healthy else _text(fields, "reason") or _UNEXPLAINED,
+        numa=_whole(fields, "numa", 0) if "numa" in fields else None,
+        reserved_mib=_whole(fields, "reservedMiB", 0, _MOST_MIB) if "reservedMiB" in fields else None,
+        pci=sys.intern(_text(fields, "pci")),
     )
 
 
-def _links(said: Any, known: MutableMapping[str, Links]) -> Links:
-    if not isinstance(said, list):
+def _links(links: Any, known: MutableMapping[str, Links]) -> Links:
+    if not isinstance(links, list):
         raise _malformed("has links that are no list")
-    written = repr(said)
+    written = repr(links)
     if written not in known:
-        known[written] = Links(tuple(sorted(map(_link, said))))
+        known[written] = Links(tuple(sorted(map(_link, links))))
     return known[written]
 
 
-def _link(said: Any) -> tuple[int, int, Closeness, int]:
-    match said:
+def _link(link: Any) -> tuple[int, int, Closeness, int]:
+    match link:
         case [int(a), int(b), str(level), int(nvlinks)] if a != b:
             # A level of a newer agent says at least that there is some way.
             return min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)
@@ -161,15 +245,15 @@ def _link(said: Any) -> tuple[int, int, Closeness, int]:
             raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
 
 
-def _whole(said: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
-    value = said.get(key)
+def _whole(fields: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
+    value = fields.get(key)
     if type(value) is not int or not least <= value <= most:
         raise _malformed(f"has for {key} no whole number from {least} to {most}")
     return value
 
 
-def _text(said: Mapping[str, Any], key: str) -> str:
-    value = said.get(key)
+def _text(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key)
     # JSON can hold lone surrogates, which no answer of ours could.
     return value if isinstance(value, str) and value.isprintable() else ""
 

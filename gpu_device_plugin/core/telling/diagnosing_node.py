@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, switched_on
+from gpu_device_plugin.core.contract.cleanup import switched_on
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.node.grants import CONTROL_NODES, MEMORY_LIMIT
+from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.limiting import enforcement, unlimited
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
 from gpu_device_plugin.core.telling.nodeamounts import amiss, unoffered

@@ -31,15 +31,15 @@ from gpu_device_plugin.cluster.config import (
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     NODE_GPUS,
     PLACEMENT_LABEL,
     POD_ANNOTATIONS,
     SPLIT_LABEL,
     WISHES,
     MalformedAnnotationError,
-    promises,
 )
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore

@@ -11,15 +11,17 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, Page, PodReader, UnreadableObjectError
 from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
+from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
     POD_ANNOTATIONS,
+    SWITCH_LABEL,
     MalformedAnnotationError,
-    promises,
 )
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotations, our_labels
 from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.diagnosing import Unknown
@@ -46,7 +48,6 @@ _CONFIGURATION = "gpushare-scheduler"
 _WRITER = "gpu-device-plugin"
 """By which name the API server remembers our agent's writing; what a Binding brings is remembered of nobody."""
 _METRICS_PORT = 9402
-_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _HARMLESS = frozenset({"void", "none"})
 _TELLING = frozenset({"OOMKilled", "StartError"})
 """Why a container ended, where it did not end by itself."""
@@ -302,7 +303,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
 
 def _meddles(pod: _Pod) -> bool:
     return any(
-        env.name == _VISIBLE and env.value not in _HARMLESS
+        env.name == VISIBLE_DEVICES and env.value not in _HARMLESS
         for container in pod.containers
         for env in container.env or ()
     )

@@ -9,7 +9,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, ObjectMeta, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     NODE_GPUS,
     NODE_LABELS,
     PLACEMENT_LABEL,

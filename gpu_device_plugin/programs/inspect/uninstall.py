@@ -8,7 +8,8 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
 from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, Leftovers, leftovers
+from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
 
 if TYPE_CHECKING:

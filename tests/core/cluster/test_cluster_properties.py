@@ -14,8 +14,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import SPLIT_LABEL, promises
+from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.placing import Demand
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.placing import Placement, Room
 
 MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")

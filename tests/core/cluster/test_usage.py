@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX, INIT_ALLOCATION, POD
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, PLACEMENT_LABEL, going_away
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
 from gpu_device_plugin.core.contract.nodefacts import AWAY, NodeFacts, read_facts
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, Links, by_division, read_node_gpus
 
@@ -66,5 +66,5 @@ def test_the_label_counts_where_the_gpus_are_divided_or_not_known() -> None:
 
 
 def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
-    facts = read_facts({NODE_GPUS: going_away(SAID)}, {}, 14, 1)
+    facts = read_facts({NODE_GPUS: json.dumps({**json.loads(SAID), "away": True})}, {}, 14, 1)
     assert (facts.problem, facts.gpus.gpus) == (AWAY, read_node_gpus(SAID).gpus)

@@ -12,7 +12,7 @@ import pytest
 
 from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.cluster.errors import Call, NotFoundError, UnavailableError
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.cluster.errors import Call, UnavailableError, error_from
-from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
+from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.resources import Kind, Resource

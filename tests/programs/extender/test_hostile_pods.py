@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     IDX,
     INIT_ALLOCATION,
@@ -27,9 +27,9 @@ from gpu_device_plugin.core.contract.annotations import (
     POD_ANNOTATIONS,
     SPLIT_LABEL,
     WISHES,
-    assignment,
 )
 from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.matching import Call

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
+from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
 from gpu_device_plugin.core.contract.nodefacts import read_facts
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
