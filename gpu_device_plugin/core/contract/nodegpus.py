@@ -1,14 +1,15 @@
-"""The GPUs of a node as a scheduler knows them: as the node's agent lists them, or by dividing what the node offers."""
+"""The GPUs of a node, as its agent lists them for schedulers; without an agent, what the node offers is divided."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.keys import NODE_GPUS, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
+from gpu_device_plugin.core.model.policy import POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 NODE_GPUS_VERSION = 1
 """Of the format. A minor version of the agent may add fields to it, which are passed over."""
+
+AWAY = "its GPU agent has ended, or is being restarted"
+"""Until it is back the kubelet would refuse every pod that comes, and for good."""
 
 _MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
@@ -76,13 +80,15 @@ class NodeGpus:
     share_mib: int | None = None
     """None where the node does not say."""
     policy: str | None = None
-    """Which GPU the node's own agent prefers."""
+    """Which GPU is preferred on it, a name in `POLICIES`; None: as the scheduler's configuration says."""
     driver: str | None = None
     away: bool = False
-    """The node's agent is being restarted: the kubelet would refuse whoever comes."""
+    """The node's agent is about to end, or does not serve yet."""
     divided: bool = False
     """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
     links: Links = NO_LINKS
+    problem: str = ""
+    """Why nothing is to be placed on it though it claims to have GPUs; empty: nothing stands in the way."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
     """Of all of its GPUs."""
 
@@ -91,6 +97,35 @@ class NodeGpus:
 
 
 NO_GPUS = NodeGpus()
+
+
+def gpus_of_node(
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    memory: int,
+    count: int,
+    known: MutableMapping[str, Links] | None = None,
+) -> NodeGpus:
+    """Return the GPUs of a node by all that stands on it.
+
+    Args:
+        annotations: of the node; that of its agent is believed before all else.
+        labels: of the node; that of the policy is believed before the agent.
+        memory: shares in its capacity.
+        count: GPUs in its capacity.
+        known: see `read_node_gpus`.
+    """
+    if NODE_GPUS in annotations:
+        try:
+            gpus = read_node_gpus(annotations[NODE_GPUS], known)
+        except MalformedAnnotationError as error:
+            gpus = NodeGpus(problem=str(error))
+    else:
+        gpus = by_division(memory, count)
+    policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
+    problem = AWAY if gpus.away else gpus.problem
+    unchanged = (policy, problem) == (gpus.policy, gpus.problem)
+    return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
 
 
 def by_division(memory: int, count: int) -> NodeGpus:

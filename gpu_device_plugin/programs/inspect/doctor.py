@@ -19,7 +19,7 @@ from gpu_device_plugin.core.contract.keys import (
     SWITCH_LABEL,
     MalformedAnnotationError,
 )
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.core.model.resources import Kind
@@ -139,15 +139,15 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> l
         node = _decoded(raw, _Node)
         labels, annotations = node.metadata.labels or {}, node.metadata.annotations or {}
         capacity, allocatable = _amounts(node.status.capacity), _amounts(node.status.allocatable)
-        facts = read_facts(annotations, labels, 0, 0)
+        gpus = gpus_of_node(annotations, labels, 0, 0)
         found.append(
             NodeSeen(
                 name=node.metadata.name,
                 switch=labels.get(SWITCH_LABEL),
                 profile=labels.get(CONFIG_LABEL, ""),
                 told=bool(our_annotations(annotations) or our_labels(labels)),
-                problem=facts.problem,
-                gpus=facts.gpus,
+                problem=gpus.problem,
+                gpus=gpus,
                 capacity={name: capacity[name] for name in names.values() if name in capacity},
                 allocatable={name: allocatable[name] for name in names.values() if name in allocatable},
                 others=sightings((), (), allocatable, frozenset(names.values())),

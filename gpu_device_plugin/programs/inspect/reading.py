@@ -17,7 +17,7 @@ from gpu_device_plugin.core.contract.keys import (
     SPLIT_LABEL,
     WISHES,
 )
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
@@ -77,7 +77,7 @@ def cluster(
             continue
         records[record.name] = record
         memory, count = record.capacity.get(names[Kind.MEMORY], 0), record.capacity.get(names[Kind.COUNT], 0)
-        fleet.put_node(record.name, read_facts(record.annotations, record.labels, memory, count))
+        fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
     pod_reader = PodReader(names.values(), _KEPT_OF_PODS.__contains__)
     for raw in raw_pods:
         try:

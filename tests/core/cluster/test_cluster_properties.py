@@ -54,6 +54,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
         share_mib=1024,
         divided=gpushare and draw(st.sampled_from([False] * 7 + [True])),
         links=Links(tuple((a, b, draw(st.sampled_from(Closeness)), 0) for a, b in combinations(range(number), 2))),
+        policy=draw(st.none() | st.sampled_from(sorted(POLICIES))),
     )
     usages = [
         Usage(
@@ -64,7 +65,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
             draw(st.sampled_from([0, 0, 0, 0, 1])),
         )
     ]
-    return candidate("n", gpus, usages, draw(st.none() | st.sampled_from(sorted(POLICIES))))
+    return candidate("n", gpus, usages)
 
 
 wishes = st.sampled_from(
@@ -159,7 +160,7 @@ def test_no_place_is_larger_than_the_room_or_of_a_gpu_that_is_not_allowed(
 @given(asks, nodes(), policies)
 def test_what_can_never_be_cannot_be_on_the_empty_node(asked: Ask, there: Candidate, policy: str) -> None:
     found = fit(asked, there, policy)
-    empty = fit(asked, candidate(there.name, there.gpus, [], there.policy), policy)
+    empty = fit(asked, candidate(there.name, there.gpus, []), policy)
     if isinstance(found, Unfit):
         assert found.lasting == isinstance(empty, Unfit)
     else:

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
 from gpu_device_plugin.core.contract.nodegpus import (
+    AWAY,
     NO_GPUS,
     Links,
     ListedGpu,
     NodeGpus,
     by_division,
+    gpus_of_node,
     node_gpus,
     read_node_gpus,
     write_node_gpus,
@@ -250,6 +252,68 @@ def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
     other = read_node_gpus(json.dumps(WHOLE | {"links": [[0, 1, "switch", 0]]}), known)
     assert other.links == Links(((0, 1, Closeness.SWITCH, 0),))
     assert len(known) == 2
+
+
+# --- all that stands on a node
+
+SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
+
+
+def test_a_node_without_any_gpu_is_no_problem() -> None:
+    assert gpus_of_node({}, {}, 0, 0) == NO_GPUS
+
+
+def test_the_agent_is_believed_before_the_capacity() -> None:
+    """The capacity is late by some seconds, and says nothing of the single GPU."""
+    assert gpus_of_node({NODE_GPUS: SAID}, {}, 28, 2) == read_node_gpus(SAID)
+
+
+def test_what_is_known_of_the_links_of_other_nodes_is_used() -> None:
+    known: dict[str, Links] = {}
+    linked = json.dumps({**json.loads(SAID), "links": [[0, 1, "nvlink", 4]]})
+    one, other = (gpus_of_node({NODE_GPUS: linked}, {}, 0, 0, known) for _ in range(2))
+    assert one.links is other.links
+    assert list(known.values()) == [one.links]
+
+
+def test_a_node_of_gpushare_is_divided() -> None:
+    assert gpus_of_node({"other": "x"}, {}, 30, 2) == by_division(30, 2)
+
+
+def test_an_annotation_that_cannot_be_read_is_a_problem_and_not_a_reason_to_divide() -> None:
+    assert gpus_of_node({NODE_GPUS: "{"}, {}, 30, 2) == NodeGpus(
+        problem="the node's annotation gpu-device-plugin/gpus is not JSON"
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "agents", "policy"),
+    [
+        ("binpack", "spread", "binpack"),
+        ("spread", "binpack", "spread"),
+        (None, "spread", "spread"),
+        ("best", "spread", "spread"),
+        ("", "spread", "spread"),
+        ("binpack", "best", "binpack"),
+        ("best", "better", None),
+        (None, None, None),
+    ],
+)
+def test_the_label_says_the_policy_before_the_agent(label: str | None, agents: str | None, policy: str | None) -> None:
+    said = json.dumps({"version": 1, "shareMiB": 1024, "policy": agents, "gpus": []})
+    labels = {} if label is None else {PLACEMENT_LABEL: label}
+    assert gpus_of_node({NODE_GPUS: said}, labels, 0, 0).policy == policy
+
+
+def test_the_label_counts_where_the_gpus_are_divided_or_not_known() -> None:
+    labels = {PLACEMENT_LABEL: "spread"}
+    assert gpus_of_node({}, labels, 30, 2) == replace(by_division(30, 2), policy="spread")
+    assert gpus_of_node({NODE_GPUS: ""}, labels, 30, 2).policy == "spread"
+
+
+def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
+    found = gpus_of_node({NODE_GPUS: json.dumps({**json.loads(SAID), "away": True})}, {}, 14, 1)
+    assert (found.problem, found.gpus) == (AWAY, read_node_gpus(SAID).gpus)
 
 
 # --- nodes of gpushare's own device plugin

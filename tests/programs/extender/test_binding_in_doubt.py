@@ -17,7 +17,6 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.cluster.errors import Call, UnavailableError, error_from
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
-from gpu_device_plugin.core.contract.nodefacts import NodeFacts
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
@@ -181,7 +180,7 @@ class Cluster:
         self.fleet = Fleet(RESOURCES, drain_s=DRAIN_S)
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
-            self.fleet.put_node(node, NodeFacts(NodeGpus(gpus, 1024)))
+            self.fleet.put_node(node, NodeGpus(gpus, 1024))
         self.binding = Binding(
             self.fleet,
             self.pods,
