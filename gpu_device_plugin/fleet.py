@@ -188,15 +188,14 @@ class Fleet:
         stale, self._stale = self._stale, set()
         for name in stale:
             node = self._nodes.get(name)
-            gpus = None if node is None else node.gpus
-            if node is None or gpus is None:
+            if node is None or node.gpus is None:
                 self._now.put(name, None)
                 self.soon.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.closing]
-            staying = [entry for entry in counting if not entry.passing]
-            self._now.put(name, _candidate(name, gpus, counting))
-            self.soon.put(name, _candidate(name, gpus, staying) if len(staying) < len(counting) else None)
+            staying = [entry.usage for entry in counting if not entry.passing]
+            self._now.put(name, candidate(name, node.gpus, [entry.usage for entry in counting]))
+            self.soon.put(name, candidate(name, node.gpus, staying) if len(staying) < len(counting) else None)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -405,7 +404,3 @@ class Fleet:
         node = self._nodes[name]
         if node.gpus is None and not node.entries:
             del self._nodes[name]
-
-
-def _candidate(name: str, gpus: NodeGpus, entries: Iterable[Entry]) -> Candidate:
-    return candidate(name, gpus, [entry.usage for entry in entries])

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
-from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
-from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -87,10 +86,7 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
     asked = {resource.kind: amount for resource in resources if (amount := amount_of(pod, resource))}
     if not asked:
         return NOTHING
-    try:
-        promised = promises(pod, resources)
-    except MalformedAnnotationError:
-        promised = {}
+    promised = readable_promises(pod, resources)
     shares: Counter[int] = Counter()
     whole: set[int] = set()
     for part in parts_of(pod, resources) if promised else ():

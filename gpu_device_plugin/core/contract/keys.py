@@ -42,6 +42,9 @@ USE_UUID = "gpu-device-plugin/use-uuid"
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
+READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
+"""What programs keep of a pod's annotations and labels."""
+
 # --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
 
 NODE_GPUS = "gpu-device-plugin/gpus"
@@ -68,6 +71,9 @@ DEFAULT_PROFILE = "default"
 """What `CONFIG_LABEL` may say where the node has no other settings than all have."""
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
+
+READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
+"""What programs keep of a node's annotations and labels that place pods on it."""
 
 
 class MalformedAnnotationError(ValueError):

@@ -153,6 +153,14 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
     return {key: promise for key, promise in found.items() if promise is not None}
 
 
+def readable_promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
+    """As `promises`; none where they are malformed."""
+    try:
+        return promises(pod, resources)
+    except MalformedAnnotationError:
+        return {}
+
+
 def _promise(
     container: Container, kind: Kind, amount: int, allocation: Allocation, handed_on: int | None
 ) -> Promise | None:
@@ -216,7 +224,7 @@ def assignment(
         ASSIGNED: "true",
         ASSUME_TIME: before.get(ASSUME_TIME, str(now_ns)),
     }
-    promised = _readable(pod, resources)
+    promised = readable_promises(pod, resources)
     keys = {ASSIGNED}
     if ASSIGNED not in before or before.keys().isdisjoint({IDX, *written}):
         keys = complete.keys() - {INIT_ALLOCATION}
@@ -228,7 +236,7 @@ def assignment(
         if alone or ALLOCATION in before or len(positions) > 1:
             keys.add(ALLOCATION)
     after = replace(pod, annotations={**before, **{key: complete[key] for key in keys & complete.keys()}})
-    if INIT_ALLOCATION in complete and not _kept(_readable(after, resources), after, actual):
+    if INIT_ALLOCATION in complete and not _kept(readable_promises(after, resources), after, actual):
         keys.add(INIT_ALLOCATION)
     return {key: value for key, value in complete.items() if key in keys and before.get(key) != value}
 
@@ -245,13 +253,6 @@ def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
         if container.kind is not ContainerKind.INIT:
             kept = now
     return most
-
-
-def _readable(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
-    try:
-        return promises(pod, resources)
-    except MalformedAnnotationError:
-        return {}
 
 
 def _kept(

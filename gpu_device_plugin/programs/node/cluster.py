@@ -25,11 +25,9 @@ from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
     NODE_GPUS,
-    POD_ANNOTATIONS,
-    STATIC_POD,
+    READ_ON_PODS,
     SWITCH_LABEL,
     SWITCHED_ON,
-    WISHES,
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
@@ -147,8 +145,7 @@ class NodeCluster:
         self._pods_changed = pods_changed
         self._tell_of_node = looked
         self._client = Client(config, on_error=self._count_error)
-        keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
-        reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
+        reader = PodReader((resource.name for resource in settings.offered), READ_ON_PODS.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
         self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
