@@ -254,6 +254,31 @@ def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
     assert len(known) == 2
 
 
+LISTED = '"version":1,"shareMiB":1,"gpus":[]'
+ENDS = ['[[0,1,"nvlink",4]]}', '[[0,1,"node",0]]}', "[]}", '[[0,1,"nvlink",4]],"away":true}']
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f'{{{LISTED},"links":{end}' for end in ENDS),
+        *(f'{{{LISTED},"links": {end}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"links":{end}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"x":{{"links":{end}}}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"x":[{{"links":{end}]}}' for end in ENDS),
+        f'{{"links" :[[2,3,"board",0]],{LISTED}}}',
+        f'{{{LISTED},"links":[],"\\u006cinks":[[2,3,"board",0]]}}',
+        f'{{"links" :[[2,3,"board",0]],{LISTED},"x":"\\"links\\":[]"}}',
+        f"{{{LISTED}}}",
+    ],
+)
+def test_links_that_others_have_are_taken_for_no_other(text: str) -> None:
+    known: dict[str, Links] = {}
+    others = [f'{{{LISTED},"links":{end}' for end in ENDS]
+    for each in (*others, text.replace("[2,3", "[4,5"), text):
+        assert read_node_gpus(each, known) == read_node_gpus(each)
+
+
 # --- all that stands on a node
 
 SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
