@@ -9,17 +9,17 @@ import json
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     AVOID_MODEL,
     AVOID_UUID,
     GPU_POLICY,
     INIT_ALLOCATION,
-    MOST_CONTAINERS,
     SPLIT_LABEL,
     USE_MODEL,
     USE_UUID,
 )
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import Fit
 from gpu_device_plugin.core.cluster.promising import promise
-from gpu_device_plugin.core.contract.annotations import (
-    ASSIGNED,
-    NODE_GPUS,
-    SPLIT_LABEL,
-    USE_MODEL,
-    node_gpus,
-    node_labels,
-)
-from gpu_device_plugin.core.contract.nodegpus import by_division
+from gpu_device_plugin.core.contract.keys import ASSIGNED, NODE_GPUS, SPLIT_LABEL, USE_MODEL
+from gpu_device_plugin.core.contract.nodegpus import by_division, node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -292,7 +286,7 @@ def _node_texts(product: str) -> str:
                 "labels": labels,
                 "annotations": {
                     "csi.volume.kubernetes.io/nodeid": '{"ebs.csi.aws.com":"i-0123456789abcdef0"}',
-                    NODE_GPUS: node_gpus(shares, inventory, {}, "binpack"),
+                    NODE_GPUS: write_node_gpus(node_gpus(shares, inventory, {}, "binpack")),
                     "volumes.kubernetes.io/controller-managed-attach-detach": "true",
                 },
                 "managedFields": [

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -59,9 +59,9 @@ class Entry:
 
 @dataclass(slots=True)
 class _Node:
-    """A node's line of facts and its ledger; facts are None while no node of the name exists."""
+    """A node's GPUs and its ledger; the GPUs are None while no node of the name exists."""
 
-    facts: NodeFacts | None = None
+    gpus: NodeGpus | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
@@ -188,15 +188,14 @@ class Fleet:
         stale, self._stale = self._stale, set()
         for name in stale:
             node = self._nodes.get(name)
-            facts = None if node is None else node.facts
-            if node is None or facts is None:
+            if node is None or node.gpus is None:
                 self._now.put(name, None)
                 self.soon.put(name, None)
                 continue
             counting = [entry for entry in node.entries.values() if not entry.closing]
-            staying = [entry for entry in counting if not entry.passing]
-            self._now.put(name, _candidate(name, facts, counting))
-            self.soon.put(name, _candidate(name, facts, staying) if len(staying) < len(counting) else None)
+            staying = [entry.usage for entry in counting if not entry.passing]
+            self._now.put(name, candidate(name, node.gpus, [entry.usage for entry in counting]))
+            self.soon.put(name, candidate(name, node.gpus, staying) if len(staying) < len(counting) else None)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -210,7 +209,7 @@ class Fleet:
             return None
         usages = [entry.usage for entry in node.entries.values()]
         opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.closing)
-        return candidate(name, there.gpus, usages, there.policy, there.problem), opens
+        return candidate(name, there.gpus, usages), opens
 
     def on_node(self, name: str) -> Sequence[Entry]:
         """Return the pods that count on one node, by namespace and name."""
@@ -228,27 +227,27 @@ class Fleet:
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
-    def put_node(self, name: str, facts: NodeFacts) -> None:
+    def put_node(self, name: str, gpus: NodeGpus) -> None:
         """Take note of a node that is there, or of how it changed."""
         node = self._nodes.setdefault(name, _Node())
-        if node.facts != facts:
-            node.facts = facts
+        if node.gpus != gpus:
+            node.gpus = gpus
             self._changed(name)
 
     def remove_node(self, name: str) -> None:
         """Take note of a node that is gone."""
         node = self._nodes.get(name)
         if node is not None:
-            node.facts = None
+            node.gpus = None
             self._changed(name)
             self._forget_if_empty(name)
 
-    def replace_nodes(self, facts: Mapping[str, NodeFacts]) -> None:
+    def replace_nodes(self, nodes: Mapping[str, NodeGpus]) -> None:
         """Take note of all nodes that there are; others are gone."""
-        for name in [name for name, node in self._nodes.items() if node.facts is not None and name not in facts]:
+        for name in [name for name, node in self._nodes.items() if node.gpus is not None and name not in nodes]:
             self.remove_node(name)
-        for name, each in facts.items():
-            self.put_node(name, each)
+        for name, gpus in nodes.items():
+            self.put_node(name, gpus)
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -403,9 +402,5 @@ class Fleet:
 
     def _forget_if_empty(self, name: str) -> None:
         node = self._nodes[name]
-        if node.facts is None and not node.entries:
+        if node.gpus is None and not node.entries:
             del self._nodes[name]
-
-
-def _candidate(name: str, facts: NodeFacts, entries: Iterable[Entry]) -> Candidate:
-    return candidate(name, facts.gpus, [entry.usage for entry in entries], facts.policy, facts.problem)

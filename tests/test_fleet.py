@@ -10,8 +10,7 @@ import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.annotations import IDX
-from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Entry, Fleet
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 
 
-def facts(*sizes: int, policy: str | None = None, problem: str = "") -> NodeFacts:
-    return NodeFacts(NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes))), policy, problem)
+def gpus(*sizes: int, policy: str | None = None, problem: str = "") -> NodeGpus:
+    return NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), policy=policy, problem=problem)
 
 
 def pod(name: str, mem: int = 4, node: str = "", gpu: int | None = None, **fields: Any) -> Pod:
@@ -40,7 +39,7 @@ def pod(name: str, mem: int = 4, node: str = "", gpu: int | None = None, **field
     )
 
 
-def fleet(*pods: Pod, **nodes: NodeFacts) -> Fleet:
+def fleet(*pods: Pod, **nodes: NodeGpus) -> Fleet:
     there = Fleet((MEM, COUNT), drain_s=DRAIN_S)
     for name, node in nodes.items():
         there.put_node(name, node)
@@ -67,7 +66,7 @@ def test_a_fleet_begins_with_nothing() -> None:
 
 
 def test_a_fleet_tells_how_large_it_is() -> None:
-    there = fleet(pod("p", node="a", gpu=0), pod("q", node="b", gpu=0), pod("r"), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="b", gpu=0), pod("r"), a=gpus(8))
     assert repr(there) == "<Fleet: 1 nodes, 2 pods, 1 pending>"
     assert there.waiting == 1
 
@@ -76,25 +75,25 @@ def test_a_fleet_tells_how_large_it_is() -> None:
 
 
 def test_a_node_is_a_candidate_with_all_that_it_says() -> None:
-    there = fleet(a=facts(8, policy="spread"), b=facts(problem="unreadable"))
+    there = fleet(a=gpus(8, policy="spread"), b=gpus(problem="unreadable"))
     assert there.candidates == {
-        "a": candidate("a", facts(8).gpus, [], "spread"),
-        "b": candidate("b", facts().gpus, [], problem="unreadable"),
+        "a": candidate("a", gpus(8, policy="spread"), []),
+        "b": candidate("b", gpus(problem="unreadable"), []),
     }
 
 
 def test_a_node_that_says_the_same_again_stays_as_it_is() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     before = there.candidates["a"]
-    there.put_node("a", facts(8))
+    there.put_node("a", gpus(8))
     assert there.candidates["a"] is before
-    there.put_node("a", facts(9))
+    there.put_node("a", gpus(9))
     assert free(there) == [9]
-    assert free(fleet(a=facts(8))) == [8]
+    assert free(fleet(a=gpus(8))) == [8]
 
 
 def test_a_node_that_is_gone_is_no_candidate() -> None:
-    there = fleet(a=facts(8), b=facts(8))
+    there = fleet(a=gpus(8), b=gpus(8))
     assert set(there.candidates) == {"a", "b"}
     there.remove_node("a")
     there.remove_node("never was")
@@ -102,7 +101,7 @@ def test_a_node_that_is_gone_is_no_candidate() -> None:
 
 
 def test_a_node_that_came_and_went_was_never_a_candidate() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.remove_node("a")
     assert there.candidates == {}
 
@@ -111,25 +110,25 @@ def test_pods_of_a_node_that_is_not_there_wait_for_it() -> None:
     """E10 of the original: a pod on a vanished node kept it from starting."""
     there = fleet(pod("p", node="a", gpu=0))
     assert there.candidates == {}
-    there.put_node("a", facts(8))
+    there.put_node("a", gpus(8))
     assert free(there) == [4]
     there.remove_node("a")
     assert there.candidates == {}
     assert set(there.entries) == {"P"}
-    there.put_node("a", facts(10))
+    there.put_node("a", gpus(10))
     assert free(there) == [6]
 
 
 def test_what_changed_since_is_told_by_name() -> None:
     """A pod changes its node, and a node itself; a node that went has changed, too."""
-    there = fleet(a=facts(8), b=facts(8), c=facts(8))
+    there = fleet(a=gpus(8), b=gpus(8), c=gpus(8))
     mark, names = there.changed_since(0)
     assert names is not None
     assert sorted(names) == ["a", "b", "c"]
     assert there.changed_since(mark) == (mark, [])
     there.put_pod(pod("p", node="a", gpu=0))
     there.remove_node("b")
-    there.put_node("c", facts(8))
+    there.put_node("c", gpus(8))
     later, names = there.changed_since(mark)
     assert names is not None
     assert sorted(names) == ["a", "b"]
@@ -139,23 +138,23 @@ def test_what_changed_since_is_told_by_name() -> None:
 
 
 def test_what_changed_too_long_ago_is_not_known_any_more() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     mark, _ = there.changed_since(0)
     for number in range(10_000):
-        there.put_node(f"node-{number}", facts(8))
+        there.put_node(f"node-{number}", gpus(8))
     assert len(there.changed_since(mark)[1] or ()) == 10_000
-    there.put_node("one more", facts(8))
+    there.put_node("one more", gpus(8))
     now, names = there.changed_since(mark)
     assert names is None
     assert there.changed_since(now) == (now, [])
-    there.put_node("and another", facts(8))
+    there.put_node("and another", gpus(8))
     assert there.changed_since(now)[1] == ["and another"]
 
 
 def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
     told: list[str] = []
     there = Fleet((MEM, COUNT), drain_s=DRAIN_S, on_change=lambda: told.append("changed"))
-    there.put_node("a", facts(8))
+    there.put_node("a", gpus(8))
     there.put_pod(pod("p", node="a", gpu=0))
     assert told == ["changed"]
     assert free(there) == [4]
@@ -166,13 +165,13 @@ def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
 
 
 def test_all_nodes_may_be_told_at_once() -> None:
-    there = fleet(pod("p", node="gone", gpu=0), a=facts(8), b=facts(8), c=facts(8))
+    there = fleet(pod("p", node="gone", gpu=0), a=gpus(8), b=gpus(8), c=gpus(8))
     before = there.candidates["a"]
-    there.replace_nodes({"a": facts(8), "b": facts(9), "d": facts(8)})
+    there.replace_nodes({"a": gpus(8), "b": gpus(9), "d": gpus(8)})
     assert set(there.candidates) == {"a", "b", "d"}
     assert there.candidates["a"] is before
     assert free(there, "b") == [9]
-    there.put_node("gone", facts(8))
+    there.put_node("gone", gpus(8))
     assert free(there, "gone") == [4]
 
 
@@ -181,7 +180,7 @@ def test_all_nodes_may_be_told_at_once() -> None:
 
 def test_a_bound_pod_takes_what_it_was_promised() -> None:
     """E5, E8 and E9 of the original: its own request counts, where it is promised, and anywhere if it is not."""
-    there = fleet(pod("p", 4, "a", 1), pod("q", 3, "a"), a=facts(8, 8))
+    there = fleet(pod("p", 4, "a", 1), pod("q", 3, "a"), a=gpus(8, 8))
     assert free(there) == [5, 1]
     assert there.entries == {
         "P": Entry("P", "default", "p", "a", Usage(((1, 4),))),
@@ -190,7 +189,7 @@ def test_a_bound_pod_takes_what_it_was_promised() -> None:
 
 
 def test_the_pods_of_a_node_are_told_by_name() -> None:
-    there = fleet(pod("q", node="a", gpu=0), pod("p", node="a", gpu=0), pod("r", node="b", gpu=0), a=facts(16))
+    there = fleet(pod("q", node="a", gpu=0), pod("p", node="a", gpu=0), pod("r", node="b", gpu=0), a=gpus(16))
     there.put_pod(replace(pod("z", node="a", gpu=0), namespace="apps"))
     assert [(entry.namespace, entry.name) for entry in there.on_node("a")] == [
         ("apps", "z"),
@@ -202,7 +201,7 @@ def test_the_pods_of_a_node_are_told_by_name() -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_has_ended_takes_nothing(phase: str) -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.put_pod(pod("p", node="a", gpu=0, phase=phase))
     there.put_pod(pod("q", node="a", gpu=0, phase=phase))
     assert (free(there), there.entries) == ([8], {})
@@ -210,14 +209,14 @@ def test_a_pod_that_has_ended_takes_nothing(phase: str) -> None:
 
 def test_a_pod_that_is_being_deleted_counts_until_it_has_ended() -> None:
     """E6 of the original: its memory was given away at once, while its processes still used it."""
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.put_pod(pod("p", node="a", gpu=0, deleting=True, priority=7))
     assert free(there) == [4]
     assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=7, deleting=True)
 
 
 def test_a_change_that_says_nothing_of_gpus_costs_nothing() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     before = there.candidates["a"]
     there.put_pod(pod("p", node="a", gpu=0, phase="Running", running=True, labels={"x": "y"}))
     there.put_pod(pod("p", node="a", gpu=0, deleting=True))
@@ -225,21 +224,21 @@ def test_a_change_that_says_nothing_of_gpus_costs_nothing() -> None:
 
 
 def test_a_pod_that_asks_for_nothing_takes_nothing() -> None:
-    there = fleet(pod("p", 0, "a", 0), pod("q", 0), a=facts(8))
+    there = fleet(pod("p", 0, "a", 0), pod("q", 0), a=gpus(8))
     assert (free(there), there.entries, there.pending("Q")) == ([8], {}, None)
 
 
 def test_pods_of_one_name_are_told_apart_by_their_uid() -> None:
     """E3 of the original: the one before leaked for good."""
     old, new = pod("p", node="a", gpu=0), replace(pod("p", node="a", gpu=1), uid="P2")
-    there = fleet(old, new, a=facts(8, 8))
+    there = fleet(old, new, a=gpus(8, 8))
     assert free(there) == [4, 4]
     there.remove_pod(replace(old, phase="Succeeded"), 0)
     assert free(there) == [8, 4]
 
 
 def test_a_pod_that_is_reported_elsewhere_is_there() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8), b=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8), b=gpus(8))
     assert (free(there, "a"), free(there, "b")) == ([4], [8])
     there.put_pod(pod("p", node="b", gpu=0))
     assert (free(there, "a"), free(there, "b")) == ([8], [4])
@@ -249,7 +248,7 @@ def test_a_pod_that_is_reported_elsewhere_is_there() -> None:
 def test_drift_is_told_and_taken_over() -> None:
     told: list[tuple[Entry, Entry]] = []
     there = Fleet([MEM], drain_s=DRAIN_S, on_drift=lambda before, after: told.append((before, after)))
-    there.put_node("a", facts(8, 8))
+    there.put_node("a", gpus(8, 8))
     there.put_pod(pod("p", 4, "a"))
     there.put_pod(pod("p", 4, "a", 0))
     there.put_pod(pod("p", 4, "a", 0, running=True))
@@ -274,7 +273,7 @@ def test_a_pod_of_which_nobody_knows_where_it_is_is_told_once() -> None:
 
 
 def test_drift_may_be_told_to_nobody() -> None:
-    there = fleet(pod("p", node="a", gpu=0), pod("p", node="a", gpu=1), a=facts(8, 8))
+    there = fleet(pod("p", node="a", gpu=0), pod("p", node="a", gpu=1), a=gpus(8, 8))
     assert free(there) == [8, 4]
 
 
@@ -282,7 +281,7 @@ def test_drift_may_be_told_to_nobody() -> None:
 
 
 def test_a_pod_that_waits_is_known_until_it_is_bound() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     assert there.pending("P") == pod("p")
     there.put_pod(pod("p", node="a", gpu=0))
     assert there.pending("P") is None
@@ -318,7 +317,7 @@ BAD_END: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("end", GOOD_END.values(), ids=GOOD_END)
 def test_a_pod_that_was_seen_to_end_is_forgotten(end: dict[str, Any]) -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.remove_pod(pod("p", node="a", gpu=0, **end), 100)
     assert (free(there), there.entries, there.on_node("a")) == ([8], {}, [])
 
@@ -326,7 +325,7 @@ def test_a_pod_that_was_seen_to_end_is_forgotten(end: dict[str, Any]) -> None:
 @pytest.mark.parametrize("end", BAD_END.values(), ids=BAD_END)
 def test_a_pod_that_vanished_counts_for_a_while(end: dict[str, Any]) -> None:
     """After a force delete its processes go on: 2 s were measured, a whole grace period is possible."""
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.remove_pod(pod("p", node="a", gpu=0, **end), 100)
     assert there.entries["P"].until == 130
     there.expire(129.9)
@@ -336,7 +335,7 @@ def test_a_pod_that_vanished_counts_for_a_while(end: dict[str, Any]) -> None:
 
 
 def test_how_a_pod_went_that_a_list_misses_nobody_saw() -> None:
-    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1, deleting=True), a=facts(8, 8))
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1, deleting=True), a=gpus(8, 8))
     there.replace_pods([pod("r", node="a", gpu=1)], 100)
     assert free(there) == [4, 0]
     there.expire(130)
@@ -344,7 +343,7 @@ def test_how_a_pod_went_that_a_list_misses_nobody_saw() -> None:
 
 
 def test_missing_it_again_does_not_count_anew() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.replace_pods([], 100)
     there.replace_pods([], 120)
     there.remove_pod(pod("p", node="a", gpu=0), 125)
@@ -353,7 +352,7 @@ def test_missing_it_again_does_not_count_anew() -> None:
 
 
 def test_a_pod_that_vanished_and_is_there_again_counts_as_before() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.replace_pods([], 100)
     there.put_pod(pod("p", node="a", gpu=0))
     there.expire(1000)
@@ -361,7 +360,7 @@ def test_a_pod_that_vanished_and_is_there_again_counts_as_before() -> None:
 
 
 def test_a_pod_that_vanished_and_is_seen_ended_is_forgotten() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.replace_pods([], 100)
     there.put_pod(pod("p", node="a", gpu=0, phase="Failed"))
     there.expire(1000)
@@ -369,19 +368,19 @@ def test_a_pod_that_vanished_and_is_seen_ended_is_forgotten() -> None:
 
 
 def test_a_pod_that_nobody_counted_vanishes_without_a_trace() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.remove_pod(pod("p", node="a", gpu=0), 100)
     assert there.entries == {}
 
 
 def test_a_list_that_says_nothing_new_changes_nothing() -> None:
     pods = [pod("p", node="a", gpu=0), pod("q"), pod("r", node="b")]
-    there = fleet(*pods, a=facts(8), b=facts(8))
+    there = fleet(*pods, a=gpus(8), b=gpus(8))
     there.put_pod(pod("s", node="a", gpu=0))
     there.remove_pod(pod("s", node="a", gpu=0), 100)
     candidates, entries = dict(there.candidates), dict(there.entries)
     there.replace_pods(pods, 110)
-    there.replace_nodes({"a": facts(8), "b": facts(8)})
+    there.replace_nodes({"a": gpus(8), "b": gpus(8)})
     assert there.entries == entries
     assert all(there.candidates[name] is each for name, each in candidates.items())
     assert there.pending("Q") == pod("q")
@@ -391,14 +390,14 @@ def test_a_list_that_says_nothing_new_changes_nothing() -> None:
 
 
 def test_a_claim_counts_at_once() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0, priority=5))
     assert free(there) == [4]
     assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), priority=5, claimed=True, seen=False)
 
 
 def test_a_claim_that_is_given_back_counts_no_more() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.release("P")
     there.release("P")
@@ -407,13 +406,13 @@ def test_a_claim_that_is_given_back_counts_no_more() -> None:
 
 
 def test_nothing_is_claimed_for_who_asks_for_nothing() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", 0, "a", 0))
     assert there.entries == {}
 
 
 def test_a_confirmed_claim_is_not_given_back() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     before = there.candidates["a"]
     there.confirm("P")
@@ -426,7 +425,7 @@ def test_a_confirmed_claim_is_not_given_back() -> None:
 
 
 def test_a_pod_that_was_seen_bound_is_not_given_back() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.put_pod(pod("p", node="a", gpu=0))
     there.release("P")
@@ -436,7 +435,7 @@ def test_a_pod_that_was_seen_bound_is_not_given_back() -> None:
 def test_a_pod_that_is_known_to_be_bound_is_not_claimed_anew() -> None:
     """A scheduler that got no answer asks again; what the second call gives back is not what the first one bound."""
     for known in ("seen", "confirmed"):
-        there = fleet(a=facts(8), b=facts(8))
+        there = fleet(a=gpus(8), b=gpus(8))
         there.claim(pod("p", node="a", gpu=0))
         if known == "seen":
             there.put_pod(pod("p", node="a", gpu=0))
@@ -448,14 +447,14 @@ def test_a_pod_that_is_known_to_be_bound_is_not_claimed_anew() -> None:
 
 
 def test_a_claim_may_be_moved() -> None:
-    there = fleet(a=facts(8), b=facts(8))
+    there = fleet(a=gpus(8), b=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.claim(pod("p", node="b", gpu=0))
     assert (free(there, "a"), free(there, "b")) == ([8], [4])
 
 
 def test_whatever_shows_the_pod_unbound_is_older_than_the_claim() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.put_pod(pod("p", labels={"x": "y"}))
     there.replace_pods([pod("p", labels={"x": "y"})], 100)
@@ -468,7 +467,7 @@ def test_whatever_shows_the_pod_unbound_is_older_than_the_claim() -> None:
 
 
 def test_a_claim_for_a_pod_that_is_deleted_unbound_is_for_whoever_claimed_to_give_back() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.put_pod(pod("p", deleting=True))
     there.remove_pod(pod("p", deleting=True), 100)
@@ -478,7 +477,7 @@ def test_a_claim_for_a_pod_that_is_deleted_unbound_is_for_whoever_claimed_to_giv
 
 
 def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.remove_pod(pod("p", node="a", gpu=0), 100)
     assert there.entries["P"] == Entry("P", "default", "p", "a", Usage(((0, 4),)), seen=False, until=130)
@@ -490,7 +489,7 @@ def test_a_claim_is_over_once_the_pod_was_bound_and_is_gone() -> None:
 
 def test_a_claim_never_ends_by_time_alone() -> None:
     """A list that misses the pod may be older than it, or newer than its end: whoever claimed will know."""
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.replace_pods([], 100)
     there.expire(1000)
@@ -500,7 +499,7 @@ def test_a_claim_never_ends_by_time_alone() -> None:
 
 def test_a_pod_that_a_list_missed_while_it_was_being_bound_counts_until_the_next_list_misses_it() -> None:
     """The list may have been older than the pod, and the pod is bound: only another list tells that it has gone."""
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.replace_pods([], 100)
     there.confirm("P")
@@ -512,7 +511,7 @@ def test_a_pod_that_a_list_missed_while_it_was_being_bound_counts_until_the_next
 
 
 def test_a_pod_that_a_list_missed_and_that_was_bound_stays() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.replace_pods([], 100)
     there.confirm("P")
@@ -522,7 +521,7 @@ def test_a_pod_that_a_list_missed_and_that_was_bound_stays() -> None:
 
 
 def test_a_claim_that_a_list_missed_and_that_was_bound_and_gone_ends() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.replace_pods([], 100)
     there.remove_pod(pod("p", node="a", gpu=0), 110)
@@ -539,7 +538,7 @@ def soon(there: Fleet) -> dict[str, list[int]]:
 
 
 def test_what_a_pod_that_vanished_holds_will_be_free_by_time_alone() -> None:
-    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1), a=facts(8, 8), b=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), pod("q", node="a", gpu=1), a=gpus(8, 8), b=gpus(8))
     assert soon(there) == {}
     there.remove_pod(pod("p", node="a", gpu=0), 100)
     assert (free(there), soon(there)) == ([4, 4], {"a": [8, 4]})
@@ -549,7 +548,7 @@ def test_what_a_pod_that_vanished_holds_will_be_free_by_time_alone() -> None:
 
 def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
     """A claim that is not in doubt ends by an answer of the API server, of which the scheduler is told."""
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     assert soon(there) == {}
     there.doubt("P")
@@ -563,7 +562,7 @@ def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
 
 
 def test_a_claim_in_doubt_whose_pod_is_gone_drains_from_then_on() -> None:
-    there = fleet(a=facts(8))
+    there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.doubt("P")
     there.remove_pod(pod("p", node="a", gpu=0), 100)
@@ -574,7 +573,7 @@ def test_a_claim_in_doubt_whose_pod_is_gone_drains_from_then_on() -> None:
 
 
 def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8), b=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8), b=gpus(8))
     mark, _ = there.soon.changed_since(0)
     there.remove_pod(pod("p", node="a", gpu=0), 100)
     mark, names = there.soon.changed_since(mark)
@@ -582,7 +581,7 @@ def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
     there.expire(130)
     mark, names = there.soon.changed_since(mark)
     assert (names, soon(there)) == (["a"], {})
-    there.put_node("b", facts(4))
+    there.put_node("b", gpus(4))
     assert there.soon.changed_since(mark)[1] == []
 
 
@@ -591,8 +590,8 @@ def test_who_asks_what_will_be_free_is_told_of_the_nodes_that_changed() -> None:
 
 def test_the_order_of_independent_events_does_not_matter() -> None:
     events: list[Callable[[Fleet], None]] = [
-        lambda there: there.put_node("a", facts(8, 8)),
-        lambda there: there.put_node("b", facts(8)),
+        lambda there: there.put_node("a", gpus(8, 8)),
+        lambda there: there.put_node("b", gpus(8)),
         lambda there: there.put_pod(pod("p", node="a", gpu=0)),
         lambda there: there.put_pod(pod("q", node="a")),
         lambda there: there.claim(pod("r", 2, "b", 0)),
@@ -614,7 +613,7 @@ def test_the_order_of_independent_events_does_not_matter() -> None:
 
 def settling(*pods: Pod) -> Fleet:
     there = Fleet((MEM, COUNT), drain_s=DRAIN_S, settle_s=2.0)
-    there.put_node("a", facts(8, 8))
+    there.put_node("a", gpus(8, 8))
     for each in pods:
         there.put_pod(each)
     return there
@@ -704,13 +703,12 @@ def test_a_pod_that_ended_while_it_was_being_bound_leaves_nothing_after_the_mome
 
 def test_a_node_of_which_something_is_closed_is_otherwise_as_it_was() -> None:
     there = settling(whole("p", 0))
-    there.put_node("a", facts(8, 8, policy="spread", problem="its agent has ended"))
+    node = gpus(8, 8, policy="spread", problem="its agent has ended")
+    there.put_node("a", node)
     there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
     closed = there.closed("a")
     assert closed is not None
-    assert closed[0] == candidate(
-        "a", facts(8, 8).gpus, [Usage(left_whole=(0,))], "spread", problem="its agent has ended"
-    )
+    assert closed[0] == candidate("a", node, [Usage(left_whole=(0,))])
     there.remove_node("a")
     assert there.closed("a") is None
 
@@ -726,7 +724,7 @@ def test_a_pod_that_had_no_place_leaves_none() -> None:
 
 def test_a_bound_pod_that_a_list_shows_unbound_again_takes_nothing() -> None:
     """Etcd was put back to a backup from before the binding; a single late event would not be believed."""
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.put_pod(pod("p"))
     assert free(there) == [4]
     there.replace_pods([pod("p")], 0.0)
@@ -735,7 +733,7 @@ def test_a_bound_pod_that_a_list_shows_unbound_again_takes_nothing() -> None:
 
 
 def test_a_pod_that_we_know_to_be_bound_stays_so_whatever_an_older_list_shows() -> None:
-    there = fleet(pod("p"), a=facts(8))
+    there = fleet(pod("p"), a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.confirm("P")
     there.replace_pods([pod("p")], 0.0)
@@ -743,7 +741,7 @@ def test_a_pod_that_we_know_to_be_bound_stays_so_whatever_an_older_list_shows() 
 
 
 def test_a_pod_that_was_deleted_before_its_kubelet_reported_on_it_may_be_starting() -> None:
-    there = fleet(pod("p", node="a", gpu=0), a=facts(8))
+    there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.remove_pod(pod("p", node="a", gpu=0, deleting=True), 100.0)
     assert free(there) == [4]
     there.expire(100.0 + DRAIN_S)

@@ -17,8 +17,7 @@ from gpu_device_plugin.core.cluster.fitting import Fit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import IDX
-from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 DRAIN_S = 30.0
 NODES = {
-    name: NodeFacts(NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), share_mib=1024))
+    name: NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), share_mib=1024)
     for name, sizes in {"a": (8, 8), "b": (4,), "c": (6, 3, 6)}.items()
 }
 SHAPES: tuple[tuple[tuple[ContainerKind, Resource, int], ...], ...] = (
@@ -80,7 +79,7 @@ class World(RuleBasedStateMachine):
         self.now = 0.0
         self.numbers = count()
         self.there: dict[str, Pod] = {}
-        self.nodes: dict[str, NodeFacts] = {}
+        self.nodes: dict[str, NodeGpus] = {}
         self.untold: deque[tuple[str, Pod]] = deque()
         self.ghosts: list[tuple[float, str, Usage]] = []
         """Processes of pods that were deleted by force: until when they run, on which node, and what they use."""
@@ -259,7 +258,7 @@ class World(RuleBasedStateMachine):
     # --- What holds ---------------------------------------------------------------------------------------------------
 
     def sizes(self, node: str) -> list[int]:
-        return [gpu.shares for gpu in NODES[node].gpus.gpus]
+        return [gpu.shares for gpu in NODES[node].gpus]
 
     def bound(self, node: str) -> dict[str, Usage]:
         """What the pods take that are bound to a node, by uid."""
@@ -288,8 +287,8 @@ class World(RuleBasedStateMachine):
     def candidates_are_what_the_entries_make_of_the_nodes(self) -> None:
         assert set(self.fleet.candidates) == set(self.nodes)
         by_node = {name: [e.usage for e in self.fleet.entries.values() if e.node == name] for name in self.nodes}
-        for name, facts in self.nodes.items():
-            assert self.fleet.candidates[name] == candidate(name, facts.gpus, by_node[name])
+        for name, gpus in self.nodes.items():
+            assert self.fleet.candidates[name] == candidate(name, gpus, by_node[name])
             assert sorted(map(repr, by_node[name])) == sorted(repr(entry.usage) for entry in self.fleet.on_node(name))
 
     @rule(shape=st.sampled_from(SHAPES), policy=st.sampled_from(sorted(POLICIES)))
@@ -302,7 +301,7 @@ class World(RuleBasedStateMachine):
         assert isinstance(asked, Ask)
         names = sorted(NODES)
         by_node = {name: [e.usage for e in self.fleet.entries.values() if e.node == name] for name in self.nodes}
-        there = {name: candidate(name, facts.gpus, by_node[name]) for name, facts in self.nodes.items()}
+        there = {name: candidate(name, gpus, by_node[name]) for name, gpus in self.nodes.items()}
         assert list(self.judge.verdicts(asked, names)) == [
             unfit(asked, there[name]) if name in there else UNKNOWN for name in names
         ]

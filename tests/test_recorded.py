@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.core.contract import annotations as wire
-from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
+from gpu_device_plugin.core.contract import keys as wire
+from gpu_device_plugin.core.contract.nodegpus import NODE_GPUS_VERSION, read_node_gpus, write_node_gpus
 from gpu_device_plugin.testing import builders
 from tests.programs.extender import harness as extender_harness
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
@@ -82,6 +82,7 @@ def test_a_scheduler_knows_the_gpus_of_a_node(version: str, writer: Writer) -> N
     ]
     assert [bool(gpu.unhealthy) for gpu in node.gpus] == [False, False, False, True]
     assert (node.share_mib, node.policy, node.driver, node.away) == (1024, "binpack", "580.65.06", False)
+    assert read_node_gpus(write_node_gpus(node)) == node
 
 
 async def _extender_beside(version: str, writer: Writer, stage: str, names: set[str]) -> list[int]:
@@ -161,7 +162,7 @@ async def test_an_extender_sends_no_pod_to_a_node_whose_agent_is_being_replaced(
 async def test_a_node_of_a_format_that_is_not_known_is_left_alone() -> None:
     """Only a major change gives the format another number; to guess what it means could give a GPU away twice."""
     node = read(newest().name, "node.json")
-    said = json.dumps({**json.loads(node["annotations"][wire.NODE_GPUS]), "version": wire.NODE_GPUS_VERSION + 1})
+    said = json.dumps({**json.loads(node["annotations"][wire.NODE_GPUS]), "version": NODE_GPUS_VERSION + 1})
     async with extender_harness.world() as world:
         world.api.add(builders.node(NODE, mem=70, count=4, annotations={wire.NODE_GPUS: said}))
         await world.start()
@@ -171,7 +172,7 @@ async def test_a_node_of_a_format_that_is_not_known_is_left_alone() -> None:
     async with cluster(HARDWARE["gpus"]) as there:
         there.api.patch("nodes", NODE, {"metadata": {"annotations": {wire.NODE_GPUS: said}}})
         await there.start_agent()
-        await there.node.until(lambda: there.said_of_node()["version"] == wire.NODE_GPUS_VERSION)
+        await there.node.until(lambda: there.said_of_node()["version"] == NODE_GPUS_VERSION)
 
 
 @every_version

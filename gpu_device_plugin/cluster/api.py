@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.cluster.quantity import RequestSums, whole_quantity
-from gpu_device_plugin.core.contract.annotations import MOST_TEXT
+from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 
 if TYPE_CHECKING:

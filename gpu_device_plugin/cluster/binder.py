@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gpu_device_plugin.core.contract.annotations import ASSIGNED
+from gpu_device_plugin.core.contract.keys import ASSIGNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

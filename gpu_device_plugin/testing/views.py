@@ -82,13 +82,14 @@ def node_view(
         share_mib=share_mib,
         driver="580.95" if named else None,
         divided=not named,
+        policy="binpack" if named else None,
+        problem=problem,
     )
     ordered = tuple(sorted(pods, key=lambda pod: (pod.namespace, pod.name)))
-    policy = "binpack" if named else None
     offered = {GPU_MEM: sum(by_position.values()), GPU_COUNT: len(by_position)}
     capacity, allocatable = amounts or (offered, offered)
     return NodeView(
-        candidate(name, gpus, [pod.usage for pod in ordered], policy, problem),
+        candidate(name, gpus, [pod.usage for pod in ordered]),
         ordered,
         address="10.0.0.7",
         ready=ready,

@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.api import (
     version_number,
 )
 from gpu_device_plugin.cluster.quantity import whole_quantity
-from gpu_device_plugin.core.contract.annotations import MOST_TEXT
+from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.node import NodeSettings
 from tests.configmap import FOLDER, texts_of

@@ -15,9 +15,10 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.events import CONTROLLER
-from gpu_device_plugin.core.contract import annotations as wire
-from gpu_device_plugin.core.contract.annotations import node_labels
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotations, our_labels
+from gpu_device_plugin.core.contract import keys as wire
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind

@@ -22,7 +22,7 @@ import yaml
 
 from gpu_device_plugin.aio.http import Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
-from gpu_device_plugin.core.contract.annotations import ASSIGNED, DEV, IDX, NODE_GPUS, POD
+from gpu_device_plugin.core.contract.keys import ASSIGNED, DEV, IDX, NODE_GPUS, POD
 from gpu_device_plugin.testing.builders import container, node, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.deploy.test_scheduler_manifest import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
 from gpu_device_plugin.core.node.others import OTHERS
 from tests.docs.pages import DOCS, ROOT, blocks, commands, pages, text_of
 

@@ -125,13 +125,9 @@ def gpus(draw: st.DrawFn) -> NodeGpus:
 
 @st.composite
 def candidates(draw: st.DrawFn, names: st.SearchStrategy[str]) -> Candidate:
-    return candidate(
-        draw(names),
-        draw(gpus()),
-        draw(st.lists(usages, max_size=4)),
-        draw(maybe),
-        draw(st.sampled_from(("", "", "", "its annotation cannot be read"))),
-    )
+    problem = draw(st.sampled_from(("", "", "", "its annotation cannot be read")))
+    there = replace(draw(gpus()), policy=draw(maybe), problem=problem)
+    return candidate(draw(names), there, draw(st.lists(usages, max_size=4)))
 
 
 NAMES = [f"node-{number}" for number in range(6)]
@@ -164,7 +160,7 @@ def like_nodes() -> list[Candidate]:
     ]
     known += [by_division(8 * number, number) for number in (1, 2, 3)]
     return [
-        candidate(f"node-{number}", gpus, usages, policy, problem)
+        candidate(f"node-{number}", replace(gpus, policy=policy, problem=problem), usages)
         for number, (gpus, usages, policy, problem) in enumerate(
             product(known, used, (None, "spread"), ("", "its annotation cannot be read"))
         )

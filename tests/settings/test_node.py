@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind, Resource
-from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import Reload, SettingsError, UsageError, knobs_of, reload

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import SPLIT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes, read_wishes
 from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.placing import Demand

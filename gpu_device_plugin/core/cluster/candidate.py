@@ -48,10 +48,6 @@ class Candidate:
     gpus: NodeGpus = NO_GPUS
     rooms: tuple[Room, ...] = ()
     summary: Summary = Summary()
-    policy: str | None = None
-    """Which GPU is preferred here, a name in `POLICIES`; None: as the scheduler's configuration says."""
-    problem: str = ""
-    """Why nothing is known of its GPUs though it claims to have some; empty: all is known."""
     like: str = field(init=False, repr=False, compare=False)
     """All that can be said to a pod that does not fit here depends on, but for what is free and which models the GPUs
     are. A text, since Python reckons the hash of a text only once."""
@@ -59,16 +55,24 @@ class Candidate:
     def __post_init__(self) -> None:
         gpus = self.gpus
         sizes = f"{self.summary.sizes} {self.summary.failed}"
-        like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {self.problem}"
+        like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {gpus.problem}"
         object.__setattr__(self, "like", like)
 
+    @property
+    def policy(self) -> str | None:
+        """Which GPU is preferred here; None: as the scheduler's configuration says."""
+        return self.gpus.policy
 
-def candidate(
-    name: str, gpus: NodeGpus, usages: Iterable[Usage], policy: str | None = None, problem: str = ""
-) -> Candidate:
+    @property
+    def problem(self) -> str:
+        """Why nothing is to be placed here though it claims to have GPUs; empty: nothing stands in the way."""
+        return self.gpus.problem
+
+
+def candidate(name: str, gpus: NodeGpus, usages: Iterable[Usage]) -> Candidate:
     """Return a node with what pods take of it."""
     rooms = rooms_of(gpus, usages)
-    return Candidate(name, gpus, rooms, summary(rooms), policy, problem)
+    return Candidate(name, gpus, rooms, summary(rooms))
 
 
 def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
@@ -81,28 +85,26 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     whole: set[int] = set()
     left_shares: set[int] = set()
     left_whole: set[int] = set()
-    loose = loose_gpus = 0
-    for usage in usages:
+    unplaced_shares = unplaced_gpus = 0
+    for each in usages:
+        usage = each.as_listed(used)
         for position, shares in usage.shares:
-            # A GPU that the node does not list (any more) may be any of those that it lists.
-            if position in used:
-                used[position] += shares
-            else:
-                loose += shares
+            used[position] += shares
         whole.update(usage.whole)
         left_shares.update(usage.left_shares)
         left_whole.update(usage.left_whole)
-        loose += usage.unplaced_shares
-        loose_gpus += usage.unplaced_gpus
-    loose_gpus += len(whole - used.keys())
+        unplaced_shares += usage.unplaced_shares
+        unplaced_gpus += usage.unplaced_gpus
     return tuple(
         Room(
             position=gpu.position,
             total=gpu.shares,
-            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - loose),
+            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
             healthy=not gpu.unhealthy,
-            shared=bool(used[gpu.position] or gpu.position in left_shares or (loose and gpu.position not in whole)),
-            whole=bool(gpu.position in whole or (loose_gpus and not used[gpu.position])),
+            shared=bool(
+                used[gpu.position] or gpu.position in left_shares or (unplaced_shares and gpu.position not in whole)
+            ),
+            whole=bool(gpu.position in whole or (unplaced_gpus and not used[gpu.position])),
         )
         for gpu in gpus.gpus
     )

@@ -169,7 +169,7 @@ class _Search:
 def _without(node: NodeView, ended: Collection[PodUse]) -> Candidate:
     before = node.candidate
     usages = [pod.usage for pod in node.pods if pod not in ended]
-    return candidate(before.name, before.gpus, usages, problem=before.problem)
+    return candidate(before.name, before.gpus, usages)
 
 
 def _taken(pod: PodUse) -> tuple[object, ...]:

@@ -118,27 +118,19 @@ class NodeView:
         held: dict[int, list[Held]] = {gpu.position: [] for gpu in listed}
         sizes = {gpu.position: gpu.shares for gpu in listed}
         for pod in self.pods:
-            for position, shares in pod.usage.shares:
-                if position in held:
-                    held[position].append(Held(pod, shares))
-            for position in pod.usage.whole:
-                if position in held:
-                    held[position].append(Held(pod, sizes[position], whole=True))
+            usage = pod.usage.as_listed(sizes)
+            for position, shares in usage.shares:
+                held[position].append(Held(pod, shares))
+            for position in usage.whole:
+                held[position].append(Held(pod, sizes[position], whole=True))
         rooms = {room.position: room for room in self.candidate.rooms}
         return tuple(GpuView(gpu, rooms[gpu.position], tuple(held[gpu.position])) for gpu in listed)
 
     def loose(self) -> tuple[Loose, ...]:
         """Return what is on unknown GPUs, by pod."""
         known = {gpu.position for gpu in self.candidate.gpus.gpus}
-        found = (
-            Loose(
-                pod,
-                pod.usage.unplaced_shares + sum(shares for at, shares in pod.usage.shares if at not in known),
-                pod.usage.unplaced_gpus + sum(at not in known for at in pod.usage.whole),
-            )
-            for pod in self.pods
-        )
-        return tuple(each for each in found if each.shares or each.gpus)
+        found = ((pod, pod.usage.as_listed(known)) for pod in self.pods)
+        return tuple(Loose(pod, usage.unplaced_shares, usage.unplaced_gpus) for pod, usage in found if usage.unplaced)
 
     def amount(self, shares: int) -> str:
         """Write shares of this node as memory, or as a bare number where their size is not known."""

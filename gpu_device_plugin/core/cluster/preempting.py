@@ -196,9 +196,7 @@ class _Choice:
         before = self._node
         self.effort.spend(3 * len(occupants) + 10 * len(before.gpus.gpus) + 20)
         usages = [pod.usage for pod in occupants]
-        return unfit(
-            self._preemptor.ask, candidate(before.name, before.gpus, usages, problem=before.problem), self._pack
-        )
+        return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._pack)
 
     def _pack(self, _demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
         found = self._packer(frees, idle)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import (
-    ALLOCATION,
-    ASSIGNED,
-    ASSUME_TIME,
-    DEV,
-    IDX,
-    INIT_ALLOCATION,
-    POD,
-)
+from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, POD
+from gpu_device_plugin.core.contract.promises import Allocation, write_allocation
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -25,6 +17,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.fitting import Fit
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.pods import Container
 
 
 def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
@@ -38,21 +31,17 @@ def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, s
     """
     if not ask.parts:
         return {}
-    by_index: dict[str, dict[str, dict[str, int]]] = {ALLOCATION: {}, INIT_ALLOCATION: {}}
-    used: dict[int, int] = defaultdict(int)
+    used: Counter[int] = Counter()
+    places: list[tuple[Container, Mapping[int, int]]] = []
     for part, placement in zip(ask.parts, found.placements, strict=True):
-        for position, shares in placement.shares:
-            used[position] += shares
-        for (container, _), promised in zip(part.members, _members(part, placement), strict=True):
-            key = ALLOCATION if container.kind is ContainerKind.APP else INIT_ALLOCATION
-            by_index[key][str(container.index)] = {str(position): shares for position, shares in promised.items()}
+        used.update(dict(placement.shares))
+        places += zip((container for container, _ in part.members), _members(part, placement), strict=True)
     return {
-        **({IDX: str(next(iter(used)))} if len(used) == 1 else {}),
-        POD: str(sum(used.values())),
+        **write_allocation(Allocation.of(places, used)),
+        POD: str(used.total()),
         DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),
         ASSIGNED: "false",
         ASSUME_TIME: str(now_ns),
-        **{key: json.dumps(value, separators=(",", ":")) for key, value in by_index.items() if value},
     }
 
 

@@ -6,19 +6,19 @@ An annotation alone is never believed: how much comes from the request, only whe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import amount_of, parts_of
-from gpu_device_plugin.core.contract.annotations import MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.promises import readable_promises
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from gpu_device_plugin.core.cluster.asking import Part
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
@@ -45,6 +45,29 @@ class Usage:
         """Whether it is unknown where some of it lies."""
         return bool(self.unplaced_shares or self.unplaced_gpus)
 
+    def as_listed(self, positions: Container[int]) -> Usage:
+        """Return the same on a node that lists the GPUs of these positions, and no others.
+
+        A GPU that the node does not list (any more) may be any of those that it lists: what is there is unplaced.
+        """
+        # Nearly all pods are on listed GPUs alone; loops find that out three times as quickly as two comprehensions.
+        unlisted, unlisted_gpus = [], 0
+        for position, amount in self.shares:
+            if position not in positions:
+                unlisted.append(amount)
+        for position in self.whole:
+            if position not in positions:
+                unlisted_gpus += 1
+        if not unlisted and not unlisted_gpus:
+            return self
+        return replace(
+            self,
+            shares=tuple(each for each in self.shares if each[0] in positions),
+            whole=tuple(position for position in self.whole if position in positions),
+            unplaced_shares=self.unplaced_shares + sum(unlisted),
+            unplaced_gpus=self.unplaced_gpus + unlisted_gpus,
+        )
+
     @property
     def left(self) -> Usage:
         """What remains of it for a moment when its pod has ended.
@@ -63,10 +86,7 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
     asked = {resource.kind: amount for resource in resources if (amount := amount_of(pod, resource))}
     if not asked:
         return NOTHING
-    try:
-        promised = promises(pod, resources)
-    except MalformedAnnotationError:
-        promised = {}
+    promised = readable_promises(pod, resources)
     shares: Counter[int] = Counter()
     whole: set[int] = set()
     for part in parts_of(pod, resources) if promised else ():

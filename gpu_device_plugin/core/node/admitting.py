@@ -15,7 +15,7 @@ from gpu_device_plugin.core.node.preferring import spread_over
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.node import Node
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import STATIC_POD
+from gpu_device_plugin.core.contract.keys import STATIC_POD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.limiting import unlimited
 
@@ -19,8 +20,6 @@ WAYS = ("envvar", "device-specs", "cdi")
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
-MEMORY_LIMIT = "GPUSHARE_MEMORY_LIMIT_MIB"
-"""The variable by which a container learns how much memory of each of its GPUs is its own, in MiB."""
 OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
@@ -70,27 +69,25 @@ def grant(
     uuids = [shared.gpu.uuid for shared in gpus]
     envs: dict[str, str] = {}
     if delivery.ways & {"envvar", "device-specs"}:
-        envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+        envs[variables.VISIBLE_DEVICES] = ",".join(uuids)
     else:
         # The CDI names say it all. Images of CUDA carry `all`, which NVIDIA's runtime would honour besides.
-        envs["NVIDIA_VISIBLE_DEVICES"] = "void"
+        envs[variables.VISIBLE_DEVICES] = "void"
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
         # With several GPUs the limit of the driver holds for each of them, so it is one GPU's part.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
         envs |= {
-            MEMORY_LIMIT: limit,
-            "ALIYUN_COM_GPU_MEM_IDX": ",".join(str(shared.position) for shared in gpus),
-            "ALIYUN_COM_GPU_MEM_POD": str(own if pod_shares is None else pod_shares),
-            "ALIYUN_COM_GPU_MEM_CONTAINER": str(own),
-            "ALIYUN_COM_GPU_MEM_DEV": str(len(gpus[0].shares)),
+            variables.MEMORY_LIMIT: limit,
+            variables.IDX: ",".join(str(shared.position) for shared in gpus),
+            variables.POD: str(own if pod_shares is None else pod_shares),
+            variables.CONTAINER: str(own),
+            variables.DEV: str(len(gpus[0].shares)),
         }
         if not any(unlimited(shared.gpu, delivery.cgroup) for shared in gpus):
-            # nvidia-container-toolkit (after 1.20.0) turns these two into a limit of the container's cgroup on each of
-            # its GPUs; it wants both.
-            envs |= {"NVIDIA_GPU_MEMORY_REQUEST": limit, "NVIDIA_GPU_MEMORY_LIMIT": limit}
+            envs |= {variables.DRIVER_REQUEST: limit, variables.DRIVER_LIMIT: limit}
         if delivery.cgpu_disable:
-            envs["CGPU_DISABLE"] = "true"
+            envs[variables.CGPU_DISABLE] = "true"
     nodes: list[str] = []
     if "device-specs" in delivery.ways:
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]

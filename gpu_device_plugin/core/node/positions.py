@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
 from gpu_device_plugin.core.model.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -14,24 +15,18 @@ _UNLISTED = -1
 """NVML's index of a GPU that NVML has not listed. No configuration can mean it."""
 
 
-def last_said(text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that the annotation `NODE_GPUS` of our own node names, by position; none if it cannot be read."""
+def listed_before(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that the annotation `NODE_GPUS` of our own node lists, by position; none if it cannot be read."""
     try:
-        listed = sorted(json.loads(text)["gpus"], key=lambda gpu: int(gpu["index"]))
-        return tuple(
-            Gpu(
-                uuid=_typed(gpu, "uuid", str),
-                index=_UNLISTED,
-                product=_typed(gpu, "model", str),
-                total_mib=_typed(gpu, "memoryMiB", int),
-                reserved_mib=_typed(gpu, "reservedMiB", int),
-                pci_bus_id=_typed(gpu, "pci", str) if "pci" in gpu else None,
-                numa_node=_typed(gpu, "numa", int) if "numa" in gpu else None,
-            )
-            for gpu in listed
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
+        listed = read_node_gpus(text).gpus
+    except MalformedAnnotationError:
         return ()
+    gpus = tuple(
+        Gpu(each.uuid, _UNLISTED, each.model, each.memory_mib, each.reserved_mib, None, each.pci or None, each.numa)
+        for each in listed
+        if each.uuid and each.memory_mib is not None and each.reserved_mib is not None
+    )
+    return gpus if len(gpus) == len(listed) else ()
 
 
 def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
@@ -51,9 +46,3 @@ def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
     # Two of them may have been in one slot, one after the other. Whoever is in it now takes one place.
     kept = [here.get(gpu.uuid) or new.pop(gpu.pci_bus_id or "", None) or gpu for gpu in before]
     return tuple({gpu.uuid: gpu for gpu in (*kept, *found)}.values())
-
-
-def _typed(gpu: Any, key: str, kind: type) -> Any:
-    if type(gpu[key]) is not kind:
-        raise TypeError
-    return gpu[key]

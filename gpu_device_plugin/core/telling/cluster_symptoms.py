@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.leaving import SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import SWITCHED_ON
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
 
 if TYPE_CHECKING:

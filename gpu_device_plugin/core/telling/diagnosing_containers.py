@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.grants import CONTROL_NODES, MEMORY_LIMIT
+from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
+from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.limiting import enforcement, unlimited
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
 from gpu_device_plugin.core.telling.printing import counted

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, switched_on
+from gpu_device_plugin.core.contract.cleanup import switched_on
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions

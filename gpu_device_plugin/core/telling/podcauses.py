@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.annotations import ASSIGNED, ASSUME_TIME, MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
 from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
 from gpu_device_plugin.core.telling.printing import counted

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVICES
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.grants import MEMORY_LIMIT
 from gpu_device_plugin.core.telling.printing import counted
 from gpu_device_plugin.programs.demo import report
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
@@ -188,12 +188,12 @@ async def _share(story: Story) -> None:
     story.check(
         f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
         all(
-            env.get("NVIDIA_VISIBLE_DEVICES") == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
+            env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, told, strict=True)
             for shared in story.gpus_of(pod)
         ),
     )
-    names = ("NVIDIA_VISIBLE_DEVICES", MEMORY_LIMIT)
+    names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={told[0].get(name, '')}" for name in names))
 
 

@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
@@ -369,7 +369,7 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         labels=node.labels,
         allocatable=node.allocatable,
         capacity=node.capacity,
-        gpus=read_facts(node.annotations, node.labels, 0, 0).gpus,
+        gpus=gpus_of_node(node.annotations, node.labels, 0, 0),
     )
 
 

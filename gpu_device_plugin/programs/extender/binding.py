@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.errors import ApiError, NotFoundError
 from gpu_device_plugin.core.cluster.asking import Impossible, ask
 from gpu_device_plugin.core.cluster.fitting import Unfit, fit
 from gpu_device_plugin.core.cluster.promising import promise
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX, INIT_ALLOCATION
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.core.contract.nodefacts import NodeFacts
-    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.contract.nodegpus import Links, NodeGpus
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
@@ -52,18 +51,18 @@ class NodeStore:
 
     def replace(self, nodes: Sequence[NodeRecord]) -> None:
         """Take over a list of all nodes."""
-        self._fleet.replace_nodes({node.name: self._facts(node) for node in nodes})
+        self._fleet.replace_nodes({node.name: self._gpus(node) for node in nodes})
 
     def put(self, node: NodeRecord) -> None:
         """Take over a node."""
-        self._fleet.put_node(node.name, self._facts(node))
+        self._fleet.put_node(node.name, self._gpus(node))
 
     def remove(self, node: NodeRecord) -> None:
         """Let go of a node."""
         self._fleet.remove_node(node.name)
 
-    def _facts(self, node: NodeRecord) -> NodeFacts:
+    def _gpus(self, node: NodeRecord) -> NodeGpus:
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
         if len(self._links) > _MOST_LINKS:
             self._links.clear()
-        return read_facts(node.annotations, node.labels, memory, count, self._links)
+        return gpus_of_node(node.annotations, node.labels, memory, count, self._links)

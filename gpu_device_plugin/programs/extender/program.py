@@ -29,15 +29,12 @@ from gpu_device_plugin.cluster.config import (
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.core.contract.annotations import (
-    NODE_GPUS,
-    PLACEMENT_LABEL,
-    POD_ANNOTATIONS,
-    SPLIT_LABEL,
-    WISHES,
+from gpu_device_plugin.core.contract.keys import (
+    READ_ON_NODES,
+    READ_ON_PODS,
     MalformedAnnotationError,
-    promises,
 )
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
@@ -187,11 +184,10 @@ class Extender:
             else m.NoMetrics()
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
-        kept = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
-        self._pod_reader = PodReader(names, kept.__contains__, sums=True)
+        self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)
         # A pod that names none of our resources anywhere is none of ours, and need not be understood.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
-        node_reader = NodeReader(names, {NODE_GPUS, PLACEMENT_LABEL}.__contains__)
+        node_reader = NodeReader(names, READ_ON_NODES.__contains__)
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,

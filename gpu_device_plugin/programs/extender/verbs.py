@@ -283,9 +283,8 @@ def _on_gpu(entry: Entry, gpu: ListedGpu) -> wire.InspectedPod | None:
 
 
 def _unplaced(entry: Entry, listed: Collection[int]) -> wire.InspectedPod | None:
-    usage = entry.usage
-    shares = usage.unplaced_shares + sum(shares for at, shares in usage.shares if at not in listed)
-    return _pod(entry, shares, usage.unplaced_gpus + sum(at not in listed for at in usage.whole))
+    usage = entry.usage.as_listed(listed)
+    return _pod(entry, usage.unplaced_shares, usage.unplaced_gpus)
 
 
 def _pod(entry: Entry, shares: int, gpus: int) -> wire.InspectedPod | None:

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, PodReader, UnreadableObjectError
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
+from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
     POD_ANNOTATIONS,
+    SWITCH_LABEL,
     MalformedAnnotationError,
-    promises,
 )
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, our_annotations, our_labels
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
@@ -55,7 +57,6 @@ _CONFIGURATION = "gpushare-scheduler"
 _WRITER = "gpu-device-plugin"
 """By which name the API server remembers our agent's writing; what a Binding brings is remembered of nobody."""
 _METRICS_PORT = 9402
-_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _HARMLESS = frozenset({"void", "none"})
 _TELLING = frozenset({"OOMKilled", "StartError"})
 """Why a container ended, where it did not end by itself."""
@@ -121,15 +122,15 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> l
     for raw in raw_nodes:
         node = decoded(raw, Node)
         capacity, allocatable = node.capacity, node.allocatable
-        facts = read_facts(node.annotations, node.labels, 0, 0)
+        gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
         found.append(
             NodeSeen(
                 name=node.metadata.name,
                 switch=node.labels.get(SWITCH_LABEL),
                 profile=node.labels.get(CONFIG_LABEL, ""),
                 annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
-                problem=facts.problem,
-                gpus=facts.gpus,
+                problem=gpus.problem,
+                gpus=gpus,
                 capacity={name: capacity[name] for name in names.values() if name in capacity},
                 allocatable={name: allocatable[name] for name in names.values() if name in allocatable},
                 others=sightings((), (), allocatable, frozenset(names.values())),
@@ -269,7 +270,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
 
 def _meddles(pod: _Pod) -> bool:
     return any(
-        env.name == _VISIBLE and env.value not in _HARMLESS
+        env.name == VISIBLE_DEVICES and env.value not in _HARMLESS
         for container in pod.containers
         for env in container.env or ()
     )

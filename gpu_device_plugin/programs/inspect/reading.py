@@ -9,15 +9,13 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
-from gpu_device_plugin.core.contract.annotations import (
-    NODE_GPUS,
+from gpu_device_plugin.core.contract.keys import (
     NODE_LABELS,
-    PLACEMENT_LABEL,
-    POD_ANNOTATIONS,
-    SPLIT_LABEL,
+    READ_ON_NODES,
+    READ_ON_PODS,
     WISHES,
 )
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
@@ -32,13 +30,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-_KEPT_OF_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL}
 _CHOICES = tuple(sorted(WISHES))
 _EVENTS = 3
 """So many Events of a pod are told."""
 _LONGEST_EVENT = 500
 """Characters; the API takes 1,024."""
-_NODE_KEYS = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 _MOST_MISSPELT = 5
 """So many annotations that mean nothing are told one by one."""
 
@@ -68,7 +64,7 @@ def cluster(
     warnings: list[str] = []
     fleet = Fleet(resources, drain_s=0)
     names = {resource.kind: resource.name for resource in resources}
-    node_reader = NodeReader(names.values(), _NODE_KEYS.__contains__)
+    node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
     records: dict[str, NodeRecord] = {}
     for raw in raw_nodes:
         try:
@@ -78,8 +74,8 @@ def cluster(
             continue
         records[record.name] = record
         memory, count = record.capacity.get(names[Kind.MEMORY], 0), record.capacity.get(names[Kind.COUNT], 0)
-        fleet.put_node(record.name, read_facts(record.annotations, record.labels, memory, count))
-    pod_reader = PodReader(names.values(), _KEPT_OF_PODS.__contains__)
+        fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
+    pod_reader = PodReader(names.values(), READ_ON_PODS.__contains__)
     for raw in raw_pods:
         try:
             pod, ignored = pod_reader.read(raw)
@@ -177,7 +173,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
     Raises:
         UnreadableObjectError: this is no pod.
     """
-    pod, ignored = PodReader((each.name for each in resources), _KEPT_OF_PODS.__contains__).read(raw)
+    pod, ignored = PodReader((each.name for each in resources), READ_ON_PODS.__contains__).read(raw)
     more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
@@ -255,7 +251,7 @@ def _requirements(said: Iterable[_Requirement] | None) -> tuple[Requirement, ...
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
     """Say which annotations and labels look like ours and mean nothing to anybody, one sentence each."""
-    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in _KEPT_OF_PODS]
+    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in READ_ON_PODS]
     for key in sorted(unknown)[:_MOST_MISSPELT]:
         known = f"there are {', '.join(_CHOICES)}"
         yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"

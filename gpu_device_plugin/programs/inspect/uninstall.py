@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, Leftovers, leftovers
+from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers
+from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.inspect.objects import Named, Node, Shape, decoded, items
 

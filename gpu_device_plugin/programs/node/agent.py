@@ -16,7 +16,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import serving
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.contract.annotations import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant

@@ -20,24 +20,23 @@ from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.keys import (
+    AGENT_LABELS,
     ASSUME_TIME,
     NODE_GPUS,
-    NODE_LABELS,
-    POD_ANNOTATIONS,
-    STATIC_POD,
-    WISHES,
-    assignment,
-    going_away,
-    node_gpus,
-    node_labels,
+    READ_ON_PODS,
+    SWITCH_LABEL,
+    SWITCHED_ON,
 )
-from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
+from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.endings import pods_in_api
-from gpu_device_plugin.core.node.positions import last_said
+from gpu_device_plugin.core.node.positions import listed_before
 from gpu_device_plugin.core.node.preferring import spread_over
 from gpu_device_plugin.programs.node.waiting import WaitingPods, kubelet_uid
 
@@ -56,10 +55,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MODELS = f"{NODE_LABELS}product."
-"""Labels that name a model. Those of models that are gone would otherwise stay for ever."""
-_OF_GPUS = (f"{NODE_LABELS}product", f"{NODE_LABELS}memory-mib", f"{NODE_LABELS}driver")
-"""Labels of which a node without GPUs has none."""
 _FORGOTTEN_S = 0.5
 """How often an agent that ends looks whether the kubelet has forgotten what it offered."""
 
@@ -150,8 +145,7 @@ class NodeCluster:
         self._pods_changed = pods_changed
         self._tell_of_node = looked
         self._client = Client(config, on_error=self._count_error)
-        keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
-        reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
+        reader = PodReader((resource.name for resource in settings.offered), READ_ON_PODS.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
         self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
@@ -163,7 +157,8 @@ class NodeCluster:
         """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
         self._shown: _Shown | None = None
         self._readiness = _Readiness.STARTING
-        self._forgotten: Mapping[str, None] = {}
+        self._outdated: Mapping[str, None] = {}
+        """Labels that an agent may have left. Those of models that are gone would otherwise stay for ever."""
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
         self._looked = asyncio.Event()
@@ -328,14 +323,12 @@ class NodeCluster:
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
-        said = node_gpus(shares, shown.inventory, unhealthy, shown.policy)
         offered = bool(self._book.node.shares.gpus) and not shown.withheld
-        if self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING):
-            said = going_away(said)
-        labels = node_labels(shares, shown.inventory, shown.policy)
+        away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
+        gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away)
         notes = NodeNotes(
-            labels={**self._forgotten, **dict.fromkeys(_OF_GPUS), **labels},
-            annotations={NODE_GPUS: said},
+            labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy)},
+            annotations={NODE_GPUS: write_node_gpus(gpus)},
         )
         if notes != self._notes.value:
             self._notes.set(notes)
@@ -353,9 +346,9 @@ class NodeCluster:
             self._switched_on = self._switched_on or switched_on(node.labels)
             self._kubelet_version = node.kubelet_version
             self._tell_of_node(node)
-            self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
+            self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
             if not self._looked.is_set():
-                self._before = last_said(node.annotations.get(NODE_GPUS, ""))
+                self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it

@@ -15,8 +15,8 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeSelf
-from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.core.contract.leaving import switched_on
+from gpu_device_plugin.core.contract.cleanup import switched_on
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.programs.node.cluster import tidy_up
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for

@@ -8,7 +8,7 @@ import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.http import ListenError
-from gpu_device_plugin.core.contract.annotations import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered

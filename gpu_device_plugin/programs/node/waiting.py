@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, STATIC_POD, MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.keys import STATIC_POD, MalformedAnnotationError
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.mirror import PodMirror
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, Part, ask, parts_of
-from gpu_device_plugin.core.contract.annotations import GPU_POLICY, SPLIT_LABEL, USE_MODEL
+from gpu_device_plugin.core.contract.keys import GPU_POLICY, SPLIT_LABEL, USE_MODEL
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import Candidate, Summary, candidate, rooms_of, summary
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
@@ -92,17 +93,20 @@ def test_a_gpu_in_both_uses_is_in_whole_use() -> None:
 
 
 def test_a_node_is_told_with_all_that_is_known_of_it() -> None:
-    there = gpus(8)
-    assert candidate("n", there, [Usage(((0, 3),))], "spread") == Candidate(
-        "n", there, (Room(0, 8, 5, shared=True),), Summary((5,), (8,), (5,), (), 3, 8), "spread"
-    )
-    assert candidate("n", NO_GPUS, [Usage(((0, 3),))], problem="why") == Candidate("n", problem="why")
+    there = replace(gpus(8), policy="spread")
+    found = candidate("n", there, [Usage(((0, 3),))])
+    assert found == Candidate("n", there, (Room(0, 8, 5, shared=True),), Summary((5,), (8,), (5,), (), 3, 8))
+    assert (found.policy, found.problem) == ("spread", "")
+    nothing = NodeGpus(problem="why")
+    assert candidate("n", nothing, [Usage(((0, 3),))]) == Candidate("n", nothing)
+    assert Candidate("n", nothing).problem == "why"
 
 
 def test_nodes_of_which_the_same_can_be_said_are_alike() -> None:
     """Whatever their names and models, and however much is free."""
     there = candidate("n", NodeGpus((ListedGpu(0, 8, model="Tesla T4"), ListedGpu(1, 4)), share_mib=1024), [])
-    other = candidate("m", NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024), [Usage(((0, 3),))], "spread")
+    gpus = NodeGpus((ListedGpu(0, 4), ListedGpu(1, 8)), share_mib=1024, policy="spread")
+    other = candidate("m", gpus, [Usage(((0, 3),))])
     assert there.like == other.like
 
 
@@ -115,19 +119,19 @@ def test_nodes_of_which_another_gpu_is_out_of_service_are_not_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "problem"),
+    "other",
     [
-        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 5)), share_mib=1024), ""),
-        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4), ListedGpu(2, 4, unhealthy="hot")), share_mib=1024), ""),
-        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=256), ""),
-        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, divided=True), ""),
-        (NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), "why"),
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 5)), share_mib=1024),
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4), ListedGpu(2, 4, unhealthy="hot")), share_mib=1024),
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=256),
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, divided=True),
+        NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024, problem="why"),
     ],
     ids=["another size", "one GPU more", "another share", "divided", "a problem"],
 )
-def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus, problem: str) -> None:
+def test_nodes_of_which_something_else_can_be_said_are_not(other: NodeGpus) -> None:
     there = candidate("n", NodeGpus((ListedGpu(0, 8), ListedGpu(1, 4)), share_mib=1024), [])
-    assert there.like != candidate("n", other, [], problem=problem).like
+    assert there.like != candidate("n", other, []).like
 
 
 # --- nothing is promised twice

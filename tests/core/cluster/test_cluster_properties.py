@@ -14,8 +14,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import SPLIT_LABEL, promises
+from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
 from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.placing import Demand
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from gpu_device_plugin.core.contract.annotations import Promise
+    from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.placing import Placement, Room
 
 MODELS = ("Tesla T4", "NVIDIA A10")
@@ -52,6 +53,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
         share_mib=1024,
         divided=gpushare and draw(st.sampled_from([False] * 7 + [True])),
         links=Links(tuple((a, b, draw(st.sampled_from(Closeness)), 0) for a, b in combinations(range(number), 2))),
+        policy=draw(st.none() | st.sampled_from(sorted(POLICIES))),
     )
     usages = [
         Usage(
@@ -62,7 +64,7 @@ def nodes(draw: st.DrawFn, *, gpushare: bool = True) -> Candidate:
             draw(st.sampled_from([0, 0, 0, 0, 1])),
         )
     ]
-    return candidate("n", gpus, usages, draw(st.none() | st.sampled_from(sorted(POLICIES))))
+    return candidate("n", gpus, usages)
 
 
 wishes = st.sampled_from(
@@ -157,7 +159,7 @@ def test_no_place_is_larger_than_the_room_or_of_a_gpu_that_is_not_allowed(
 @given(asks, nodes(), policies)
 def test_what_can_never_be_cannot_be_on_the_empty_node(asked: Ask, there: Candidate, policy: str) -> None:
     found = fit(asked, there, policy)
-    empty = fit(asked, candidate(there.name, there.gpus, [], there.policy), policy)
+    empty = fit(asked, candidate(there.name, there.gpus, []), policy)
     if isinstance(found, Unfit):
         assert found.lasting == isinstance(empty, Unfit)
     else:

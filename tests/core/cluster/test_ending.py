@@ -255,7 +255,7 @@ def test_the_set_makes_room_and_no_smaller_one_does(node: NodeView, ask: Ask) ->
 
     def fits(ended: tuple[PodUse, ...]) -> bool:
         usages = [pod.usage for pod in node.pods if pod not in ended]
-        return unfit(ask, candidate("n", node.candidate.gpus, usages, node.candidate.policy)) is None
+        return unfit(ask, candidate("n", node.candidate.gpus, usages)) is None
 
     enough = [some for size in range(len(node.pods) + 1) for some in combinations(node.pods, size) if fits(some)]
     ends = ends_needed(ask, node)

@@ -50,8 +50,9 @@ def node(
         ),
         share_mib=share_mib,
         links=Links(tuple((a, b, Closeness.NVLINK, 0) for a, b in near)),
+        policy=policy,
     )
-    return candidate("n", gpus, [Usage(tuple((used or {}).items()), taken)], policy)
+    return candidate("n", gpus, [Usage(tuple((used or {}).items()), taken)])
 
 
 def places(ask: Ask, there: Candidate, policy: str = "binpack") -> list[dict[int, int]]:
@@ -75,8 +76,8 @@ def why(ask: Ask, there: Candidate) -> Unfit:
 
 
 def test_who_asks_for_nothing_fits_everywhere() -> None:
-    assert fit(Ask(), Candidate("n", problem="unreadable"), "binpack") == Fit(())
-    assert unfit(Ask(), Candidate("n", problem="unreadable")) is None
+    assert fit(Ask(), Candidate("n", NodeGpus(problem="unreadable")), "binpack") == Fit(())
+    assert unfit(Ask(), Candidate("n", NodeGpus(problem="unreadable"))) is None
 
 
 def test_the_policy_chooses_the_gpu() -> None:
@@ -166,7 +167,9 @@ def test_a_gpu_out_of_service_is_not_taken() -> None:
 
 @pytest.mark.parametrize("asked", [mem(1), whole(1)])
 def test_a_node_whose_gpus_are_not_known_says_what_is_wrong(asked: Demand) -> None:
-    assert why(asking(asked), Candidate("n", problem="it says nonsense")) == Unfit("it says nonsense", lasting=True)
+    assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == Unfit(
+        "it says nonsense", lasting=True
+    )
 
 
 def test_a_node_without_gpus_shares_none() -> None:

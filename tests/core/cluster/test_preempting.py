@@ -50,7 +50,7 @@ def node(*shares: int, models: tuple[str, ...] = (), unhealthy: Container[int] =
         )
         for position, size in enumerate(shares)
     ]
-    return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024), (), problem=problem)
+    return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024, problem=problem), ())
 
 
 def on(position: int, shares: int, uid: str, priority: int = 0, *, leaving: bool = False) -> Occupant:

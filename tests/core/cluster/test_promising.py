@@ -10,15 +10,7 @@ import pytest
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import Fit
 from gpu_device_plugin.core.cluster.promising import promise
-from gpu_device_plugin.core.contract.annotations import (
-    ALLOCATION,
-    ASSIGNED,
-    ASSUME_TIME,
-    DEV,
-    IDX,
-    INIT_ALLOCATION,
-    POD,
-)
+from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, DEV, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.placing import Placement
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod

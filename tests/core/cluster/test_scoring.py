@@ -46,7 +46,7 @@ def node(
     )
     usage = Usage(tuple((used or {}).items()), taken)
     links = Links(tuple((a, b, Closeness(v // 100), v % 100) for (a, b), v in (closeness or {}).items()))
-    return candidate("n", NodeGpus(gpus, share_mib=1024, links=links), [usage], policy)
+    return candidate("n", NodeGpus(gpus, share_mib=1024, policy=policy, links=links), [usage])
 
 
 CHOOSY = Wishes(avoid_uuids=("GPU-x",))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX, INIT_ALLOCATION, POD
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX, INIT_ALLOCATION, POD
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from tests.resources import COUNT, MEM
 
@@ -52,6 +52,17 @@ def test_what_is_placed_is_placed(use: Usage) -> None:
 @pytest.mark.parametrize("use", [Usage(unplaced_shares=1), Usage(((0, 4),), unplaced_gpus=1)])
 def test_what_is_not_all_placed_is_unplaced(use: Usage) -> None:
     assert use.unplaced
+
+
+def test_what_lies_on_a_gpu_that_the_node_does_not_list_is_unplaced() -> None:
+    """The node lists GPUs 0 and 1. What its pod has left a moment ago is no use of theirs, listed or not."""
+    before = Usage(((0, 4), (2, 3)), (1, 3, 4), 1, 1, left_shares=(2,), left_whole=(4,))
+    assert before.as_listed({0, 1}) == Usage(((0, 4),), (1,), 4, 3, left_shares=(2,), left_whole=(4,))
+
+
+@pytest.mark.parametrize("use", [NOTHING, Usage(((0, 4),), (1,), 2, 3, (7,), (8,))])
+def test_what_lies_on_listed_gpus_stays_there(use: Usage) -> None:
+    assert use.as_listed({0, 1}) is use
 
 
 MEMORY: dict[str, tuple[dict[str, int], dict[str, Any], Usage]] = {

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.annotations import MalformedAnnotationError, node_gpus
-from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, Links, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
+from gpu_device_plugin.core.contract.nodegpus import (
+    AWAY,
+    NO_GPUS,
+    Links,
+    ListedGpu,
+    NodeGpus,
+    by_division,
+    gpus_of_node,
+    node_gpus,
+    read_node_gpus,
+    write_node_gpus,
+)
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
 from gpu_device_plugin.core.model.shares import Shares
 
@@ -242,6 +254,93 @@ def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
     assert len(known) == 2
 
 
+LISTED = '"version":1,"shareMiB":1,"gpus":[]'
+ENDS = ['[[0,1,"nvlink",4]]}', '[[0,1,"node",0]]}', "[]}", '[[0,1,"nvlink",4]],"away":true}']
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f'{{{LISTED},"links":{end}' for end in ENDS),
+        *(f'{{{LISTED},"links": {end}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"links":{end}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"x":{{"links":{end}}}' for end in ENDS),
+        *(f'{{"links":[[2,3,"board",0]],{LISTED},"x":[{{"links":{end}]}}' for end in ENDS),
+        f'{{"links" :[[2,3,"board",0]],{LISTED}}}',
+        f'{{{LISTED},"links":[],"\\u006cinks":[[2,3,"board",0]]}}',
+        f'{{"links" :[[2,3,"board",0]],{LISTED},"x":"\\"links\\":[]"}}',
+        f"{{{LISTED}}}",
+    ],
+)
+def test_links_that_others_have_are_taken_for_no_other(text: str) -> None:
+    known: dict[str, Links] = {}
+    others = [f'{{{LISTED},"links":{end}' for end in ENDS]
+    for each in (*others, text.replace("[2,3", "[4,5"), text):
+        assert read_node_gpus(each, known) == read_node_gpus(each)
+
+
+# --- all that stands on a node
+
+SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
+
+
+def test_a_node_without_any_gpu_is_no_problem() -> None:
+    assert gpus_of_node({}, {}, 0, 0) == NO_GPUS
+
+
+def test_the_agent_is_believed_before_the_capacity() -> None:
+    """The capacity is late by some seconds, and says nothing of the single GPU."""
+    assert gpus_of_node({NODE_GPUS: SAID}, {}, 28, 2) == read_node_gpus(SAID)
+
+
+def test_what_is_known_of_the_links_of_other_nodes_is_used() -> None:
+    known: dict[str, Links] = {}
+    linked = json.dumps({**json.loads(SAID), "links": [[0, 1, "nvlink", 4]]})
+    one, other = (gpus_of_node({NODE_GPUS: linked}, {}, 0, 0, known) for _ in range(2))
+    assert one.links is other.links
+    assert list(known.values()) == [one.links]
+
+
+def test_a_node_of_gpushare_is_divided() -> None:
+    assert gpus_of_node({"other": "x"}, {}, 30, 2) == by_division(30, 2)
+
+
+def test_an_annotation_that_cannot_be_read_is_a_problem_and_not_a_reason_to_divide() -> None:
+    assert gpus_of_node({NODE_GPUS: "{"}, {}, 30, 2) == NodeGpus(
+        problem="the node's annotation gpu-device-plugin/gpus is not JSON"
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "agents", "policy"),
+    [
+        ("binpack", "spread", "binpack"),
+        ("spread", "binpack", "spread"),
+        (None, "spread", "spread"),
+        ("best", "spread", "spread"),
+        ("", "spread", "spread"),
+        ("binpack", "best", "binpack"),
+        ("best", "better", None),
+        (None, None, None),
+    ],
+)
+def test_the_label_says_the_policy_before_the_agent(label: str | None, agents: str | None, policy: str | None) -> None:
+    said = json.dumps({"version": 1, "shareMiB": 1024, "policy": agents, "gpus": []})
+    labels = {} if label is None else {PLACEMENT_LABEL: label}
+    assert gpus_of_node({NODE_GPUS: said}, labels, 0, 0).policy == policy
+
+
+def test_the_label_counts_where_the_gpus_are_divided_or_not_known() -> None:
+    labels = {PLACEMENT_LABEL: "spread"}
+    assert gpus_of_node({}, labels, 30, 2) == replace(by_division(30, 2), policy="spread")
+    assert gpus_of_node({NODE_GPUS: ""}, labels, 30, 2).policy == "spread"
+
+
+def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
+    found = gpus_of_node({NODE_GPUS: json.dumps({**json.loads(SAID), "away": True})}, {}, 14, 1)
+    assert (found.problem, found.gpus) == (AWAY, read_node_gpus(SAID).gpus)
+
+
 # --- nodes of gpushare's own device plugin
 
 
@@ -261,6 +360,91 @@ def test_a_node_that_offers_nothing_sensible_has_no_gpus(memory: int, count: int
     assert (by_division(memory, count) is NO_GPUS) == (gpus == 0)
 
 
+# --- what the agent writes
+
+T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
+A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
+MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
+INVENTORY = Inventory(
+    (T4, A10, MIG),
+    (
+        Link("GPU-a", "GPU-b", Closeness.NVLINK, 2),
+        Link("GPU-a", "GPU-m", Closeness.NODE),
+        Link("GPU-m", "GPU-x", Closeness.NODE),
+        Link("GPU-0", "GPU-b", Closeness.NODE),
+    ),
+    "580.82.07",
+)
+SHARES = Shares(1024).with_inventory(INVENTORY)
+
+
+def test_a_node_tells_a_scheduler_what_it_has() -> None:
+    text = write_node_gpus(node_gpus(SHARES, INVENTORY, {"GPU-b": "it fell off the bus"}, "binpack"))
+    assert json.loads(text) == {
+        "version": 1,
+        "shareMiB": 1024,
+        "policy": "binpack",
+        "driver": "580.82.07",
+        "gpus": [
+            {
+                "uuid": "GPU-a",
+                "index": 0,
+                "model": "Tesla T4",
+                "memoryMiB": 15_360,
+                "reservedMiB": 450,
+                "shares": 14,
+                "healthy": True,
+                "numa": 0,
+                "pci": "0000:3b:00.0",
+            },
+            {
+                "uuid": "GPU-b",
+                "index": 1,
+                "model": "NVIDIA A10",
+                "memoryMiB": 23_028,
+                "reservedMiB": 0,
+                "shares": 22,
+                "healthy": False,
+                "reason": "it fell off the bus",
+            },
+        ],
+        "links": [[0, 1, "nvlink", 2]],
+    }
+    assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
+
+
+def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
+    three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
+    links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
+    said = [
+        write_node_gpus(node_gpus(Shares(1024).with_inventory(three), replace(three, links=order), {}, "binpack"))
+        for order in (links, links[::-1])
+    ]
+    assert said[0] == said[1]
+    assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
+
+
+def test_an_agent_without_gpus_says_so() -> None:
+    assert json.loads(write_node_gpus(node_gpus(Shares(1024), Inventory(), {}, "spread"))) == {
+        "version": 1,
+        "shareMiB": 1024,
+        "policy": "spread",
+        "driver": None,
+        "gpus": [],
+        "links": [],
+    }
+
+
+def test_a_node_whose_agent_is_away_says_so_behind_all_else() -> None:
+    there, away = (write_node_gpus(node_gpus(SHARES, INVENTORY, {}, "binpack", away=away)) for away in (False, True))
+    assert away == f'{there[:-1]},"away":true}}'
+
+
+def test_a_gpu_that_is_out_of_service_for_no_reason_is_out_of_service() -> None:
+    there = node_gpus(SHARES, INVENTORY, {"GPU-b": ""}, "binpack")
+    assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is out of service"]
+
+
 # --- what the agent writes is what is read
 
 gpus_of_nodes = st.lists(
@@ -271,6 +455,7 @@ gpus_of_nodes = st.lists(
         product=st.sampled_from(["Tesla T4", "NVIDIA A10", "NVIDIA H100 80GB HBM3", ""]),
         total_mib=st.integers(1024, 200_000),
         reserved_mib=st.integers(0, 600),
+        pci_bus_id=st.none() | st.just("0000:3b:00.0"),
         numa_node=st.none() | st.integers(0, 7),
         mig=st.booleans(),
     ),
@@ -292,7 +477,9 @@ def test_what_the_agent_writes_is_what_is_read(
     inventory = Inventory(tuple(gpus), links, data.draw(st.none() | st.just("580.82.07")))
     shares = Shares(share_mib).with_inventory(inventory)
     unhealthy = dict.fromkeys(data.draw(st.sets(st.sampled_from(names))) if names else (), "hot")
-    found = read_node_gpus(node_gpus(shares, inventory, unhealthy, policy))
+    there = node_gpus(shares, inventory, unhealthy, policy, away=data.draw(st.booleans()))
+    found = read_node_gpus(write_node_gpus(there))
+    assert found == there
     assert [(g.position, g.shares, g.uuid, g.model, g.memory_mib, g.unhealthy, g.numa) for g in found.gpus] == [
         (
             s.position,
@@ -333,4 +520,5 @@ def test_junk_is_malformed_at_worst(text: str) -> None:
     except MalformedAnnotationError:
         return
     assert all(gpu.shares > 0 for gpu in found.gpus)
+    assert read_node_gpus(write_node_gpus(found)) == found
     repr(found).encode()

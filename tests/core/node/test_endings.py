@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.annotations import STATIC_POD
+from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.endings import Endings, PodsInApi, pods_in_api
 

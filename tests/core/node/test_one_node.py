@@ -16,7 +16,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_device_plugin.core.contract.annotations import STATIC_POD, Promise
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.pods import ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.annotations import node_gpus
+from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.positions import in_order, last_said
+from gpu_device_plugin.core.node.positions import in_order, listed_before
 
 
 def gpu(name: str, slot: int | None = None, index: int = 0) -> Gpu:
@@ -101,15 +102,32 @@ def test_whoever_stays_has_the_position_that_he_had(before: list[Gpu], found: li
 
 def test_what_a_node_says_of_its_gpus_is_read_back() -> None:
     there = Inventory((replace(A, numa_node=1), replace(gpu("b"), product="NVIDIA A10")))
-    text = node_gpus(Shares(1024).with_inventory(there), there, {"GPU-b": "too hot"}, "binpack")
-    assert last_said(text) == tuple(replace(one, index=-1) for one in there.gpus)
+    text = write_node_gpus(node_gpus(Shares(1024).with_inventory(there), there, {"GPU-b": "too hot"}, "binpack"))
+    assert listed_before(text) == tuple(replace(one, index=-1) for one in there.gpus)
 
 
 def test_gpus_are_read_by_their_positions() -> None:
     there = Inventory((A, B))
-    text = node_gpus(Shares(1024).with_inventory(there), there, {}, "binpack")
+    text = write_node_gpus(node_gpus(Shares(1024).with_inventory(there), there, {}, "binpack"))
     swapped = text.replace('"index":0', '"index":2')
-    assert [one.uuid for one in last_said(swapped)] == ["GPU-b", "GPU-a"]
+    assert [one.uuid for one in listed_before(swapped)] == ["GPU-b", "GPU-a"]
+
+
+LISTED = {"uuid": "a", "index": 0, "model": "T4", "memoryMiB": 1, "reservedMiB": 0, "shares": 1}
+
+
+def listing(gpu: dict[str, object] | None = None, **changes: object) -> str:
+    """A node's annotation with a GPU of little, beside one of which all is known but for some changes."""
+    gpus = [LISTED | changes, *([{"uuid": "b", "index": 1, "shares": 1} | gpu] if gpu is not None else [])]
+    return json.dumps({"version": 1, "shareMiB": 1, "gpus": gpus})
+
+
+def test_a_gpu_is_known_again_without_its_slot() -> None:
+    assert [listed_before(listing(**more)) for more in ({}, {"pci": 1}, {"pci": "0000:3b:00.0"})] == [
+        (Gpu("a", -1, "T4", 1, pci_bus_id=None),),
+        (Gpu("a", -1, "T4", 1, pci_bus_id=None),),
+        (Gpu("a", -1, "T4", 1, pci_bus_id="0000:3b:00.0"),),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,16 +137,20 @@ def test_gpus_are_read_by_their_positions() -> None:
         "{",
         "[]",
         "null",
-        '{"gpus":null}',
-        '{"gpus":[1]}',
-        '{"gpus":[{"index":"x"}]}',
-        '{"gpus":[{"index":0}]}',
-        '{"gpus":[{"uuid":1,"index":0,"model":"T4","memoryMiB":1,"reservedMiB":0}]}',
-        '{"gpus":[{"uuid":"a","index":0,"model":"T4","memoryMiB":"1","reservedMiB":0}]}',
-        '{"gpus":[{"uuid":"a","index":0,"model":"T4","memoryMiB":1,"reservedMiB":0,"pci":1}]}',
-        '{"gpus":[{"uuid":"a","index":0,"model":"T4","memoryMiB":1,"reservedMiB":0,"numa":true}]}',
+        '{"version":1,"shareMiB":1,"gpus":null}',
+        '{"version":1,"shareMiB":1,"gpus":[1]}',
+        '{"version":2,"shareMiB":1,"gpus":[]}',
+        listing(index="x"),
+        listing(uuid=1),
+        listing(uuid=""),
+        listing(memoryMiB=None),
+        listing(memoryMiB="1"),
+        listing(reservedMiB=None),
+        listing(numa=True),
+        listing({"memoryMiB": 1}),
+        listing({"reservedMiB": 0}),
         "[" * 100_000,
     ],
 )
 def test_what_cannot_be_read_says_nothing(text: str) -> None:
-    assert last_said(text) == ()
+    assert listed_before(text) == ()

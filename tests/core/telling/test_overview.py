@@ -288,7 +288,7 @@ def test_the_document_tells_everything() -> None:
     )
     web = pod_on("web", {0: 1}, loose=2, priority=7, deleting=True)
     view = NodeView(
-        candidate("a", gpus, [web.usage], "spread"),
+        candidate("a", gpus, [web.usage]),
         (web,),
         "10.0.0.7",
         capacity={"aliyun.com/gpu-mem": 8},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.cluster.asking import Ask, Part
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
+from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TIME, IDX, USE_MODEL
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind

@@ -12,8 +12,7 @@ import pytest
 
 from gpu_device_plugin.cluster.binder import BindError, InDoubtError, PodRef
 from gpu_device_plugin.cluster.errors import Call, NotFoundError, UnavailableError
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, IDX
-from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.keys import ALLOCATION, IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
@@ -121,7 +120,7 @@ def desk(*sizes: int, share_mib: int = 1024, settle_s: float = 0.0) -> Desk:
     """A cluster of one node "a" with GPUs of these sizes."""
     fleet = Fleet(RESOURCES, drain_s=30, settle_s=settle_s)
     gpus = tuple(ListedGpu(n, size, f"GPU-{n}") for n, size in enumerate(sizes))
-    fleet.put_node("a", NodeFacts(NodeGpus(gpus, share_mib)))
+    fleet.put_node("a", NodeGpus(gpus, share_mib))
     return Desk(fleet, Api())
 
 
@@ -291,7 +290,7 @@ async def test_a_pod_in_doubt_is_bound_anew_with_the_same_promise() -> None:
 async def test_a_pod_in_doubt_is_not_bound_to_another_node() -> None:
     """The first request may still take effect, and its room is kept."""
     d = desk(8)
-    d.fleet.put_node("b", NodeFacts(NodeGpus((ListedGpu(0, 8),))))
+    d.fleet.put_node("b", NodeGpus((ListedGpu(0, 8),)))
     pod = d.pending(wanting("p", mem=8))
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
     assert await d.bind(pod) == "unknown"

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming, PodRef
 from gpu_device_plugin.cluster.errors import Call, UnavailableError, error_from
-from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
-from gpu_device_plugin.core.contract.nodefacts import NodeFacts
+from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.binding import LATEST_COMMIT_S, Binding
@@ -180,7 +179,7 @@ class Cluster:
         self.fleet = Fleet(RESOURCES, drain_s=DRAIN_S)
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
-            self.fleet.put_node(node, NodeFacts(NodeGpus(gpus, 1024)))
+            self.fleet.put_node(node, NodeGpus(gpus, 1024))
         self.binding = Binding(
             self.fleet,
             self.pods,

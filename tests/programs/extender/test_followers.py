@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore

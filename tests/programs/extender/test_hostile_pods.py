@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.cluster.fitting import fit
 from gpu_device_plugin.core.cluster.usage import usage_of
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     IDX,
     INIT_ALLOCATION,
@@ -27,9 +27,9 @@ from gpu_device_plugin.core.contract.annotations import (
     POD_ANNOTATIONS,
     SPLIT_LABEL,
     WISHES,
-    assignment,
 )
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call
@@ -68,7 +68,7 @@ def _fleet() -> Fleet:
         said = json.loads(node_gpus(*[16] * 8, model="Tesla T4"))
         for gpu in said["gpus"][number % 5 :]:
             gpu["model"] = "NVIDIA A100-SXM4-80GB"
-        fleet.put_node(name, read_facts({NODE_GPUS: json.dumps(said)}, {}, 128, 8))
+        fleet.put_node(name, gpus_of_node({NODE_GPUS: json.dumps(said)}, {}, 128, 8))
         for gpu in range(8):
             for n in range(number * (gpu + 3) % 7):
                 small = pod({GPU_MEM: "2"}, annotations={IDX: str(gpu)}, node=name)

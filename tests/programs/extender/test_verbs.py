@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.cluster.api import PodReader
-from gpu_device_plugin.core.contract.annotations import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
-from gpu_device_plugin.core.contract.nodefacts import read_facts
+from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, IDX, NODE_GPUS, POD, USE_MODEL
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import VERDICTS, Count, NoMetrics
 from gpu_device_plugin.programs.extender.verbs import Verbs
@@ -73,12 +73,12 @@ class World:
     def node(self, name: str, *shares: int, labels: Mapping[str, str] | None = None, **more: Any) -> World:
         """Add a node whose agent says that its GPUs have so many shares of 1 GiB."""
         annotations = {NODE_GPUS: node_gpus(*shares, **more)}
-        self.fleet.put_node(name, read_facts(annotations, labels or {}, sum(shares), len(shares)))
+        self.fleet.put_node(name, gpus_of_node(annotations, labels or {}, sum(shares), len(shares)))
         return self
 
     def gpushare_node(self, name: str, memory: int, count: int) -> World:
         """Add a node of gpushare's own device plugin."""
-        self.fleet.put_node(name, read_facts({}, {}, memory, count))
+        self.fleet.put_node(name, gpus_of_node({}, {}, memory, count))
         return self
 
     def runs(self, *pods: Json) -> World:
@@ -524,7 +524,7 @@ def test_nodes_without_gpus_are_shown_when_asked_for() -> None:
 
 def test_a_node_whose_annotation_cannot_be_read_says_so() -> None:
     world = World()
-    world.fleet.put_node("a", read_facts({NODE_GPUS: "{"}, {}, 16, 2))
+    world.fleet.put_node("a", gpus_of_node({NODE_GPUS: "{"}, {}, 16, 2))
     assert world.inspect()["nodes"][0]["problem"] == "the node's annotation gpu-device-plugin/gpus is not JSON"
     assert world.filter(wanting(1), "a")["FailedAndUnresolvableNodes"] == {
         "a": "the node's annotation gpu-device-plugin/gpus is not JSON"

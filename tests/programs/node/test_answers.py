@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.annotations import Promise
+from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.grants import Delivery

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.mirror import PodMirror
-from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
+from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.books import Books

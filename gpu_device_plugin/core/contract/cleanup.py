@@ -1,23 +1,14 @@
-"""What sharing leaves on a node, to be removed when the node shares its GPUs no more."""
+"""Which of the things on a node sharing has left there, and what removes them when the node shares its GPUs no more."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, NODE_LABELS
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, MODEL_LABELS, NODE_GPUS, SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-SWITCH_LABEL = "gpushare"
-"""The label that a person puts on a node to have its GPUs shared, and that the DaemonSet selects by."""
-SWITCHED_ON = "true"
-
-_LABELS = frozenset(
-    f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy")
-)
-_MODELS = f"{NODE_LABELS}product."
 
 
 def switched_on(labels: Mapping[str, str]) -> bool:
@@ -27,12 +18,12 @@ def switched_on(labels: Mapping[str, str]) -> bool:
 
 def our_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """Return those labels of a node that the agent wrote; others with our prefix are somebody's settings."""
-    return tuple(sorted(label for label in labels if label in _LABELS or label.startswith(_MODELS)))
+    return tuple(sorted(label for label in labels if label in AGENT_LABELS or label.startswith(MODEL_LABELS)))
 
 
 def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return those annotations of a node that the agent wrote."""
-    return tuple(sorted({NODE_GPUS}.intersection(annotations)))
+    return tuple(key for key in annotations if key == NODE_GPUS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +43,24 @@ class Leftovers:
 
     def __str__(self) -> str:
         """Return what there is, in words."""
-        kinds = (("labels", self.labels), ("annotations", self.annotations), ("capacity", tuple(self.capacity)))
-        return "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in kinds if keys)
+        kinds = {"labels": self.labels, "annotations": self.annotations, "capacity": self.capacity}
+        return "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in kinds.items() if keys)
 
     @property
     def metadata_patch(self) -> Mapping[str, object]:
         """The merge patch that removes labels and annotations, the switch too; empty: there are none."""
-        labels = [*self.labels, *([SWITCH_LABEL] if self.labelled else [])]
-        keys = {"labels": dict.fromkeys(labels), "annotations": dict.fromkeys(self.annotations)}
-        found = {kind: nulls for kind, nulls in keys.items() if nulls}
-        return {"metadata": found} if found else {}
+        labels = (*self.labels, *([SWITCH_LABEL] if self.labelled else []))
+        return _removing("metadata", {"labels": labels, "annotations": self.annotations})
 
     @property
     def status_patch(self) -> Mapping[str, object]:
         """The merge patch of the status that removes our resources; empty: there are none."""
-        nulls = dict.fromkeys(self.capacity)
-        return {"status": {"capacity": nulls, "allocatable": nulls}} if nulls else {}
+        return _removing("status", {"capacity": self.capacity, "allocatable": self.capacity})
+
+
+def _removing(part: str, keys: Mapping[str, Iterable[str]]) -> Mapping[str, object]:
+    found = {kind: nulls for kind, names in keys.items() if (nulls := dict.fromkeys(names))}
+    return {part: found} if found else {}
 
 
 def leftovers(
@@ -77,19 +70,6 @@ def leftovers(
     capacity: Mapping[str, int],
     resources: Iterable[str],
 ) -> Leftovers:
-    """Return what is left on a node.
-
-    Args:
-        node: its name.
-        labels: all of them.
-        annotations: all of them.
-        capacity: of every resource.
-        resources: the names of ours.
-    """
-    return Leftovers(
-        node,
-        switched_on(labels),
-        our_labels(labels),
-        our_annotations(annotations),
-        {name: capacity[name] for name in resources if name in capacity},
-    )
+    """Return what is left on a node with all of these labels, annotations and capacity; `resources` are ours."""
+    ours = {name: capacity[name] for name in resources if name in capacity}
+    return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours)

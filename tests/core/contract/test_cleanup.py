@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_device_plugin.core.contract.annotations import NODE_GPUS, node_labels
-from gpu_device_plugin.core.contract.leaving import Leftovers, leftovers, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers, our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.keys import NODE_GPUS
+from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares
 

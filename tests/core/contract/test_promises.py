@@ -1,10 +1,9 @@
-"""The wire contract on pods and nodes."""
+"""Where a pod has its GPUs, as it is written on the pod and read from it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,33 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.contract.annotations import (
+from gpu_device_plugin.core.contract.keys import (
     ALLOCATION,
     ASSIGNED,
     ASSUME_TIME,
-    CGPU_DISABLE_LABEL,
     DEV,
     IDX,
     INIT_ALLOCATION,
+    POD,
+    MalformedAnnotationError,
+)
+from gpu_device_plugin.core.contract.promises import (
     MOST_CONTAINERS,
     MOST_TEXT,
-    NODE_GPUS,
-    NODE_GPUS_VERSION,
-    NODE_LABELS,
-    POD,
-    POD_ANNOTATIONS,
-    MalformedAnnotationError,
+    Allocation,
     Promise,
     assignment,
-    label_value,
-    node_gpus,
-    node_labels,
     promises,
+    read_allocation,
+    write_allocation,
 )
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares
 from tests.resources import COUNT, MEM, RESOURCES
 
 if TYPE_CHECKING:
@@ -64,16 +59,6 @@ def pod(*containers: Container, **annotations: str | None) -> Pod:
     return Pod(
         "u", "default", "a", containers=containers, annotations={k: v for k, v in written.items() if k not in without}
     )
-
-
-def test_the_names_are_those_of_the_original() -> None:
-    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME} == {
-        f"ALIYUN_COM_GPU_MEM_{name}" for name in ("IDX", "POD", "DEV", "ASSIGNED", "ASSUME_TIME")
-    }
-    assert ALLOCATION == "scheduler.framework.gpushare.allocation"
-    assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION} == POD_ANNOTATIONS
-    assert CGPU_DISABLE_LABEL == "cgpu.disable.isolation"
-    assert (NODE_GPUS, NODE_LABELS, NODE_GPUS_VERSION) == ("gpu-device-plugin/gpus", "gpu-device-plugin/", 1)
 
 
 # --- reading promises
@@ -598,161 +583,37 @@ def test_the_list_reads_as_it_was_written(by_index: dict[int, dict[int, int]]) -
     assert found == {(f"c{n}", Kind.MEMORY): Promise(tuple(sorted(gpus.items()))) for n, gpus in by_index.items()}
 
 
-# --- what the node says
+# --- the codec
 
-T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
-A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
-MIG = Gpu("GPU-m", 2, "NVIDIA H100", 81_559, mig=True)
-INVENTORY = Inventory(
-    (T4, A10, MIG),
-    (
-        Link("GPU-a", "GPU-b", Closeness.NVLINK, 2),
-        Link("GPU-a", "GPU-m", Closeness.NODE),
-        Link("GPU-m", "GPU-x", Closeness.NODE),
-        Link("GPU-0", "GPU-b", Closeness.NODE),
-    ),
-    "580.82.07",
+places = st.dictionaries(
+    st.integers(0, 9), st.dictionaries(st.integers(0, 1 << 20), st.integers(1, 1 << 20), max_size=9), max_size=9
 )
-SHARES = Shares(1024).with_inventory(INVENTORY)
 
 
-def test_a_node_tells_a_scheduler_what_it_has() -> None:
-    text = node_gpus(SHARES, INVENTORY, {"GPU-b": "it fell off the bus"}, "binpack")
-    assert json.loads(text) == {
-        "version": 1,
-        "shareMiB": 1024,
-        "policy": "binpack",
-        "driver": "580.82.07",
-        "gpus": [
-            {
-                "uuid": "GPU-a",
-                "index": 0,
-                "model": "Tesla T4",
-                "memoryMiB": 15_360,
-                "reservedMiB": 450,
-                "shares": 14,
-                "healthy": True,
-                "numa": 0,
-                "pci": "0000:3b:00.0",
-            },
-            {
-                "uuid": "GPU-b",
-                "index": 1,
-                "model": "NVIDIA A10",
-                "memoryMiB": 23_028,
-                "reservedMiB": 0,
-                "shares": 22,
-                "healthy": False,
-                "reason": "it fell off the bus",
-            },
-        ],
-        "links": [[0, 1, "nvlink", 2]],
-    }
-    assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
+@given(st.builds(Allocation, places, places, st.none() | st.integers(0, 1 << 20)))
+def test_what_is_written_is_what_is_read(allocation: Allocation) -> None:
+    assert read_allocation(write_allocation(allocation)) == allocation
 
 
-def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
-    three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
-    links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
-    said = [
-        node_gpus(Shares(1024).with_inventory(three), replace(three, links=order), {}, "binpack")
-        for order in (links, links[::-1])
-    ]
-    assert said[0] == said[1]
-    assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
-
-
-def test_a_node_without_gpus_says_so() -> None:
-    assert json.loads(node_gpus(Shares(1024), Inventory(), {}, "spread")) == {
-        "version": 1,
-        "shareMiB": 1024,
-        "policy": "spread",
-        "driver": None,
-        "gpus": [],
-        "links": [],
+def test_an_allocation_is_written_in_acks_form_and_nothing_is_not_written() -> None:
+    assert write_allocation(Allocation()) == {}
+    assert write_allocation(Allocation({0: {2: 4, 3: 4}}, {1: {2: 1}}, 2)) == {
+        ALLOCATION: '{"0":{"2":4,"3":4}}',
+        INIT_ALLOCATION: '{"1":{"2":1}}',
+        IDX: "2",
     }
 
 
-def test_a_node_with_one_model_is_labelled_with_it() -> None:
-    only = Inventory((T4, replace(T4, uuid="GPU-c", total_mib=15_109)), driver_version="580.82.07")
-    assert node_labels(Shares(1024).with_inventory(only), only, "binpack") == {
-        "gpu-device-plugin/count": "2",
-        "gpu-device-plugin/share-mib": "1024",
-        "gpu-device-plugin/policy": "binpack",
-        "gpu-device-plugin/driver": "580.82.07",
-        "gpu-device-plugin/product": "Tesla-T4",
-        "gpu-device-plugin/memory-mib": "15109",
-        "gpu-device-plugin/product.Tesla-T4": "true",
-    }
+def test_what_others_wrote_is_read_the_same_once_we_have_written_it() -> None:
+    """Keys of the next version, numbers as texts, spaces and GPUs with nothing are left behind; no place is."""
+    foreign = {IDX: "007", ALLOCATION: '{ "0": {"1": "4", "2": 0}, "3": {} }', "gpu-device-plugin/next": "{}"}
+    allocation = read_allocation(foreign)
+    assert allocation == Allocation({0: {1: 4}, 3: {}}, {}, 7)
+    assert read_allocation(write_allocation(allocation)) == allocation
 
 
-def test_a_node_with_several_models_has_a_label_for_each() -> None:
-    labels = node_labels(SHARES, INVENTORY, "spread")
-    assert labels["gpu-device-plugin/product"] == "mixed"
-    assert {key for key in labels if key.startswith("gpu-device-plugin/product.")} == {
-        "gpu-device-plugin/product.Tesla-T4",
-        "gpu-device-plugin/product.NVIDIA-A10",
-    }
-    assert labels["gpu-device-plugin/memory-mib"] == "15360"
-
-
-def test_a_node_without_gpus_or_driver_has_the_labels_that_are_true() -> None:
-    assert node_labels(Shares(512), Inventory(), "binpack") == {
-        "gpu-device-plugin/count": "0",
-        "gpu-device-plugin/share-mib": "512",
-        "gpu-device-plugin/policy": "binpack",
-    }
-
-
-def test_a_long_product_name_still_makes_a_label() -> None:
-    """The part behind the slash may have 63 characters, of which the 56th here, a dot, must not be the last."""
-    long = replace(T4, product="N" * 54 + ".." + "N" * 20)
-    there = Inventory((long,))
-    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
-    assert "gpu-device-plugin/product." + "N" * 54 in labels
-    assert labels["gpu-device-plugin/product"] == "N" * 54 + ".." + "N" * 7
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("Tesla T4", "Tesla-T4"),
-        ("NVIDIA H200 (141GB)", "NVIDIA-H200--141GB"),
-        ("580.82.07", "580.82.07"),
-        ("--x__", "x"),
-        ("X-GTX", "X-GTX"),
-        ("a" * 62 + "--b", "a" * 62),
-        ("", ""),
-        ("Größe²", "Gr--e"),
-    ],
-)
-def test_a_text_is_made_fit_for_a_label(text: str, value: str) -> None:
-    assert label_value(text) == value
-
-
-def test_a_product_name_keeps_its_letters_up_to_the_last_that_fits() -> None:
-    there = Inventory((replace(T4, product="GeForce GTX"), replace(T4, uuid="GPU-c", product="N" * 80)))
-    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
-    assert labels.keys() >= {"gpu-device-plugin/product.GeForce-GTX", "gpu-device-plugin/product." + "N" * 55}
-
-
-def test_a_product_whose_name_has_nothing_fit_for_a_label_has_no_label_of_its_own() -> None:
-    there = Inventory((replace(T4, product="显卡"),))
-    labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
-    assert {key: value for key, value in labels.items() if "product" in key} == {"gpu-device-plugin/product": ""}
-
-
-@given(st.text())
-def test_every_text_is_made_fit_for_a_label(text: str) -> None:
-    assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", label_value(text))
-
-
-@given(st.lists(st.text(max_size=80), min_size=1, max_size=3), st.none() | st.text())
-def test_every_label_of_a_node_is_one_that_kubernetes_takes(products: list[str], driver: str | None) -> None:
-    there = Inventory(tuple(Gpu(f"GPU-{n}", n, name, 2048) for n, name in enumerate(products)), (), driver)
-    by_key: dict[str, list[str]] = defaultdict(list)
-    for key, value in node_labels(Shares(1024).with_inventory(there), there, "binpack").items():
-        by_key[key].append(value)
-    for key, values in by_key.items():
-        assert re.fullmatch(r"gpu-device-plugin/[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", key)
-        assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", values[0])
+def test_an_allocation_of_containers_goes_by_their_kind_and_index() -> None:
+    on = {0: 3}, {0: 1, 2: 1}, {2: 5}
+    containers = container("c1"), container("i0", kind=INIT), container("s1", kind=SIDECAR)
+    assert Allocation.of(zip(containers, on, strict=True), {0, 2}) == Allocation({1: on[0]}, {0: on[1], 1: on[2]})
+    assert Allocation.of([(containers[0], on[0])], [0]) == Allocation({1: on[0]}, single=0)

@@ -1,0 +1,42 @@
+"""The labels by which pods choose nodes for their GPUs, as the node's agent writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import MODEL_LABELS, NODE_LABELS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.model.gpus import Inventory
+    from gpu_device_plugin.core.model.shares import Shares
+
+_LONGEST = 63
+"""Characters of a label's value, and of its name behind the slash."""
+
+
+def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[str, str]:
+    """Return the labels that are true of a node, their values made fit for a label.
+
+    A node with several models gets the name of each as a label of its own, so that none hides another.
+    """
+    models = sorted({shared.gpu.product for shared in shares.gpus})
+    labels = {
+        f"{NODE_LABELS}count": str(len(shares.gpus)),
+        f"{NODE_LABELS}share-mib": str(shares.share_mib),
+        f"{NODE_LABELS}policy": policy,
+    }
+    if inventory.driver_version:
+        labels[f"{NODE_LABELS}driver"] = label_value(inventory.driver_version)
+    if shares.gpus:
+        labels[f"{NODE_LABELS}product"] = label_value(models[0]) if len(models) == 1 else "mixed"
+        labels[f"{NODE_LABELS}memory-mib"] = str(min(shared.gpu.total_mib for shared in shares.gpus))
+    names = (f"{MODEL_LABELS}{value}" for model in models if (value := label_value(model)))
+    return labels | {name[: len(NODE_LABELS) + _LONGEST].rstrip("-_."): "true" for name in names}
+
+
+def label_value(text: str) -> str:
+    """Return `text` as a label value may look: at most 63 of ``[A-Za-z0-9._-]``, alphanumeric at both ends."""
+    kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
+    return kept[:_LONGEST].strip("-_.")
