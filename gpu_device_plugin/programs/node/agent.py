@@ -22,7 +22,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.node.admitting import Why
-from gpu_device_plugin.core.node.endings import PodsInApi
+from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
@@ -37,7 +37,7 @@ from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
 from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
@@ -124,8 +124,10 @@ class NodeAgent:
         self.settings = settings
         self._tell_labels = labelled
         self._shares = Shares(settings.share_size_mib, settings.reserve_mib)
-        self.book = Book(Node(self._shares))
-        self._metrics: m.Metrics = m.PrometheusMetrics(self.state) if settings.http is not None else m.NoMetrics()
+        self.state = NodeState(Node(self._shares))
+        self._metrics: m.Metrics = (
+            m.PrometheusMetrics(self.metrics_state) if settings.http is not None else m.NoMetrics()
+        )
         try:
             self.hardware = Hardware(
                 settings.gpus,
@@ -136,10 +138,10 @@ class NodeAgent:
             )
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.advertiser = Advertiser(self.book, settings.offered, settings.refusal_limit)
+        self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self._cluster = self._reach_cluster()
         self._answers = NodeAnswers(
-            self.book,
+            self.state,
             NobodyWaits() if self._cluster is None else self._cluster.waiting,
             self._metrics,
             policy=settings.policy,
@@ -157,7 +159,7 @@ class NodeAgent:
             in_api=self._pods_in_api,
         )
         self.reconciler = Reconciler(
-            self.book,
+            self.state,
             self.books,
             self._metrics,
             resend=self.advertiser.resend,
@@ -186,7 +188,7 @@ class NodeAgent:
         """The policy that our node's label names; empty: it names none."""
 
     def __repr__(self) -> str:
-        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.book!r}>"
+        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
 
     async def run(self) -> NoReturn:
         """Serve this node until cancelled.
@@ -245,7 +247,7 @@ class NodeAgent:
         if share_mib != wanted.share_size_mib:
             self.settings = replace(wanted, share_size_mib=share_mib)
             self._shares = Shares(share_mib, wanted.reserve_mib)
-            self.book.equip(self._shares, {}, {})
+            self.state.equip(self._shares, {}, {})
             self.reload(wanted)
 
     async def announce_shutdown(self) -> None:
@@ -345,7 +347,7 @@ class NodeAgent:
             for gpu in view.inventory.gpus
             if gpu.mig and gpu.uuid not in unhealthy
         }
-        self.book.equip(self._shares, unhealthy, self._shares.closeness(view.inventory.links))
+        self.state.equip(self._shares, unhealthy, self._shares.closeness(view.inventory.links))
         if self._shares.gpus:
             self._equipped.set()
         self._show()
@@ -477,7 +479,7 @@ class NodeAgent:
         return NodeCluster(
             config,
             self.settings,
-            self.book,
+            self.state,
             self._metrics,
             pods_changed=lambda: self.reconciler.changed(),  # noqa: PLW0108 - there is no reconciler yet
             looked=self._looked_at_node,
@@ -538,13 +540,13 @@ class NodeAgent:
         view = self.hardware.view.value
         if not self._equipped.is_set():
             return (self._why_nothing(),)
-        unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
+        unread = () if self.state.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
         missing = () if view.state is State.WATCHING else (view.sentence,)
         return (*missing, *self.coexistence.unmet(), *unread, *self.lives.unmet())
 
-    def state(self) -> m.State:
+    def metrics_state(self) -> m.State:
         """Return the node as metrics show it."""
-        node = self.book.node
+        node = self.state.node
         fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers(Kind.MEMORY)}
         return m.State(
             gpus=tuple(

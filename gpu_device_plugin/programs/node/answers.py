@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Kind, Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
     from gpu_device_plugin.core.node.matching import Match, Matched
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class NodeAnswers:
 
     def __init__(
         self,
-        book: Book,
+        state: NodeState,
         waiting: Waiting,
         metrics: m.Metrics,
         *,
@@ -82,10 +82,10 @@ class NodeAnswers:
         on_refusal: Callable[[Kind, int, Refused], None],
         on_grant: Callable[[], None],
     ) -> None:
-        """Answer for the node in `book`.
+        """Answer for the node in `state`.
 
         Args:
-            book: the node.
+            state: the node.
             waiting: who may be asking.
             metrics: where to count.
             policy: which GPU is preferred, a key of `POLICIES`.
@@ -94,7 +94,7 @@ class NodeAnswers:
             on_refusal: told (kind, devices asked, why) after every refusal.
             on_grant: told after every grant.
         """
-        self._book = book
+        self._state = state
         self._waiting = waiting
         self._metrics = metrics
         self.policy = policy
@@ -109,11 +109,11 @@ class NodeAnswers:
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
     ) -> Sequence[str]:
         """Return the IDs that should be allocated; fewer than asked where no good answer exists."""
-        node = self._book.node
+        node = self._state.node
         question = Question(node, resource.kind, available, must, amount)
         matched = await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
-        ids = question.answer(self._book.node, POLICIES[policy], matched)
+        ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
 
@@ -123,7 +123,7 @@ class NodeAnswers:
         Raises:
             RefusedError: it cannot have them; the message says why.
         """
-        ids, node = frozenset(device_ids), self._book.node
+        ids, node = frozenset(device_ids), self._state.node
         match = self._whose(resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
@@ -138,7 +138,7 @@ class NodeAnswers:
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
-        self._book.claim(ids, time.monotonic())
+        self._state.claim(ids, time.monotonic())
         if match is not None:
             self._waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
@@ -166,7 +166,7 @@ class NodeAnswers:
         Raises:
             RefusedError: one is not; the kubelet tries again later.
         """
-        node = self._book.node
+        node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             if uuid in node.unhealthy:
@@ -181,7 +181,7 @@ class NodeAnswers:
         (preferred, match), self._preferred = self._preferred, _NOTHING
         if match is not None and ids == preferred:
             return match
-        on = spread_over(self._book.node, ids)
+        on = spread_over(self._state.node, ids)
         return self._waiting.find_now(Call(kind, len(ids), on)).match
 
     def _missing_device_node(self) -> Refused | None:

@@ -36,7 +36,7 @@ from gpu_device_plugin.core.contract.leaving import SWITCH_LABEL, SWITCHED_ON, o
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.endings import pods_in_api
+from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import last_said
 from gpu_device_plugin.core.node.preferring import spread_over
 from gpu_device_plugin.programs.node.waiting import WaitingPods, kubelet_uid
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.endings import PodsInApi
+    from gpu_device_plugin.core.node.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Record
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class NodeCluster:
         self,
         config: ClusterConfig,
         settings: NodeSettings,
-        book: Book,
+        state: NodeState,
         metrics: m.Metrics,
         *,
         pods_changed: Callable[[], None],
@@ -139,13 +139,13 @@ class NodeCluster:
         Args:
             config: how to reach the API server.
             settings: for node name, resources and policy.
-            book: the node.
+            state: the node.
             metrics: where to count.
             pods_changed: told when a pod that had asked for devices went or ended.
             looked: told how our node is, with all labels and what it offers, again and again.
         """
         self._settings = settings
-        self._book = book
+        self._state = state
         self._metrics = metrics
         self._pods_changed = pods_changed
         self._tell_of_node = looked
@@ -153,7 +153,7 @@ class NodeCluster:
         keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
         self._mirror = PodMirror(self._client, reader, node=settings.node_name)
-        self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
+        self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: state.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
@@ -269,14 +269,14 @@ class NodeCluster:
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
-        """Return what the API shows of our node's pods, see `core.node.endings.pods_in_api`."""
+        """Return what the API shows of our node's pods, see `core.node.ended_pods.pods_in_api`."""
         return pods_in_api(self._mirror.pods.values(), self._kubelet_version)
 
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
         pods = self._mirror.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
-        sizes = [len(shared.shares) for shared in self._book.node.shares.gpus]
+        sizes = [len(shared.shares) for shared in self._state.node.shares.gpus]
         for pod in pods.values():
             asked = self._asked.pop(pod.uid, {})
             if pod.ended or not (actual := self._actual(pod)):
@@ -289,13 +289,13 @@ class NodeCluster:
 
     def _actual(self, pod: Pod) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
         """Return on which GPUs a pod's containers are, by the kubelet's books; nothing unless all of it is known."""
-        gpus = self._book.node.shares.gpus
+        gpus = self._state.node.shares.gpus
         actual = {}
         for container in pod.containers:
             for resource in self._settings.offered:
                 if container.limits.get(resource.name, 0) > 0:
                     ids = self.waiting.records.get((kubelet_uid(pod), container.name, resource.kind), frozenset())
-                    places = spread_over(self._book.node, ids)
+                    places = spread_over(self._state.node, ids)
                     if not ids or sum(places.values()) < len(ids):
                         return {}
                     whole = resource.kind is Kind.COUNT
@@ -321,7 +321,7 @@ class NodeCluster:
         shown = self._shown
         if shown is None or not self._looked.is_set():
             return  # what the node says of GPUs that cannot be seen now is not to be lost
-        shares, unhealthy = self._book.node.shares, self._book.node.unhealthy
+        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
         if not shares.gpus:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
@@ -329,7 +329,7 @@ class NodeCluster:
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
         said = node_gpus(shares, shown.inventory, unhealthy, shown.policy)
-        offered = bool(self._book.node.shares.gpus) and not shown.withheld
+        offered = bool(self._state.node.shares.gpus) and not shown.withheld
         if self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING):
             said = going_away(said)
         labels = node_labels(shares, shown.inventory, shown.policy)

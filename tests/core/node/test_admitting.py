@@ -289,7 +289,7 @@ def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) ->
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> None:
     there = node(8, 8)
-    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
     refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
     assert refused == Refused(
         Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"

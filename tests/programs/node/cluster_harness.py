@@ -183,7 +183,7 @@ class Cluster:
     def positions(self, made: Pod, container: str | None = None, resource: str = MEM) -> dict[int, int]:
         """Return how many devices a pod, or one container of it, has on each GPU of the node."""
         assert self.node.agent is not None
-        by_uuid = {shared.gpu.uuid: shared.position for shared in self.node.agent.book.node.shares.gpus}
+        by_uuid = {shared.gpu.uuid: shared.position for shared in self.node.agent.state.node.shares.gpus}
         found: dict[int, int] = {}
         for each in made.containers:
             if container in {None, each.name}:

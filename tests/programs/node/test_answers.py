@@ -14,7 +14,7 @@ from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests.programs.node.harness import COUNT as COUNT_NAME
@@ -75,7 +75,7 @@ class Counts:
 class Desk:
     """Answers with everything around them that they speak to."""
 
-    state: Node
+    node: Node
     dev: Path
     policy: str = "binpack"
     ways: tuple[str, ...] = ("envvar",)
@@ -86,9 +86,9 @@ class Desk:
     answers: NodeAnswers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.book = Book(self.state)
+        self.state = NodeState(self.node)
         self.answers = NodeAnswers(
-            self.book,
+            self.state,
             self.waiting,
             self.metrics,
             policy=self.policy,
@@ -138,7 +138,7 @@ def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
     given = desk.answers.allocate(MEM, ids(0, range(3)))
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "3"
-    assert set(desk.book.node.ledger.holds) == set(ids(0, range(3)))
+    assert set(desk.state.node.ledger.holds) == set(ids(0, range(3)))
     assert desk.metrics.counted == [("allocations_total", "x.com/gpu-mem")]
     assert (desk.grants, desk.refusals) == (1, [])
 
@@ -149,7 +149,7 @@ def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
     assert desk.metrics.counted == [("refusals_total", "x.com/gpu-mem", "in_whole_use")]
     ((kind, amount, refused),) = desk.refusals
     assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
-    assert (desk.grants, set(desk.book.node.ledger.holds)) == (0, {uuid(0)})
+    assert (desk.grants, set(desk.state.node.ledger.holds)) == (0, {uuid(0)})
 
 
 def test_shares_of_several_gpus_are_refused_with_what_would_help(tmp_path: Path) -> None:
@@ -311,10 +311,10 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", mem=3))
         one.hardware(T4 | {"error": "no answer"}, T4)
-        await one.until(lambda: one.agent is not None and bool(one.agent.book.node.unhealthy))
+        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.unhealthy))
         waiting = (await one.kubelet.restart_container(made, "main")).only
         assert not waiting.running
         assert "GPU 0 is out of service" in str(waiting.waiting)
         one.hardware(T4, T4)
-        await one.until(lambda: one.agent is not None and not one.agent.book.node.unhealthy)
+        await one.until(lambda: one.agent is not None and not one.agent.state.node.unhealthy)
         assert (await one.kubelet.restart_container(made, "main")).only.running

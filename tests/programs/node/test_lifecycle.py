@@ -214,7 +214,7 @@ async def test_a_gpu_that_is_switched_to_mig_mode_serves_nobody_any_more() -> No
         node.hardware(T4, T4 | {"mig": True})
         await node.healthy_is(MEM, 14)
         assert node.agent is not None
-        assert "MIG mode now" in node.agent.book.node.unhealthy[node.uuids[1]]
+        assert "MIG mode now" in node.agent.state.node.unhealthy[node.uuids[1]]
 
 
 async def test_a19_a_share_size_that_makes_too_many_ids_is_refused_with_one_that_fits() -> None:
@@ -254,7 +254,7 @@ async def test_an_agent_that_lost_its_access_to_the_gpus_ends_and_condemns_none(
         node.hardware(T4, events=[{"at": 0, "failure": "context-lost"}])
         assert isinstance(await node.ended(), HardwareContextLost)
         assert node.sockets == set()
-        assert agent.book.node.unhealthy == {}
+        assert agent.state.node.unhealthy == {}
 
 
 # --- One instance -----------------------------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert [offer.unhealthy for offer in agent.advertiser.offers(agent.settings.resources[0])] == [False, False]
-        state = agent.state()
+        state = agent.metrics_state()
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
         node.kubelet.drop_streams(MEM)
@@ -371,7 +371,7 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
 async def test_settings_read_again_count_at_once_where_they_can(caplog: pytest.LogCaptureFixture) -> None:
     async with world() as node:
         agent = await node.start_agent()
-        assert repr(agent).startswith("<NodeAgent standalone: <Book #")
+        assert repr(agent).startswith("<NodeAgent standalone: <NodeState #")
         wanted = node.settings | {"policy": "spread", "reconcile_interval": "50ms", "share_size": "2GiB"}
         with caplog.at_level("INFO"):
             agent.reload(Sources(flags=wanted, environ={}).read())

@@ -38,7 +38,7 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
         await node.stop_agent()
         agent = await node.start_agent(domain="example.com")
         await node.healthy_is("example.com/gpu-mem", 0)
-        assert agent.book.node.ledger.foreign == {agent.book.node.shares.gpus[0].gpu.uuid: MEM}
+        assert agent.state.node.ledger.foreign == {agent.state.node.shares.gpus[0].gpu.uuid: MEM}
         await node.kubelet.delete(old)
         await node.healthy_is("example.com/gpu-mem", 14)
 

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Record
 from gpu_device_plugin.metrics import NoMetrics
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
@@ -224,10 +224,10 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
 
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
-    book = Book(gpus(8))
+    state = NodeState(gpus(8))
     learned: list[Record] = []
     reconciler = Reconciler(
-        book,
+        state,
         Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
         NoMetrics(),
         resend=lambda: None,
@@ -241,7 +241,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
     task = asyncio.create_task(reconciler.run())
     try:
         for number in (0, 1):
-            book.claim(ids(0, [number]), time.monotonic())
+            state.claim(ids(0, [number]), time.monotonic())
             reconciler.granted()
             await asyncio.sleep(0.03)
         await asyncio.sleep(0.1)

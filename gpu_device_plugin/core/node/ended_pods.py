@@ -58,7 +58,7 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Endings:
+class EndedPods:
     """What one kubelet process has shown of its pods' ends. A look at its books is a new value.
 
     A pod is over when
@@ -79,7 +79,7 @@ class Endings:
 
     def after(
         self, recorded: Mapping[str, frozenset[str]], listed: Mapping[str, frozenset[str]], api: PodsInApi
-    ) -> Endings:
+    ) -> EndedPods:
         """Return what is known after one more look.
 
         Args:
@@ -93,7 +93,7 @@ class Endings:
         names |= {uid: api.names[uid] for uid in recorded.keys() & api.names.keys() if api.names[uid] in listed}
         dropped = {uid for uid, name in names.items() if name not in listed}
         new = {uid for uid in dropped | (recorded.keys() & api.ended) if _OF_THE_API.fullmatch(uid)} - api.static
-        return Endings(names, frozenset(new | (self.over & recorded.keys())))
+        return EndedPods(names, frozenset(new | (self.over & recorded.keys())))
 
     def stale(
         self, recorded: Mapping[str, frozenset[str]], listed: Mapping[str, frozenset[str]], api: PodsInApi
