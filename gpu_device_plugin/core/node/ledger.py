@@ -15,6 +15,9 @@ SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own books may still lack the IDs. It enters them within
 milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
 
+_IN_USE_MIB = 100
+"""A CUDA context takes more than this much memory, an idle GPU less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -66,6 +69,16 @@ class Reading:
     """Compute processes on it; None where the driver does not say."""
     began: float
     """When the driver was asked, in monotonic seconds."""
+
+    @classmethod
+    def of(cls, processes: int | None, used_mib: int | None, began: float) -> Reading:
+        """Return the reading where a process that only its memory betrays counts too; None: the driver does not say.
+
+        NVML names only processes of the caller's PID namespace, and an agent has one of its own.
+        """
+        if processes is None and used_mib is None:
+            return cls(None, began)
+        return cls((processes or 0) + ((used_mib or 0) >= _IN_USE_MIB), began)
 
 
 FREE = Use()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS
@@ -21,50 +21,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resources import Kind, Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
-    from gpu_device_plugin.core.node.matching import Match, Matched
+    from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 _log = logging.getLogger(__name__)
 
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
-
-
-class Waiting(Protocol):
-    """The pods that wait on this node for devices."""
-
-    async def find(self, call: Call) -> Matched:
-        """Return whose call this is, as far as can be told."""
-        ...
-
-    def find_now(self, call: Call) -> Matched:
-        """Return the same, from what is known at this moment."""
-        ...
-
-    def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        """Take note that this container was given these devices."""
-        ...
-
-    def refused(self, match: Match) -> None:
-        """Take note that this container was refused, and its pod with it."""
-        ...
-
-
-class NobodyWaits:
-    """No API server: every call is answered by policy alone."""
-
-    async def find(self, _call: Call) -> Matched:
-        """Return that nobody is known."""
-        return UNMATCHED
-
-    def find_now(self, _call: Call) -> Matched:
-        """Return that nobody is known."""
-        return UNMATCHED
-
-    def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        """Do nothing: nobody is ever matched."""
-
-    def refused(self, match: Match) -> None:
-        """Do nothing: nobody is ever matched."""
 
 
 class NodeAnswers:
@@ -73,7 +36,7 @@ class NodeAnswers:
     def __init__(
         self,
         state: NodeState,
-        waiting: Waiting,
+        waiting: WaitingPods | None,
         metrics: m.Metrics,
         *,
         policy: str,
@@ -86,7 +49,7 @@ class NodeAnswers:
 
         Args:
             state: the node.
-            waiting: who may be asking.
+            waiting: who may be asking; None: nobody can tell, and every call is answered by policy alone.
             metrics: where to count.
             policy: which GPU is preferred, a key of `POLICIES`.
             delivery: how GPUs reach containers.
@@ -111,7 +74,7 @@ class NodeAnswers:
         """Return the IDs that should be allocated; fewer than asked where no good answer exists."""
         node = self._state.node
         question = Question(node, resource.kind, available, must, amount)
-        matched = await self._waiting.find(question.call)
+        matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
         ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
@@ -123,8 +86,8 @@ class NodeAnswers:
         Raises:
             RefusedError: it cannot have them; the message says why.
         """
-        ids, node = frozenset(device_ids), self._state.node
-        match = self._whose(resource.kind, ids)
+        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
+        match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
             _both_resources(match)
@@ -133,14 +96,14 @@ class NodeAnswers:
             or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )
         if isinstance(verdict, Refused):
-            if match is not None:
-                self._waiting.refused(match)
+            if waiting is not None and match is not None:
+                waiting.refused(match)
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
         self._state.claim(ids, time.monotonic())
-        if match is not None:
-            self._waiting.served(match, ids)
+        if waiting is not None and match is not None:
+            waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
         self._on_grant()
         _log.info(
@@ -173,7 +136,7 @@ class NodeAnswers:
                 self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
 
-    def _whose(self, kind: Kind, ids: frozenset[str]) -> Match | None:
+    def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
         """Return whose devices these are: of whom we thought when we were asked, or of whoever fits now.
 
         We are not asked when the devices of an init container suffice for the container after it.
@@ -182,7 +145,7 @@ class NodeAnswers:
         if match is not None and ids == preferred:
             return match
         on = spread_over(self._state.node, ids)
-        return self._waiting.find_now(Call(kind, len(ids), on)).match
+        return waiting.find_now(Call(kind, len(ids), on)).match
 
     def _missing_device_node(self) -> Refused | None:
         """Look for the nodes that CUDA needs, at the last moment: nvidia-uvm often appears late after a boot."""

@@ -10,12 +10,13 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
@@ -46,8 +47,6 @@ class Reconciler:
         resend: Callable[[], None],
         readings: Callable[[], Mapping[str, Reading]],
         read_again: Callable[[], Awaitable[None]],
-        learned: Callable[[Iterable[Record]], None],
-        rounded: Callable[[], None],
         interval_s: float,
         process_wait_s: float,
     ) -> None:
@@ -60,8 +59,6 @@ class Reconciler:
             resend: sends the list of devices once more.
             readings: the newest reading of each GPU.
             read_again: has all GPUs read once more; returns when they are, or cannot be.
-            learned: told the records of every checkpoint that was read.
-            rounded: told after every round, whatever came of it.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """
@@ -71,8 +68,10 @@ class Reconciler:
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
-        self._learned = learned
-        self._rounded = rounded
+        self.records: Latest[tuple[Record, ...]] = Latest(())
+        """Those of the checkpoint that was read last; set with every reading."""
+        self.rounds: Latest[int] = Latest(0)
+        """How many rounds there were, whatever came of them."""
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
         self._granted = asyncio.Event()
@@ -82,6 +81,7 @@ class Reconciler:
         self._at_grant: Stamp | None = None
         self._slower = 1
         self._in_vain: frozenset[str] = frozenset()
+        self._users: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._books!r}>"
@@ -102,9 +102,11 @@ class Reconciler:
         self._changed.set()
         self._granted.set()
 
-    def changed(self) -> None:
-        """Have a round soon: a pod may have ended."""
-        self._changed.set()
+    def users_changed(self, users: frozenset[str]) -> None:
+        """Have a round soon if one of the pods (by UID) that had asked for devices has gone or ended."""
+        if self._users - users:
+            self._changed.set()
+        self._users = users
 
     async def prepare(self) -> None:
         """Read both books; nothing is registered, so that nothing can be given out meanwhile.
@@ -157,7 +159,7 @@ class Reconciler:
                 self._slower = 1
             self._changed.clear()
             in_vain = await self._round()
-            self._rounded()
+            self.rounds.set(self.rounds.value + 1)
             # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
             self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
             self._in_vain = in_vain
@@ -212,7 +214,7 @@ class Reconciler:
             ids -= self._state.node.ledger.holds.keys()
         self._state.see(ids, certain=True)
         self._look_beside(found)
-        self._learned(found.records)
+        self.records.set(found.records)
 
     def _look_beside(self, found: Checkpoint) -> None:
         """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, STATIC_POD, MalformedAnnotationError, promises
+from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS, MalformedAnnotationError, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.assigned import Slot
     from gpu_device_plugin.core.node.matching import Call, Match
     from gpu_device_plugin.kubelet.checkpoint import Record
 
@@ -31,9 +33,6 @@ _log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 """Longest wait for the pod that explains a call. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
-
-Slot: TypeAlias = tuple[str, str, Kind]
-"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +246,3 @@ class WaitingPods:
         self._malformed &= self._mirror.pods.keys()
         self._written = {uid: known for uid, known in self._written.items() if uid in self._mirror.pods}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
-
-
-def kubelet_uid(pod: Pod) -> str:
-    """Return the UID by which the kubelet's own books know a pod."""
-    return pod.annotations.get(STATIC_POD, pod.uid)

@@ -315,3 +315,17 @@ def test_gpus_held_through_other_resources_stay_so_whatever_becomes_of_our_own_i
     empty = held.reconciled(Evidence(frozenset(), 100.0, frozenset()), {}, 100.0, 60.0)
     assert (dict(empty.holds), empty.foreign) == ({}, {"GPU-0": "nvidia.com/gpu"})
     assert empty.with_foreign({}).foreign == {}
+
+
+# --- What the driver shows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_mib", "expected"),
+    [(None, None, None), (0, 99, 0), (0, 100, 1), (2, 0, 2), (2, 5000, 3), (None, 5000, 1), (None, 3, 0), (1, None, 1)],
+)
+def test_a_process_that_only_its_memory_betrays_counts_too(
+    processes: int | None, used_mib: int | None, expected: int | None
+) -> None:
+    """NVML does not name the processes of other PID namespaces."""
+    assert Reading.of(processes, used_mib, 7.0) == Reading(expected, 7.0)

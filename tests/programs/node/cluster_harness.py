@@ -73,14 +73,14 @@ class Cluster:
     async def start_agent(self, **changed: str) -> None:
         """Start an agent, and wait until the kubelet and the API's watch are there."""
         await self.node.start_agent(**changed)
-        await self.node.until(lambda: self.cluster._mirror.synced)
+        await self.node.until(lambda: self.cluster.mirror.synced)
 
     @property
     def cluster(self) -> NodeCluster:
         """The part of the agent that speaks to the API."""
         assert self.node.agent is not None
-        assert self.node.agent._cluster is not None
-        return self.node.agent._cluster
+        assert self.node.agent.cluster is not None
+        return self.node.agent.cluster
 
     def create(self, spec: PodSpec, *, created: str = "", annotations: Mapping[str, str] | None = None) -> None:
         """Create a pod that no scheduler has seen yet."""
@@ -106,7 +106,7 @@ class Cluster:
         meta = self.api.get("pods", name)["metadata"]
         await self.node.until(
             lambda: (
-                (pod := self.cluster._mirror.pods.get(meta["uid"])) is not None
+                (pod := self.cluster.mirror.pods.get(meta["uid"])) is not None
                 and pod.phase == self.api.get("pods", name)["status"]["phase"]
                 and pod.deleting == ("deletionTimestamp" in meta)
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPo
 from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
+from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests.programs.node.harness import COUNT as COUNT_NAME
 from tests.programs.node.harness import T4, gpus_of, pod, world
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin import metrics as m
     from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 MEM, COUNT = Resource(Kind.MEMORY, "x.com/gpu-mem"), Resource(Kind.COUNT, "x.com/gpu-count")
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
@@ -80,6 +81,8 @@ class Desk:
     policy: str = "binpack"
     ways: tuple[str, ...] = ("envvar",)
     waiting: Queue = field(default_factory=Queue)
+    alone: bool = False
+    """There is no API server."""
     metrics: Counts = field(default_factory=Counts)
     refusals: list[tuple[Kind, int, Refused]] = field(default_factory=list)
     grants: int = 0
@@ -89,7 +92,7 @@ class Desk:
         self.state = NodeState(self.node)
         self.answers = NodeAnswers(
             self.state,
-            self.waiting,
+            None if self.alone else cast("WaitingPods", self.waiting),
             self.metrics,
             policy=self.policy,
             delivery=Delivery(frozenset(self.ways)),
@@ -260,12 +263,13 @@ def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_fir
             desk.answers.allocate(MEM, ids(0, range(2)))
 
 
-async def test_without_an_api_server_nobody_is_ever_found() -> None:
-    nobody = NobodyWaits()
-    call = Call(Kind.MEMORY, 1, {})
-    assert (await nobody.find(call), nobody.find_now(call)) == (UNMATCHED, UNMATCHED)
-    nobody.served(match_of("a", 1), frozenset())
-    nobody.refused(match_of("a", 1))
+async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) -> None:
+    """GPU 0 has 8 free shares, and nobody is asked whose call it is."""
+    desk = Desk(node(8), tmp_path, alone=True)
+    preferred = await desk.prefer(2)
+    assert preferred == set(ids(0, range(2)))
+    assert desk.answers.allocate(MEM, sorted(preferred)).envs["ALIYUN_COM_GPU_MEM_POD"] == "2"
+    assert "is not on this node" in desk.refused(ids(1, [0]))
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_device_plugin.programs.node import probes
 from tests.programs.node.harness import COUNT, MEM, pod, world
 
 
@@ -46,13 +47,13 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
 async def test_readiness_tells_what_was_lost_after_the_start() -> None:
     async with world("fake:1xT4") as node:
         agent = await node.start_agent()
-        assert await agent._ready() == ()
+        assert await probes.ready(agent) == ()
         agent.toggle_pause()
         await node.healthy_is(MEM, 0)
-        assert await agent._ready() == ("paused: no process of ours uses the GPUs",)
+        assert await probes.ready(agent) == ("paused: no process of ours uses the GPUs",)
         agent.toggle_pause()
         await node.healthy_is(MEM, 14)
-        assert await agent._ready() == ()
+        assert await probes.ready(agent) == ()
 
 
 async def test_a_size_that_no_gpu_can_ever_give_ends_in_less_being_shown() -> None:

@@ -19,7 +19,7 @@ from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     import pytest
 
@@ -88,7 +88,6 @@ class Desk:
     processes: dict[str, int] = field(default_factory=dict)
     """What runs on each GPU; the driver tells it when it is asked."""
     readings: dict[str, Reading] = field(default_factory=dict)
-    learned: list[tuple[Record, ...]] = field(default_factory=list)
     drift: int = 0
     interval_s: float = 0.01
     process_wait_s: float = 0
@@ -101,8 +100,6 @@ class Desk:
             resend=self._resend,
             readings=lambda: self.readings,
             read_again=self.read,
-            learned=self._learned,
-            rounded=lambda: None,
             interval_s=self.interval_s,
             process_wait_s=self.process_wait_s,
         )
@@ -120,9 +117,6 @@ class Desk:
 
     def _resend(self) -> None:
         self.resent += 1
-
-    def _learned(self, records: Iterable[Record]) -> None:
-        self.learned.append(tuple(records))
 
     @property
     def held(self) -> set[str]:
@@ -162,7 +156,8 @@ async def test_what_either_book_shows_is_taken_over_before_registering() -> None
     desk.books.list = frozenset(ids(1, [5]))
     await desk.reconciler.prepare()
     assert desk.held == {*ids(0, [0]), *ids(1, [5])}
-    assert desk.learned == [(Record("p", "c", MEM, frozenset(ids(0, [0]))),)]
+    assert desk.reconciler.records.value == (Record("p", "c", MEM, frozenset(ids(0, [0]))),)
+    assert desk.reconciler.records.version == 1
     assert desk.certain
 
 
@@ -288,7 +283,8 @@ async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
     desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=3600)
     async with running(desk):
         await asyncio.sleep(0)
-        desk.reconciler.changed()
+        desk.reconciler.users_changed(frozenset("a"))
+        desk.reconciler.users_changed(frozenset("b"))
         await desk.until(lambda: not desk.held)
 
 
@@ -357,7 +353,7 @@ async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
         desk.books.write(*ids(0, [1]))
         desk.reconciler.granted()
         await desk.until(lambda: all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values()))
-        assert desk.learned[-1][0].device_ids == set(ids(0, [1]))
+        assert desk.reconciler.records.value[0].device_ids == set(ids(0, [1]))
 
 
 async def test_grants_in_a_row_are_one_reading() -> None:
@@ -414,8 +410,6 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
-        learned=lambda _records: None,
-        rounded=lambda: None,
         interval_s=1,
         process_wait_s=1,
     )

@@ -225,7 +225,6 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
     state = NodeState(gpus(8))
-    learned: list[Record] = []
     reconciler = Reconciler(
         state,
         Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
@@ -233,8 +232,6 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
-        learned=learned.extend,
-        rounded=lambda: None,
         interval_s=600,
         process_wait_s=0,
     )
@@ -249,9 +246,11 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
         async with asyncio.timeout(20):
-            while not learned:  # noqa: ASYNC110 - nobody sets an event here
+            while not reconciler.records.value:  # noqa: ASYNC110 - nobody sets an event here
                 await asyncio.sleep(0.01)
-        assert {(record.pod_uid, record.device_ids) for record in learned} == {("a", frozenset(ids(0, [0, 1])))}
+        assert {(record.pod_uid, record.device_ids) for record in reconciler.records.value} == {
+            ("a", frozenset(ids(0, [0, 1])))
+        }
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
