@@ -9,9 +9,8 @@ from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping
 
-    from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.ledger import Use
 
@@ -55,9 +54,3 @@ class Node:
     def connection(self, a: int, b: int) -> int:
         """Return how well two GPUs are connected."""
         return self.closeness.get((a, b) if a < b else (b, a), 0)
-
-
-def out_of_service(reasons: Mapping[str, Sequence[str]], gpus: Iterable[Gpu]) -> Mapping[str, str]:
-    """Return for each GPU (by UUID) that serves nobody why, see `Node.unhealthy`; `reasons` are those of its health."""
-    mig = {gpu.uuid: "it is in MIG mode now, whose instances are not shared yet" for gpu in gpus if gpu.mig}
-    return mig | {uuid: "; ".join(why) for uuid, why in reasons.items() if why}

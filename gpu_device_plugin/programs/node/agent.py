@@ -19,12 +19,12 @@ from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
+from gpu_device_plugin.core.node.equipping import share_size
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
-from gpu_device_plugin.core.node.share_size import share_size
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet.books import Books
@@ -38,11 +38,10 @@ from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
-from gpu_device_plugin.programs.node.coexistence import Coexistence
+from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
-from gpu_device_plugin.programs.node.serving import serve_while_alone
 from gpu_device_plugin.settings.node import NodeSettings, UsageError, reload
 
 if TYPE_CHECKING:
@@ -100,14 +99,14 @@ class NodeAgent:
         self.cluster = cluster = self._reach_cluster()
         self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
         """Our node in the Kubernetes API, once it was read."""
-        self._reports = Reports(self.state, self._metrics, (lambda *_: None) if cluster is None else cluster.event)
+        self.reports = Reports(self.state, self._metrics, (lambda *_: None) if cluster is None else cluster.event)
         try:
             self.hardware = Hardware(
                 settings.gpus,
                 timings=_timings(settings),
                 rules=_rules(settings),
-                on_change=self._reports.health_changed,
-                on_xid=self._reports.xid_seen,
+                on_change=self.reports.health_changed,
+                on_xid=self.reports.xid_seen,
             )
         except DescriptionError as error:
             raise UsageError(str(error)) from error
@@ -216,11 +215,7 @@ class NodeAgent:
         self.coexistence.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._apply()
-        self._reports.settings_read(outcome)
-
-    def keep_settings(self, why: str) -> None:
-        """Say that other settings cannot be used, and that all stay as they are."""
-        self._reports.settings_refused(why)
+        self.reports.settings_read(outcome)
 
     def toggle_pause(self) -> None:
         """Release the GPUs so that they can be reset, or take them up again."""
@@ -256,7 +251,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         await self.equipment.there.wait()
-        await serve_while_alone(self.lives, self.reconciler, self.coexistence, self._reports)
+        await serve_while_alone(self.lives, self.reconciler, self.coexistence, self.reports)
 
     async def _prepare(self) -> None:
         """Be as true as can be before anything is registered."""
@@ -278,13 +273,13 @@ class NodeAgent:
     def _registration(self, told: Told, details: dict[str, object]) -> None:
         if told is Told.REGISTERED:
             self.reconciler.registered()
-        self._reports.registration(told, details)
+        self.reports.registration(told, details)
 
     def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        self._reports.refused(kind, amount, refused)
+        self.reports.refused(kind, amount, refused)
         advice = ADVICE.get(refused.why) if kind is Kind.MEMORY else None
         if advice is not None and self.advertiser.refused(amount):
-            self._reports.refused_again_and_again(amount, advice)
+            self.reports.refused_again_and_again(amount, advice)
 
     def _round_over(self, _round: int) -> None:
         ended = " ".join(sorted(self.books.over))

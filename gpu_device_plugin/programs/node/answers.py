@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.annotations import MOST_CONTAINERS
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
@@ -90,8 +89,7 @@ class NodeAnswers:
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
-            _both_resources(match)
-            or _too_many_containers(match)
+            (refuse_request(match) if match is not None else None)
             or self._missing_device_node()
             or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )
@@ -166,24 +164,3 @@ class NodeAnswers:
 
 def _after_init(match: Match | None) -> bool | None:
     return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)
-
-
-def _too_many_containers(match: Match | None) -> Refused | None:
-    """Every call of the kubelet looks at all containers that wait."""
-    if match is None or len({wanted.container for wanted in match.pod.wanted}) <= MOST_CONTAINERS:
-        return None
-    return Refused(
-        Why.TOO_MANY_CONTAINERS,
-        f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
-    )
-
-
-def _both_resources(match: Match | None) -> Refused | None:
-    """The kubelet asks for each resource by itself, so that the two would be of different GPUs."""
-    if match is None or not match.asks_both:
-        return None
-    return Refused(
-        Why.BOTH_RESOURCES,
-        f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which it cannot have of "
-        "one GPU; ask for one of the two",
-    )

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.node import out_of_service
-from gpu_device_plugin.core.node.remarks import remarks
+from gpu_device_plugin.core.node.equipping import out_of_service, remarks
 from gpu_device_plugin.hardware.monitor import State
 from gpu_device_plugin.settings.node import UsageError
 

@@ -178,4 +178,4 @@ class NodeProgram:
 
     def _refuse(self, why: str) -> None:
         if self.agent is not None:
-            self.agent.keep_settings(why)
+            self.agent.reports.settings_refused(why)

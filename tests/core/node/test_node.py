@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.node.ledger import Ledger, Use
-from gpu_device_plugin.core.node.node import out_of_service
 from gpu_device_plugin.testing.nodes import ids, node
 
 
@@ -42,14 +39,3 @@ def test_another_ledger_makes_another_node() -> None:
     assert taken.use(taken.shares.gpus[0]) == Use(frozenset({1}))
     assert taken.unhealthy == there.unhealthy
     assert there.with_ledger(there.ledger) is there
-
-
-def test_a_gpu_serves_nobody_for_the_reasons_of_its_health_or_in_mig_mode() -> None:
-    gpus = [shared.gpu for shared in node(4, 4, 4).shares.gpus]
-    gpus[1:] = [replace(gpu, mig=True) for gpu in gpus[1:]]
-    assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, gpus) == {
-        "GPU-0": "too hot; too old",
-        "GPU-1": "it is in MIG mode now, whose instances are not shared yet",
-        "GPU-2": "lost",
-    }
-    assert out_of_service({"GPU-0": ()}, gpus[:1]) == {}
