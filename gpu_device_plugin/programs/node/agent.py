@@ -19,7 +19,6 @@ from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
-from gpu_device_plugin.core.node.equipping import share_size
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
@@ -28,9 +27,7 @@ from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet.books import Books
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
-from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
@@ -40,12 +37,13 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.settings.node import NodeSettings, UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
@@ -99,7 +97,7 @@ class NodeAgent:
         self.cluster = cluster = self._reach_cluster()
         self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
         """Our node in the Kubernetes API, once it was read."""
-        self.reports = Reports(self.state, self._metrics, (lambda *_: None) if cluster is None else cluster.event)
+        self.reports = Reports(self.state, self._metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
         try:
             self.hardware = Hardware(
                 settings.gpus,
@@ -148,9 +146,7 @@ class NodeAgent:
             self._registration,
         )
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
-        self._paused = Latest(value=False)
+        self._handover = Handover(settings, self.books)
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
@@ -178,7 +174,7 @@ class NodeAgent:
                 tasks.create_task(self.hardware.run(), name="hardware")
                 tasks.create_task(self.equipment.run(), name="follow the hardware")
                 tasks.create_task(self.equipment.views.follow(self._apply), name="say what GPUs there are")
-                tasks.create_task(self._follow_pause(), name="pause and resume")
+                tasks.create_task(self.equipment.pause_and_resume(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for others")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="say who else is there")
@@ -219,7 +215,7 @@ class NodeAgent:
 
     def toggle_pause(self) -> None:
         """Release the GPUs so that they can be reset, or take them up again."""
-        self._paused.set(not self._paused.value)
+        self.equipment.toggle_pause()
 
     # --- What happens ---------------------------------------------------------------------------------------------
 
@@ -231,23 +227,14 @@ class NodeAgent:
             self._lock.take()
         except DirectoryError as error:
             raise UsageError(str(error)) from error
-        ended = (self._ended_pods.read() or "").split()
-        share_mib = share_size(settings.share_size_mib, self._share_size.number(), self._holders(), ended)
+        share_mib = self._handover.share_mib()
         if share_mib != settings.share_size_mib:
             self.settings = replace(settings, share_size_mib=share_mib)
             self.state.equip(Shares(share_mib, settings.reserve_mib), {}, {})
             self.reload(settings)
-        self._share_size.write(str(share_mib))
+        self._handover.keep_share_size(share_mib)
         share = format_mib(share_mib)
         _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
-
-    def _holders(self) -> Collection[str] | None:
-        """Return the UIDs of the pods that hold shares by the kubelet's checkpoint, None if it cannot be read."""
-        names = frozenset(resource.name for resource in self.settings.offered if resource.kind is Kind.MEMORY)
-        try:
-            return self.books.recorded().by_pod(names).keys()
-        except CheckpointUnreadableError:
-            return None
 
     async def _serve(self) -> None:
         await self.equipment.there.wait()
@@ -256,7 +243,7 @@ class NodeAgent:
     async def _prepare(self) -> None:
         """Be as true as can be before anything is registered."""
         self._lock.take()
-        self._share_size.write(str(self.state.node.shares.share_mib))
+        self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
         self.advertiser.refresh()
@@ -282,19 +269,9 @@ class NodeAgent:
             self.reports.refused_again_and_again(amount, advice)
 
     def _round_over(self, _round: int) -> None:
-        ended = " ".join(sorted(self.books.over))
-        if ended or self._ended_pods.read():
-            self._ended_pods.write(ended)
+        self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.lives.registrations.values()):
             self.cluster.arrived()
-
-    async def _follow_pause(self) -> None:
-        async for paused in self._paused.values():
-            if paused:
-                await self.hardware.pause()
-                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
-            elif self.hardware.view.value.state is State.PAUSED:
-                self.hardware.resume()
 
     def _readings(self) -> Mapping[str, Reading]:
         load = self.hardware.load.value

@@ -171,7 +171,7 @@ class NodeCluster:
         """Take from the node what we wrote on it, if it shares its GPUs no more, see `Cleanup`; after `run`."""
         await self._cleanup.run([resource.name for resource in self._settings.offered], within_s, forgotten_within_s)
 
-    def event(self, reason: str, note: str, action: str, warning: bool = True) -> None:  # noqa: FBT001, FBT002 - a callback
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         """Have an Event written on our node."""
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
@@ -278,12 +278,11 @@ class NodeCluster:
                 continue
             backoff.reset()
             self._cleanup.saw(node.labels)
-            self.node.set(node)
             self._forgotten = dict.fromkeys(label for label in node.labels if label.startswith(_MODELS))
             if not self._looked.is_set():
                 self._before = last_said(node.annotations.get(NODE_GPUS, ""))
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
-            self._note()
+            self.node.set(node)  # whoever follows it has us show what follows from that
             await asyncio.sleep(self.look_s)

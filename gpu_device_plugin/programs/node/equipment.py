@@ -52,6 +52,7 @@ class Equipment:
         self._metrics = metrics
         self._excluded = excluded
         self._gpus_before = gpus_before
+        self._paused = Latest(value=False)
         self.there = asyncio.Event()
         """There is a GPU to share, or was."""
         self.views: Latest[HardwareView] = Latest(hardware.view.value)
@@ -88,6 +89,20 @@ class Equipment:
                 self._hardware.remember(await gpus_before(_REMEMBER_S))
                 gpus_before = None
             self._equip(self._hardware.view.value)
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def toggle_pause(self) -> None:
+        """Release the GPUs so that they can be reset, or take them up again."""
+        self._paused.set(not self._paused.value)
+
+    async def pause_and_resume(self) -> NoReturn:
+        """Follow `toggle_pause` for ever."""
+        async for paused in self._paused.values():
+            if paused:
+                await self._hardware.pause()
+                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
+            elif self._hardware.view.value.state is State.PAUSED:
+                self._hardware.resume()
         raise AssertionError  # pragma: no cover (a Latest never ends)
 
     def _equip(self, view: HardwareView) -> None:

@@ -30,8 +30,8 @@ _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_reso
 class Reports:
     """One method for each thing that may happen."""
 
-    def __init__(self, state: NodeState, metrics: m.Metrics, event: Callable[[str, str, str, bool], None]) -> None:
-        """Report of the node in `state`; `event` posts one about it: reason, note, action, whether it is a warning."""
+    def __init__(self, state: NodeState, metrics: m.Metrics, event: Callable[..., None]) -> None:
+        """Report of the node in `state`; `event` posts an Event about it, see `NodeCluster.event`."""
         self._state = state
         self._metrics = metrics
         self._event = event
@@ -42,14 +42,14 @@ class Reports:
         level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
         reason, note = "GPUHealthy" if change.healthy else "GPUUnhealthy", f"{name} ({change.uuid}) is {change.reason}"
-        self._event(reason, note, "Observe", not change.healthy)
+        self._event(reason, note, "Observe", warning=not change.healthy)
 
     def xid_seen(self, seen: XidSeen) -> None:
         """The driver has reported an XID."""
         self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
         name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
-        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe", True)
+        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 
     def registration(self, told: Told, details: dict[str, object]) -> None:
         """The kubelet has registered a resource, or has not, or has to register all of them anew."""
@@ -67,13 +67,13 @@ class Reports:
         """Containers that ask for so many shares are refused so often that people have to know."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
         _log.warning("pods of %s are refused again and again: %s", asked, advice)
-        self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse", True)
+        self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
     def not_alone(self, others: Iterable[Sighting]) -> None:
         """Others hand out GPUs of this node, so that we do not."""
         for other in others:
             _log.error("GPUs are not shared: %s; %s", other, ALLOW)
-            self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse", True)
+            self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
         """Settings have been read again, and what could be applied of them has been."""
@@ -86,12 +86,12 @@ class Reports:
                 f"--field-selector spec.nodeName={outcome.settings.node_name}"
             )
             note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
-            self._event("SettingsWait", note, "Reload", True)
+            self._event("SettingsWait", note, "Reload")
 
     def settings_refused(self, why: str) -> None:
         """Other settings cannot be used, and all stay as they are."""
         _log.error("the configuration stays as it was", extra={"why": why})
-        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload", True)
+        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 
     def _name_of(self, uuid: str) -> str:
         shared = self._state.node.shares.by_uuid(uuid)

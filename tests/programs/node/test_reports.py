@@ -29,7 +29,10 @@ class Desk:
     events: list[tuple[str, str, str, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.reports = Reports(NodeState(node(8)), self, lambda *event: self.events.append(event))
+        self.reports = Reports(NodeState(node(8)), self, self._event)
+
+    def _event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        self.events.append((reason, note, action, warning))
 
     def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
         self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
