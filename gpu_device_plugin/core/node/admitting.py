@@ -98,8 +98,10 @@ def admit(
     return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
 
 
-def refuse_request(match: Match) -> Refused | None:
-    """Refuse a container for what it and its pod ask for, whatever the node has."""
+def refuse_request(match: Match | None) -> Refused | None:
+    """Refuse a container for what it and its pod ask for, whatever the node has; None: nobody knows whose it is."""
+    if match is None:
+        return None
     if match.asks_both:
         # The kubelet asks for each resource by itself, so that the two would be of different GPUs.
         return Refused(

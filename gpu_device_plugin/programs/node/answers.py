@@ -89,7 +89,7 @@ class NodeAnswers:
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
-            (refuse_request(match) if match is not None else None)
+            refuse_request(match)
             or self._missing_device_node()
             or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )

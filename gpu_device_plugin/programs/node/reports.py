@@ -41,8 +41,8 @@ class Reports:
         self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
         level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
         _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
-        reason, note = "GPUHealthy" if change.healthy else "GPUUnhealthy", f"{name} ({change.uuid}) is {change.reason}"
-        self._event(reason, note, "Observe", warning=not change.healthy)
+        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
+        self._event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
 
     def xid_seen(self, seen: XidSeen) -> None:
         """The driver has reported an XID."""

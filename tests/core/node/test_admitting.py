@@ -313,6 +313,7 @@ def test_a_container_cannot_have_both_resources() -> None:
         True,
     )
     assert asking(Wanted("main", MEMORY, 2), Wanted("other", COUNT, 1)) is None
+    assert refuse_request(None) is None
 
 
 @pytest.mark.parametrize(("containers", "why"), [(64, None), (65, Why.TOO_MANY_CONTAINERS)])
