@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
 
 
-class Book:
+class NodeState:
     """A node's state. Every method takes effect before it returns; none awaits."""
 
     def __init__(self, node: Node) -> None:
@@ -23,7 +23,7 @@ class Book:
 
     def __repr__(self) -> str:
         node = self.node
-        return f"<Book #{self._node.version}: {len(node.shares.gpus)} GPUs, {len(node.ledger.holds)} IDs held>"
+        return f"<NodeState #{self._node.version}: {len(node.shares.gpus)} GPUs, {len(node.ledger.holds)} IDs held>"
 
     @property
     def node(self) -> Node:
@@ -39,21 +39,20 @@ class Book:
         self._keep(self.node.ledger.granted(device_ids, now))
 
     def see(self, device_ids: Iterable[str], *, certain: bool | None = None) -> None:
-        """Hold these IDs because the kubelet's books show them; `certain` says whether those books are complete."""
-        ledger = self.node.ledger.seen(device_ids)
-        self._keep(ledger if certain is None else ledger.sure(certain=certain))
+        """Hold these IDs because the kubelet's books show them, see `Ledger.seen`."""
+        self._keep(self.node.ledger.seen(device_ids, certain=certain))
 
-    def beside(self, foreign: Mapping[str, str]) -> None:
+    def set_foreign(self, foreign: Mapping[str, str]) -> None:
         """Take note of GPUs that are held through resources that are not ours, see `Ledger.foreign`."""
-        self._keep(self.node.ledger.beside(foreign))
+        self._keep(self.node.ledger.with_foreign(foreign))
 
     def reconcile(self, evidence: Evidence, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> None:
-        """Let go of what is proven free, see `Ledger.reconciled`."""
+        """Release what is proven free, see `Ledger.reconciled`."""
         self._keep(self.node.ledger.reconciled(evidence, readings, now, process_wait_s))
 
-    def let_go(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> None:
-        """Let go of what only waits for the processes of its GPU, see `Ledger.let_go`."""
-        self._keep(self.node.ledger.let_go(readings, now, process_wait_s))
+    def release(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> None:
+        """Release what only waits for the processes of its GPU, see `Ledger.released`."""
+        self._keep(self.node.ledger.released(readings, now, process_wait_s))
 
     def equip(self, shares: Shares, unhealthy: Mapping[str, str], closeness: Mapping[tuple[int, int], int]) -> None:
         """Take over what the hardware shows now."""

@@ -119,7 +119,7 @@ async def record() -> dict[str, Any]:
         await there.node.confirmed()
         agent = there.node.agent
         assert agent is not None
-        free = [0 if room.whole else room.free for room in agent.book.node.rooms()]
+        free = [0 if room.whole else room.free for room in agent.state.node.rooms()]
         await agent.announce_shutdown()
         await there.node.stop_agent()
         return {"node.json": {**node, "free": free}, "node-ended.json": of_node(there), "pods.json": pods}

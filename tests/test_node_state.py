@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger, Reading
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.testing.nodes import ids, node
 
 if TYPE_CHECKING:
@@ -30,80 +30,80 @@ async def nothing_new(nodes: AsyncIterator[Node]) -> bool:
     return waits
 
 
-def test_a_book_shows_its_state() -> None:
-    book = Book(node(4, 4))
-    book.claim([A0, A1], 5.0)
-    assert repr(book) == "<Book #1: 2 GPUs, 2 IDs held>"
+def test_a_node_state_shows_its_state() -> None:
+    state = NodeState(node(4, 4))
+    state.claim([A0, A1], 5.0)
+    assert repr(state) == "<NodeState #1: 2 GPUs, 2 IDs held>"
 
 
 def test_a_claim_takes_effect_before_it_returns() -> None:
-    book = Book(node(4))
-    book.claim([A0], 5.0)
-    assert book.node.ledger.holds == {A0: Hold(granted_at=5.0)}
+    state = NodeState(node(4))
+    state.claim([A0], 5.0)
+    assert state.node.ledger.holds == {A0: Hold(granted_at=5.0)}
 
 
 def test_what_the_kubelet_shows_is_held() -> None:
-    book = Book(node(4))
-    book.see([A0])
-    assert book.node.ledger.holds == {A0: Hold()}
-    assert book.node.ledger.certain
+    state = NodeState(node(4))
+    state.see([A0])
+    assert state.node.ledger.holds == {A0: Hold()}
+    assert state.node.ledger.certain
 
 
 def test_books_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
-    book = Book(node(4))
-    book.see([A0], certain=False)
-    assert not book.node.ledger.certain
-    book.see([A1])
-    assert not book.node.ledger.certain
-    book.see([], certain=True)
-    assert book.node.ledger == Ledger({A0: Hold(), A1: Hold()})
+    state = NodeState(node(4))
+    state.see([A0], certain=False)
+    assert not state.node.ledger.certain
+    state.see([A1])
+    assert not state.node.ledger.certain
+    state.see([], certain=True)
+    assert state.node.ledger == Ledger({A0: Hold(), A1: Hold()})
 
 
-def test_what_is_proven_free_is_let_go() -> None:
-    book = Book(node(4, used={0: [0]}))
-    book.reconcile(NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
-    assert book.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    book.let_go({"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
-    assert book.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    book.let_go({"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
-    assert book.node.ledger.holds == {}
+def test_what_is_proven_free_is_released() -> None:
+    state = NodeState(node(4, used={0: [0]}))
+    state.reconcile(NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
+    assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
+    state.release({"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
+    assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
+    state.release({"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
+    assert state.node.ledger.holds == {}
 
 
 def test_gpus_that_others_hold_are_noted() -> None:
-    book = Book(node(4))
-    book.beside({"GPU-0": "nvidia.com/gpu"})
-    assert book.node.ledger.foreign == {"GPU-0": "nvidia.com/gpu"}
+    state = NodeState(node(4))
+    state.set_foreign({"GPU-0": "nvidia.com/gpu"})
+    assert state.node.ledger.foreign == {"GPU-0": "nvidia.com/gpu"}
 
 
 def test_hardware_changes_leave_the_ledger_alone() -> None:
-    book, other = Book(node(4, used={0: [0]})), node(4, 8)
-    book.equip(other.shares, {"GPU-1": "too hot"}, {(0, 1): 7})
-    assert book.node == node(4, 8, used={0: [0]}, unhealthy={1: "too hot"}, closeness={(0, 1): 7})
+    state, other = NodeState(node(4, used={0: [0]})), node(4, 8)
+    state.equip(other.shares, {"GPU-1": "too hot"}, {(0, 1): 7})
+    assert state.node == node(4, 8, used={0: [0]}, unhealthy={1: "too hot"}, closeness={(0, 1): 7})
 
 
 async def test_readers_see_what_is_there_and_every_change() -> None:
-    book = Book(node(4))
-    nodes = book.nodes()
+    state = NodeState(node(4))
+    nodes = state.nodes()
     assert await anext(nodes) == node(4)
-    book.see([A0])
+    state.see([A0])
     assert await anext(nodes) == node(4, used={0: [0]})
 
 
 @pytest.mark.parametrize("act", ["see", "see certain", "reconcile", "equip"])
 async def test_readers_are_not_woken_for_nothing(act: str) -> None:
     there = node(4, used={0: [0]}, unhealthy={0: "too hot"})
-    book = Book(there)
-    nodes = book.nodes()
+    state = NodeState(there)
+    nodes = state.nodes()
     await anext(nodes)
     match act:
         case "see":
-            book.see([A0])
+            state.see([A0])
         case "see certain":
-            book.see([A0], certain=True)
+            state.see([A0], certain=True)
         case "reconcile":
-            book.reconcile(Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
+            state.reconcile(Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
         case _:
-            book.equip(node(4).shares, {"GPU-0": "too hot"}, {})
+            state.equip(node(4).shares, {"GPU-0": "too hot"}, {})
     assert await nothing_new(nodes)
-    book.claim([A1], 5.0)
-    assert book.node != there
+    state.claim([A1], 5.0)
+    assert state.node != there

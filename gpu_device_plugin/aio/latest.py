@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 T = TypeVar("T")
 
@@ -54,3 +54,10 @@ class Latest(Generic[T]):
         while True:
             yield value
             version, value = await self.after(version)
+
+    async def follow(self, act: Callable[[T], None]) -> NoReturn:
+        """Call `act` with the newest value that was set, then with every newer one, as `values` yields them."""
+        version = 0  # what stood there from the beginning is nobody's news
+        while True:
+            version, value = await self.after(version)
+            act(value)

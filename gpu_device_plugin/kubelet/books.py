@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.node.endings import Endings
+from gpu_device_plugin.core.node.ended_pods import EndedPods
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.node.endings import PodsInApi
+    from gpu_device_plugin.core.node.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 _LOOK_S = 0.02
@@ -48,7 +48,7 @@ class Books:
         self.resources = resources
         self._listener = listener
         self._in_api = in_api
-        self._endings = Endings()
+        self._endings = EndedPods()
         self._told_by: int | None = None
         """The kubelet process that showed these endings."""
 
@@ -104,10 +104,10 @@ class Books:
         """Take note of a List that began after this checkpoint was read, while `listener` listened to us."""
         in_api = self._in_api()
         same = listener is not None and listener == self._listener()
-        before = self._endings if listener == self._told_by else Endings()
+        before = self._endings if listener == self._told_by else EndedPods()
         self._told_by = listener if same else None
         if not same or in_api is None:
-            self._endings = Endings()
+            self._endings = EndedPods()
         else:
             self._endings = before.after(recorded.by_pod(self.resources), listed, in_api)
 

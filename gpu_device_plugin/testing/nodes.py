@@ -51,7 +51,7 @@ def node(
     held += [uuid(position) for position in whole]
     return Node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
-        Ledger().seen(held).sure(certain=certain),
+        Ledger().seen(held, certain=certain),
         {uuid(position): why for position, why in (unhealthy or {}).items()},
         closeness or {},
     )

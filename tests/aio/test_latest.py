@@ -128,3 +128,17 @@ async def test_a_reader_that_gives_up_disturbs_nobody() -> None:
     latest.set(1)
     assert await two == (1, 1)
     assert one.cancelled()
+
+
+async def test_a_follower_is_called_with_what_was_set_and_not_with_what_stood_there() -> None:
+    latest, seen = Latest("a"), list[str]()
+    unset = start(Latest("z").follow(seen.append))
+    latest.set("b")
+    following = start(latest.follow(seen.append))
+    await settle()
+    latest.set("c")
+    latest.set("d")
+    await settle()
+    assert seen == ["b", "d"]
+    for task in (unset, following):
+        task.cancel()

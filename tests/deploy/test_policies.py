@@ -462,8 +462,8 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         assert [gpu["shares"] for gpu in json.loads(notes(there)[wire.NODE_GPUS])["gpus"]] == [14, 14]
         await lasting(world, EXTENDER, bind("served", PLACED))
         uid = (await lasting(world, PERSON, Request("GET", f"{PODS}/served", {})))["metadata"]["uid"]
-        assert agent._cluster is not None
-        mirror = agent._cluster._mirror
+        assert agent.cluster is not None
+        mirror = agent.cluster.mirror
         await node.until(lambda: uid in mirror.pods)
         made = await node.kubelet.admit(replace(harness.pod("served", mem=4), uid=uid))
         assert made.phase == "Running"
@@ -471,7 +471,7 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         await lasting(world, PERSON, switch(None))
         await agent.announce_shutdown()
         await node.stop_agent()
-        await agent.leave()
+        await agent.cleanup()
     left = await lasting(world, PERSON, Request("GET", "/api/v1/nodes/node-a", {}))
     assert wire.NODE_GPUS not in notes(left)
     assert [label for label in left["metadata"]["labels"] if label.startswith(wire.NODE_LABELS)] == []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.node.endings import PodsInApi
+from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.testing.kubelet import Kubelet

@@ -1,15 +1,16 @@
-"""A program runs until it ends or is told to, and says why it ended."""
+"""A program runs until it ends or is told to stop, and its exit code says whether to start it anew."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from gpu_device_plugin.programs.lifetime import until_told
+from gpu_device_plugin.programs.lifetime import until_stopped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +44,18 @@ class Work:
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
-async def test_told_to_end_it_cleans_up_first(told: signal.Signals) -> None:
-    work = Work()
-    ending = asyncio.create_task(until_told(work.run(), "work", lambda: None))
+async def test_told_to_stop_it_says_so_first_and_cleans_up_last(told: signal.Signals) -> None:
+    work, order = Work(), list[tuple[str, bool]]()
+
+    async def note(what: str) -> None:
+        order.append((what, work.cleaned_up))
+
+    announce, cleanup = partial(note, "announced"), partial(note, "cleaned")
+    ending = asyncio.create_task(until_stopped(work.run(), "work", {}, announce_shutdown=announce, cleanup=cleanup))
     await work.begun.wait()
     os.kill(os.getpid(), told)
-    await ending
-    assert work.cleaned_up
+    assert await ending == 0
+    assert order == [("announced", False), ("cleaned", True)]
 
 
 async def test_sighup_is_passed_on_each_time() -> None:
@@ -61,7 +67,7 @@ async def test_sighup_is_passed_on_each_time() -> None:
         times += 1
         again.set()
 
-    ending = asyncio.create_task(until_told(work.run(), "work", reload))
+    ending = asyncio.create_task(until_stopped(work.run(), "work", {signal.SIGHUP: reload}))
     await work.begun.wait()
     for _ in range(2):
         again.clear()
@@ -76,14 +82,34 @@ async def fails(error: BaseException) -> NoReturn:
     raise error
 
 
-async def test_what_ends_the_work_is_raised_the_first_of_a_group() -> None:
-    first = OSError("the address is taken")
-    for error in (first, ExceptionGroup("many", [ExceptionGroup("inner", [first]), ValueError("later")])):
-        with pytest.raises(OSError, match="the address is taken"):
-            await until_told(fails(error), "work", lambda: None)
+def inside(error: Exception) -> ExceptionGroup:
+    return ExceptionGroup("many", [ExceptionGroup("inner", [error]), ValueError("later")])
 
 
-async def test_work_that_fails_while_it_is_being_stopped_is_not_silent() -> None:
+async def test_an_error_of_the_system_ends_in_1_and_its_cause_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    for error in (first := OSError("the address is taken"), inside(first)):
+        caplog.clear()
+        assert await until_stopped(fails(error), "work", {}) == 1
+        (record,) = caplog.records
+        assert (record.getMessage(), record.exc_info is not None) == ("ends, to be started anew", True)
+        assert record.why == "the address is taken"  # type: ignore[attr-defined]
+
+
+async def test_other_errors_that_a_new_process_may_mend_are_named_and_the_rest_is_raised() -> None:
+    for error in (KeyError("gone"), inside(KeyError("gone"))):
+        assert await until_stopped(fails(error), "work", {}, restart_after=(KeyError,)) == 1
+        with pytest.raises(KeyError, match="gone"):
+            await until_stopped(fails(error), "work", {})
+
+
+async def test_a_program_that_ends_by_itself_announces_and_cleans_up_nothing() -> None:
+    async def never() -> None:
+        raise AssertionError
+
+    assert await until_stopped(fails(OSError()), "work", {}, announce_shutdown=never, cleanup=never) == 1
+
+
+async def test_work_that_fails_while_it_is_being_stopped_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
     begun = asyncio.Event()
 
     async def work() -> NoReturn:
@@ -94,8 +120,8 @@ async def test_work_that_fails_while_it_is_being_stopped_is_not_silent() -> None
             raise OSError("the lease is not given back") from None
         raise AssertionError
 
-    ending = asyncio.create_task(until_told(work(), "work", lambda: None))
+    ending = asyncio.create_task(until_stopped(work(), "work", {}))
     await begun.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(OSError, match="not given back"):
-        await ending
+    assert await ending == 1
+    assert [getattr(record, "why", "") for record in caplog.records][-1] == "the lease is not given back"

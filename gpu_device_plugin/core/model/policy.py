@@ -15,3 +15,8 @@ POLICIES: Mapping[str, Rank] = MappingProxyType(
     }
 )
 """`binpack` fills one GPU before the next and keeps others whole; `spread` takes the emptiest."""
+
+
+def policy_in_force(label: str, setting: str) -> str:
+    """Return the policy of a node: what its label names goes before the setting of its agent, if it names one."""
+    return label if label in POLICIES else setting

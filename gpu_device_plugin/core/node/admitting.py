@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
 from gpu_device_plugin.core.model.policy import POLICIES
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
 
 
@@ -94,6 +96,26 @@ def admit(
     if not as_asked and (promise is None or promise.shares != shares):
         return _scattered(node, demand, device_ids, after_init=after_init)
     return Placement(Demand(kind, len(device_ids), len(gpus)), shares)
+
+
+def refuse_request(match: Match | None) -> Refused | None:
+    """Refuse a container for what it and its pod ask for, whatever the node has; None: nobody knows whose it is."""
+    if match is None:
+        return None
+    if match.asks_both:
+        # The kubelet asks for each resource by itself, so that the two would be of different GPUs.
+        return Refused(
+            Why.BOTH_RESOURCES,
+            f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which it cannot "
+            "have of one GPU; ask for one of the two",
+        )
+    if len({wanted.container for wanted in match.pod.wanted}) > MOST_CONTAINERS:
+        # Every call of the kubelet looks at all containers that wait.
+        return Refused(
+            Why.TOO_MANY_CONTAINERS,
+            f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
+        )
+    return None
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

@@ -15,6 +15,9 @@ SETTLING_S = 10.0
 """How long after our answer to Allocate the kubelet's own books may still lack the IDs. It enters them within
 milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
 
+_IN_USE_MIB = 100
+"""A CUDA context takes more than this much memory, an idle GPU less."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -50,7 +53,7 @@ class Evidence:
     recorded: frozenset[str]
     """Device IDs in a checkpoint that was written after that answer came."""
     stale: frozenset[str] = frozenset()
-    """Those among them that are shown for pods only that have ended, see `core.node.endings`."""
+    """Those among them that are shown for pods only that have ended, see `core.node.ended_pods`."""
 
     @property
     def held(self) -> frozenset[str]:
@@ -66,6 +69,16 @@ class Reading:
     """Compute processes on it; None where the driver does not say."""
     began: float
     """When the driver was asked, in monotonic seconds."""
+
+    @classmethod
+    def of(cls, processes: int | None, used_mib: int | None, began: float) -> Reading:
+        """Return the reading where a process that only its memory betrays counts too; None: the driver does not say.
+
+        NVML names only processes of the caller's PID namespace, and an agent has one of its own.
+        """
+        if processes is None and used_mib is None:
+            return cls(None, began)
+        return cls((processes or 0) + ((used_mib or 0) >= _IN_USE_MIB), began)
 
 
 FREE = Use()
@@ -91,17 +104,19 @@ class Ledger:
         """Return the ledger after we granted these IDs at `now` (monotonic seconds). Held ones are held anew."""
         return self._with(dict.fromkeys(device_ids, Hold(granted_at=now)))
 
-    def seen(self, device_ids: Iterable[str]) -> Ledger:
-        """Return the ledger after the kubelet's books showed these IDs as taken."""
+    def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
+        """Return the ledger after the kubelet's books showed these IDs as taken.
+
+        Args:
+            device_ids: the IDs.
+            certain: whether those books are complete; None: they say nothing of that.
+        """
         confirmed = Hold()
         new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
-        return self._with(new) if new else self
+        ledger = self._with(new) if new else self
+        return ledger if certain is None or certain == self.certain else replace(ledger, certain=certain)
 
-    def sure(self, *, certain: bool) -> Ledger:
-        """Return this ledger with another answer to whether it is complete."""
-        return self if certain == self.certain else replace(self, certain=certain)
-
-    def beside(self, foreign: Mapping[str, str]) -> Ledger:
+    def with_foreign(self, foreign: Mapping[str, str]) -> Ledger:
         """Return this ledger with other GPUs held through resources that are not ours."""
         return self if foreign == self.foreign else replace(self, foreign=foreign)
 
@@ -133,9 +148,9 @@ class Ledger:
             for name, hold in ledger.holds.items()
             if hold.freed_at is None and name not in held and _settled(hold, evidence)
         }
-        return (ledger._with(proven) if proven else ledger).let_go(readings, now, process_wait_s)
+        return (ledger._with(proven) if proven else ledger).released(readings, now, process_wait_s)
 
-    def let_go(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> Ledger:
+    def released(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> Ledger:
         """Return the ledger without the IDs that were proven free and need wait no longer, see `reconciled`."""
         by_gpu: dict[str, dict[str, float]] = defaultdict(dict)
         for name, hold in self.holds.items():

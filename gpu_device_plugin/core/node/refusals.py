@@ -8,11 +8,28 @@ The way out is to show the scheduler less: as long as no GPU has room for what w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.admitting import Why
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 WINDOW_S = 60.0
 """Refusals of one size count together for so long."""
 HOLD_S = 300.0
 """The bound is lifted after so long without a refusal, so that it never outlives its reason for good."""
+
+ADVICE: Mapping[Why, str] = MappingProxyType(
+    {
+        Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
+        "scheduler extender, or ask for less than the emptiest GPU has free",
+        Why.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
+        "gpu-device-plugin/memory-mib",
+    }
+)
+"""What a pod's owner can do about a run of refusals; refusals for other reasons make none."""
 
 
 @dataclass(frozen=True, slots=True)

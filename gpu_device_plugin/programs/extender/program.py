@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import signal
 import time
 import uuid
 from contextlib import AsyncExitStack
@@ -42,7 +43,7 @@ from gpu_device_plugin.programs.extender.freshness import Freshness
 from gpu_device_plugin.programs.extender.readiness import Readiness
 from gpu_device_plugin.programs.extender.routes import Routes
 from gpu_device_plugin.programs.extender.verbs import Verbs
-from gpu_device_plugin.programs.lifetime import until_told
+from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
@@ -108,12 +109,8 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
         raise UsageError(f"api: {error}") from error
     extender = Extender(settings, config, when_known=collect_seldom())
     rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
-    try:
-        asyncio.run(until_told(rereading.beside(extender.run()), "extender", partial(rereading.look, anyway=True)))
-    except OSError as error:
-        _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=error)
-        return 1
-    return 0
+    reload = partial(rereading.look, anyway=True)
+    return asyncio.run(until_stopped(rereading.beside(extender.run()), "extender", {signal.SIGHUP: reload}))
 
 
 def collect_seldom() -> Callable[[], None]:

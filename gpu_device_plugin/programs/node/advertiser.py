@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Kind, Resource
     from gpu_device_plugin.core.node.offers import Offer
     from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.node_state import NodeState
 
 _LOOK_S = 10.0
 """How often a bound on what is shown is looked at, when nothing else happens."""
@@ -28,9 +28,9 @@ _LOOK_S = 10.0
 class Advertiser:
     """The lists of all resources. A list is sent when an ID changed its health, and never for anything else."""
 
-    def __init__(self, book: Book, resources: Sequence[Resource], refusal_limit: int) -> None:
-        """Advertise `resources` of the node in `book`."""
-        self._book = book
+    def __init__(self, state: NodeState, resources: Sequence[Resource], refusal_limit: int) -> None:
+        """Advertise `resources` of the node in `state`."""
+        self._state = state
         self._resources = tuple(resources)
         self.refusals = Refusals(refusal_limit)
         self._offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
@@ -59,7 +59,7 @@ class Advertiser:
 
     def refresh(self) -> None:
         """Show the node as it is now."""
-        node, now = self._book.node, time.monotonic()
+        node, now = self._state.node, time.monotonic()
         emptiest = max((room.free for room in node.rooms() if room.healthy and not room.whole), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources:
@@ -81,7 +81,7 @@ class Advertiser:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _follow(self) -> None:
-        async for _node in self._book.nodes():
+        async for _node in self._state.nodes():
             self.refresh()
 
     async def _look(self) -> None:

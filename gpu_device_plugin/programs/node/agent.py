@@ -1,86 +1,61 @@
-"""The node agent: finds GPUs, advertises them to the kubelet, and answers for them."""
+"""The node agent: what it is made of, and what follows from what."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import serving
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.node.admitting import Why
-from gpu_device_plugin.core.node.endings import PodsInApi
+from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
-from gpu_device_plugin.core.node.limiting import enforcement
 from gpu_device_plugin.core.node.node import Node
+from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
-from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.books import Books
-from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
-from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.advertiser import Advertiser
-from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
-from gpu_device_plugin.programs.node.coexistence import ALLOW, Coexistence
+from gpu_device_plugin.programs.node.answers import NodeAnswers
+from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
+from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.reconciler import Reconciler
+from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
-    from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
-    from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
-    from gpu_device_plugin.kubelet.checkpoint import Record
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
 
-_IN_USE_MIB = 100
-"""A CUDA context takes more than this much memory, an idle GPU less."""
 _ANNOUNCE_S = 1.0
-"""How long an agent that is told to end tries to say so on its node."""
-LEAVE_S = 3.0
-"""How long an agent that is told to end waits to learn from the API server whether its node is to be cleaned up."""
-_FORGOTTEN_S = 12.0
-"""How long it then waits for the kubelet to offer none of it, which writes its node every 10 seconds by default."""
-_REMEMBER_S = 2.0
-"""How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
-_DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
-"""Settings by which the kubelet knows the devices of running pods."""
-_ADVICE: Mapping[Why, str] = MappingProxyType(
-    {
-        Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
-        "scheduler extender, or ask for less than the emptiest GPU has free",
-        Why.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
-        "gpu-device-plugin/memory-mib",
-    }
-)
+"""How long an agent that is told to stop tries to say so on its node."""
 
 
 def reach_api(settings: NodeSettings) -> ClusterConfig | None:
@@ -106,166 +81,129 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
 
 
 class NodeAgent:
-    """Everything an agent is, wired together. Makes no decision itself."""
+    """Everything an agent is, wired together."""
 
-    def __init__(
-        self,
-        settings: NodeSettings,
-        *,
-        dev: Path = Path("/dev"),
-        labelled: Callable[[Mapping[str, str]], None] = lambda _labels: None,
-    ) -> None:
+    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
         """Prepare; nothing is touched before `run`.
 
         Args:
             settings: what to run with; `reload` changes some.
             dev: where device nodes are.
-            labelled: told the labels of our node, again and again.
         """
         self.settings = settings
-        self._tell_labels = labelled
-        self._shares = Shares(settings.share_size_mib, settings.reserve_mib)
-        self.book = Book(Node(self._shares))
-        self._metrics: m.Metrics = m.PrometheusMetrics(self.state) if settings.http is not None else m.NoMetrics()
+        self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
+        self._metrics: m.Metrics = (
+            m.PrometheusMetrics(partial(probes.metrics_state, self)) if settings.http is not None else m.NoMetrics()
+        )
+        self.cluster = cluster = self._reach_cluster()
+        self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
+        """Our node in the Kubernetes API, once it was read."""
+        self.reports = Reports(self.state, self._metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
         try:
             self.hardware = Hardware(
                 settings.gpus,
                 timings=_timings(settings),
                 rules=_rules(settings),
-                on_change=self._health_changed,
-                on_xid=self._xid_seen,
+                on_change=self.reports.health_changed,
+                on_xid=self.reports.xid_seen,
             )
         except DescriptionError as error:
             raise UsageError(str(error)) from error
-        self.advertiser = Advertiser(self.book, settings.offered, settings.refusal_limit)
-        self._cluster = self._reach_cluster()
-        self._answers = NodeAnswers(
-            self.book,
-            NobodyWaits() if self._cluster is None else self._cluster.waiting,
-            self._metrics,
-            policy=settings.policy,
-            delivery=Delivery(frozenset(settings.devices), settings.cdi_kind),
-            dev=dev,
-            on_refusal=self._refused,
-            on_grant=self._granted,
-        )
-        resources = frozenset(resource.name for resource in settings.offered)
+        gpus_before = None if cluster is None else cluster.gpus_before
+        self.equipment = Equipment(self.hardware, self.state, self._metrics, settings.exclude_gpus, gpus_before)
+        self.coexistence = Coexistence(settings)
+        self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self.books = Books(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
-            resources,
+            frozenset(resource.name for resource in settings.offered),
             listener=lambda: self.lives.listener,
-            in_api=self._pods_in_api,
+            in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
         self.reconciler = Reconciler(
-            self.book,
+            self.state,
             self.books,
             self._metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
             read_again=self.hardware.read_again,
-            learned=self._learned,
-            rounded=self._rounded,
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
+        )
+        self._answers = NodeAnswers(
+            self.state,
+            None if cluster is None else cluster.waiting,
+            self._metrics,
+            policy=settings.policy,
+            delivery=Delivery(frozenset(settings.devices), settings.cdi_kind),
+            dev=dev,
+            on_refusal=self._refused,
+            on_grant=self.reconciler.granted,
         )
         self.lives = Lives(
             settings.device_plugin_dir,
             [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
             self._prepare,
-            self._tell,
+            self._registration,
         )
-        self.coexistence = Coexistence(settings)
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
-        self._paused = Latest(value=False)
-        self._equipped = asyncio.Event()
-        self._notes: tuple[str, ...] = ()
-        """What is to be known of this node beside its GPUs, as sentences."""
-        self._placement = ""
-        """The policy that our node's label names; empty: it names none."""
+        self._handover = Handover(settings, self.books)
 
     def __repr__(self) -> str:
-        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.book!r}>"
+        return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
 
     async def run(self) -> NoReturn:
         """Serve this node until cancelled.
 
         Raises:
-            UsageError: settings and this node do not go together.
+            UsageError: settings and this node do not go together, or the address of the probes cannot be listened on.
             HardwareContextLost: this container has lost its access to the GPUs.
             DirectoryGoneError: this container sees a device-plugin directory that is no more.
         """
-        settings = self.settings
+        self._begin()
         try:
-            check_directory(settings.device_plugin_dir)
-            self._lock.take()
-        except DirectoryError as error:
-            raise UsageError(str(error)) from error
-        self._begin_with(self._share_size_in_use() or settings.share_size_mib)
-        self._share_size.write(str(self._shares.share_mib))
-        _log.info(
-            "node agent starts",
-            extra={"version": __version__, "gpus": settings.gpus, "share": format_mib(self._shares.share_mib)},
-        )
-        async with AsyncExitStack() as stack:
-            stack.callback(self._lock.release)
-            if settings.http is not None:
-                frugal.import_aiohttp()
-                await stack.enter_async_context(serving(settings.http.host, settings.http.port, self._pages()))
-            async with asyncio.TaskGroup() as tasks:
+            async with (
+                probes.serving_probes(
+                    self.settings.http,
+                    partial(probes.alive, self),
+                    partial(probes.ready, self),
+                    lambda: self.equipment.remarks,
+                    self._metrics,
+                ),
+                asyncio.TaskGroup() as tasks,
+            ):
                 tasks.create_task(self.hardware.run(), name="hardware")
-                tasks.create_task(self._follow_hardware(), name="follow the hardware")
-                tasks.create_task(self._follow_pause(), name="pause and resume")
+                tasks.create_task(self.equipment.run(), name="follow the hardware")
+                tasks.create_task(self.equipment.views.follow(self._apply), name="say what GPUs there are")
+                tasks.create_task(self.equipment.pause_and_resume(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for others")
+                tasks.create_task(self.coexistence.others.follow(self._apply), name="say who else is there")
                 tasks.create_task(self._serve(), name="serve the kubelet")
-                if self._cluster is not None:
-                    tasks.create_task(self._cluster.run(), name="Kubernetes API")
+                tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="remember pods that ended")
+                if self.cluster is not None:
+                    tasks.create_task(self.cluster.run(), name="Kubernetes API")
+                    tasks.create_task(self.cluster.node.follow(self._take_node), name="do as our node says")
+                    tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
+                    tasks.create_task(self.reconciler.records.follow(self.cluster.learn), name="settle promises")
+        finally:
+            self._lock.release()
         raise AssertionError  # pragma: no cover (the tasks never return)
-
-    def _share_size_in_use(self) -> int | None:
-        """Return the share size of the agent before us, in MiB, if containers hold shares of it; the lock is ours.
-
-        They would be another amount of memory to us, and some of it might be given out again.
-        """
-        before = self._share_size.number()
-        names = frozenset(resource.name for resource in self.settings.offered if resource.kind is Kind.MEMORY)
-        ended = (self._ended_pods.read() or "").split()
-        try:
-            by_pod = checkpoint.read(self.settings.device_plugin_dir / checkpoint.NAME).by_pod(names)
-            held = not by_pod.keys() <= set(ended)
-        except CheckpointUnreadableError:
-            held = True  # for all we know
-        return before if held else None
-
-    def _begin_with(self, share_mib: int) -> None:
-        """Cut GPUs into shares of this size, also where our settings want another one: then that waits."""
-        wanted = self.settings
-        if share_mib != wanted.share_size_mib:
-            self.settings = replace(wanted, share_size_mib=share_mib)
-            self._shares = Shares(share_mib, wanted.reserve_mib)
-            self.book.equip(self._shares, {}, {})
-            self.reload(wanted)
 
     async def announce_shutdown(self) -> None:
         """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
-        if self._cluster is not None:
-            await self._cluster.announce_shutdown(_ANNOUNCE_S)
+        if self.cluster is not None:
+            await self.cluster.announce_shutdown(_ANNOUNCE_S)
 
-    async def leave(self) -> None:
-        """Leave the node as its label wants it: cleaned up where it shares its GPUs no more. After `run` has ended."""
-        if self._cluster is not None:
-            await self._cluster.leave(LEAVE_S, _FORGOTTEN_S)
+    async def cleanup(self) -> None:
+        """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
+        if self.cluster is not None:
+            await self.cluster.cleanup()
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
         outcome = reload(self.settings, wanted)
         settings = self.settings = outcome.settings
-        self._answers.delivery = replace(
-            self._answers.delivery, ways=frozenset(settings.devices), cdi_kind=settings.cdi_kind
-        )
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
         self.advertiser.limit(settings.refusal_limit)
@@ -273,128 +211,40 @@ class NodeAgent:
         self.coexistence.settings = settings
         self.coexistence.look()
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
-        self._choose_by()
-        _log.info("%s", outcome.sentence, extra=outcome.changes)
-        if outcome.waiting:
-            _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
-            drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""
-            restart = (
-                "kubectl -n gpushare delete pod -l app.kubernetes.io/component=node "
-                f"--field-selector spec.nodeName={settings.node_name}"
-            )
-            note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
-            self._event("SettingsWait", note, "Reload")
-
-    def keep_settings(self, why: str) -> None:
-        """Say that other settings cannot be used, and that all stay as they are."""
-        _log.error("the configuration stays as it was", extra={"why": why})
-        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+        self._apply()
+        self.reports.settings_read(outcome)
 
     def toggle_pause(self) -> None:
-        """Let go of the GPUs so that they can be reset, or take them up again."""
-        self._paused.set(not self._paused.value)
+        """Release the GPUs so that they can be reset, or take them up again."""
+        self.equipment.toggle_pause()
 
     # --- What happens ---------------------------------------------------------------------------------------------
 
-    async def _follow_hardware(self) -> None:
-        told: tuple[object, ...] = ()
-        restarts, remembered = 0, False
-        async for view in self.hardware.view.values():
-            if view.state is not State.STARTING and (view.state, view.sentence) != told:
-                told = (view.state, view.sentence)
-                usual = view.state in {State.WATCHING, State.PAUSED}
-                _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
-            for _ in range(restarts, view.child_restarts):
-                self._metrics.count(m.CHILD_RESTARTS, str(view.state))
-            restarts = view.child_restarts
-            if view.inventory.gpus and not remembered:
-                remembered = True
-                if self._cluster is not None:
-                    self.hardware.remember(await self._cluster.gpus_before(_REMEMBER_S))
-            self._equip(self.hardware.view.value)
-
-    async def _follow_pause(self) -> None:
-        async for paused in self._paused.values():
-            if paused:
-                await self.hardware.pause()
-                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
-            elif self.hardware.view.value.state is State.PAUSED:
-                self.hardware.resume()
-
-    def _equip(self, view: HardwareView) -> None:
-        before = self._shares
+    def _begin(self) -> None:
+        """Take the lock, and cut GPUs into shares of the size in use, also where our settings want another."""
+        settings = self.settings
         try:
-            self._shares = before.with_inventory(view.inventory, self.settings.exclude_gpus)
-        except TooManySharesError as error:
-            if not before.gpus:
-                raise UsageError(str(error)) from error
-            _log.error("new GPUs are left out", extra={"why": str(error), "once_per_s": 600})
-        self._answers.delivery = replace(self._answers.delivery, cgroup=view.inventory.cgroup)
-        for gpu, reason in self._shares.left_out:
-            if (gpu, reason) not in before.left_out:
-                _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})
-        for shared in self._shares.gpus[len(before.gpus) :]:
-            _log.info(
-                "GPU %s is shared",
-                shared.position,
-                extra={"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)},
-            )
-        self._take_note(view.inventory)
-        unhealthy = {uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy}
-        unhealthy |= {
-            gpu.uuid: "it is in MIG mode now, whose instances are not shared yet"
-            for gpu in view.inventory.gpus
-            if gpu.mig and gpu.uuid not in unhealthy
-        }
-        self.book.equip(self._shares, unhealthy, self._shares.closeness(view.inventory.links))
-        if self._shares.gpus:
-            self._equipped.set()
-        self._show()
-
-    def _take_note(self, inventory: Inventory) -> None:
-        """Log what is to be known of this node beside its GPUs, once, and keep it for the page of readiness."""
-        gpus = [shared.gpu for shared in self._shares.gpus]
-        notes = {
-            f"memory limits: {enforcement(gpus, inventory.cgroup)}" if gpus else "": logging.INFO,
-            unknown_exclusions(self.settings.exclude_gpus, inventory): logging.WARNING,
-            self._shares.why_none: logging.WARNING,
-        }
-        before, self._notes = self._notes, tuple(filter(None, notes))
-        for note in self._notes:
-            if note not in before:
-                _log.log(notes[note], "%s", note)
+            check_directory(settings.device_plugin_dir)
+            self._lock.take()
+        except DirectoryError as error:
+            raise UsageError(str(error)) from error
+        share_mib = self._handover.share_mib()
+        if share_mib != settings.share_size_mib:
+            self.settings = replace(settings, share_size_mib=share_mib)
+            self.state.equip(Shares(share_mib, settings.reserve_mib), {}, {})
+            self.reload(settings)
+        self._handover.keep_share_size(share_mib)
+        share = format_mib(share_mib)
+        _log.info("node agent starts", extra={"version": __version__, "gpus": settings.gpus, "share": share})
 
     async def _serve(self) -> None:
-        """Serve the kubelet while there is something to offer and nobody else offers it."""
-        await self._equipped.wait()
-        self.coexistence.look()  # before the first registration, whichever task ran first
-        serving: asyncio.Task[NoReturn] | None = None
-        refused = False
-        async with asyncio.TaskGroup() as tasks:
-            async for others in self.coexistence.others.values():
-                for other in others:
-                    _log.error("GPUs are not shared: %s; %s", other, ALLOW)
-                    self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
-                if others and serving is not None:
-                    serving.cancel()
-                    await asyncio.wait({serving})
-                    serving = None
-                elif not others and serving is None:
-                    if refused:
-                        _log.info("GPUs are shared: nobody else hands them out any more")
-                    serving = tasks.create_task(self._serve_kubelet(), name="offer and reconcile")
-                refused = bool(others)
-                self._show()
-
-    async def _serve_kubelet(self) -> NoReturn:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.lives.run(), name="plugins")
-            tasks.create_task(self.reconciler.run(), name="reconcile")
-        raise AssertionError  # pragma: no cover (the tasks never return)
+        await self.equipment.there.wait()
+        await serve_while_alone(self.lives, self.reconciler, self.coexistence, self.reports)
 
     async def _prepare(self) -> None:
+        """Be as true as can be before anything is registered."""
         self._lock.take()
-        self._share_size.write(str(self._shares.share_mib))
+        self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
         self.advertiser.refresh()
@@ -408,66 +258,50 @@ class NodeAgent:
             observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
         )
 
-    def _readings(self) -> Mapping[str, Reading]:
-        """Return for each GPU how many processes it shows; one that only its memory betrays counts too.
-
-        NVML names only processes of the caller's PID namespace, and an agent has one of its own.
-        """
-        load = self.hardware.load.value
-        return {uuid: Reading(_at_work(load, uuid), load.began) for uuid in load.processes}
-
-    def _granted(self) -> None:
-        self.reconciler.granted()
-
-    def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
-        _log.warning("refused", extra=extra)
-        if kind is Kind.MEMORY and refused.why in _ADVICE and self.advertiser.refused(amount):
-            asked, advice = format_mib(amount * self._shares.share_mib), _ADVICE[refused.why]
-            _log.warning("pods of %s are refused again and again: %s", asked, advice)
-            self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
-
-    def _health_changed(self, change: HealthChange) -> None:
-        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
-        level = logging.INFO if change.healthy else logging.ERROR
-        name = self._name_of(change.uuid)
-        _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
-        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
-        self._event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe")
-
-    def _xid_seen(self, seen: XidSeen) -> None:
-        self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
-        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
-        _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
-        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
-
-    def _name_of(self, uuid: str) -> str:
-        shared = self._shares.by_uuid(uuid)
-        return "a GPU" if shared is None else f"GPU {shared.position}"
-
-    def _learned(self, records: Iterable[Record]) -> None:
-        if self._cluster is not None:
-            self._cluster.learn(records)
-
-    def _pods_in_api(self) -> PodsInApi | None:
-        return PodsInApi() if self._cluster is None else self._cluster.pods_in_api()
-
-    def _rounded(self) -> None:
-        ended = " ".join(sorted(self.books.over))
-        if ended or self._ended_pods.read():
-            self._ended_pods.write(ended)
-        if self._cluster is not None and all(self.lives.registrations.values()):
-            self._cluster.arrived()
-
-    def _tell(self, told: Told, details: dict[str, object]) -> None:
+    def _registration(self, told: Told, details: dict[str, object]) -> None:
         if told is Told.REGISTERED:
             self.reconciler.registered()
-        if told in (Told.REGISTERED, Told.NOT_REGISTERED):
-            outcome = "registered" if told is Told.REGISTERED else "failed"
-            self._metrics.count(m.REGISTRATIONS, str(details["resource"]), outcome)
-        _log.log(logging.INFO if told is Told.REGISTERED else logging.WARNING, "%s", told, extra=details)
+        self.reports.registration(told, details)
 
-    # --- The Kubernetes API, where there is one -------------------------------------------------------------------
+    def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+        self.reports.refused(kind, amount, refused)
+        advice = ADVICE.get(refused.why) if kind is Kind.MEMORY else None
+        if advice is not None and self.advertiser.refused(amount):
+            self.reports.refused_again_and_again(amount, advice)
+
+    def _round_over(self, _round: int) -> None:
+        self._handover.keep_ended_pods()
+        if self.cluster is not None and all(self.lives.registrations.values()):
+            self.cluster.arrived()
+
+    def _readings(self) -> Mapping[str, Reading]:
+        load = self.hardware.load.value
+        return {uuid: Reading.of(count, load.used_mib[uuid], load.began) for uuid, count in load.processes.items()}
+
+    def _take_node(self, node: NodeRecord | None) -> None:
+        if node is not None:
+            self.coexistence.offered(node.allocatable)
+        self._apply()
+
+    def _apply(self, _new: object = None) -> None:
+        """Choose and hand out GPUs as settings, hardware and our node's labels want it now; have the node say so."""
+        settings, view = self.settings, self.hardware.view.value
+        labels = {} if self.node.value is None else self.node.value.labels
+        cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
+        self._answers.delivery = Delivery(
+            frozenset(settings.devices), settings.cdi_kind, cgpu_disable, view.inventory.cgroup
+        )
+        placement = labels.get(PLACEMENT_LABEL, "")
+        if placement and placement not in POLICIES:
+            extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
+            _log.warning("the node label %s names no policy, and is ignored", PLACEMENT_LABEL, extra=extra)
+        policy = policy_in_force(placement, settings.policy)
+        if policy != self._answers.policy:
+            _log.info("GPUs are chosen by another policy now", extra={"policy": policy})
+            self._answers.policy = policy
+        if self.cluster is not None and view.state is not State.STARTING:
+            withheld = "; ".join(other.found for other in self.coexistence.others.value)
+            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)
@@ -475,102 +309,7 @@ class NodeAgent:
             return None
         from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see reach_api
 
-        return NodeCluster(
-            config,
-            self.settings,
-            self.book,
-            self._metrics,
-            pods_changed=lambda: self.reconciler.changed(),  # noqa: PLW0108 - there is no reconciler yet
-            looked=self._looked_at_node,
-        )
-
-    def _looked_at_node(self, node: NodeRecord) -> None:
-        self.coexistence.offered(node.allocatable)
-        self._labelled(node.labels)
-        self._tell_labels(node.labels)
-
-    def _labelled(self, labels: Mapping[str, str]) -> None:
-        """Do as the labels of our node say."""
-        delivery = self._answers.delivery
-        self._answers.delivery = replace(delivery, cgpu_disable=labels.get(CGPU_DISABLE_LABEL) == "true")
-        placement = labels.get(PLACEMENT_LABEL, "")
-        if placement and placement not in POLICIES:
-            extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
-            _log.warning("the node label %s names no policy, and is ignored", PLACEMENT_LABEL, extra=extra)
-        self._placement = placement if placement in POLICIES else ""
-        self._choose_by()
-
-    def _choose_by(self) -> None:
-        """Choose GPUs by the policy in force: the node's label goes before our own setting."""
-        policy = self._placement or self.settings.policy
-        if policy != self._answers.policy:
-            _log.info("GPUs are chosen by another policy now", extra={"policy": policy})
-            self._answers.policy = policy
-        self._show()
-
-    def _show(self) -> None:
-        view = self.hardware.view.value
-        if self._cluster is not None and view.state is not State.STARTING:
-            withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self._cluster.show(view.inventory, self._answers.policy, self._why_nothing(), withheld)
-
-    def _why_nothing(self) -> str:
-        """Return why no GPU is shared, where none is."""
-        view = self.hardware.view.value
-        return (view.state is State.WATCHING and self._shares.why_none) or view.sentence
-
-    def _event(self, reason: str, note: str, action: str) -> None:
-        if self._cluster is not None:
-            self._cluster.event(reason, note, action, warning=reason != "GPUHealthy")
-
-    # --- Probes and metrics ---------------------------------------------------------------------------------------
-
-    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        pages = {"/healthz": m.probe(self.alive), "/readyz": m.probe(self.ready, lambda: self._notes)}
-        return pages | ({"/metrics": self._metrics.page} if isinstance(self._metrics, m.PrometheusMetrics) else {})
-
-    async def alive(self) -> tuple[str, ...]:
-        """Return why this process had better be started anew; nothing if that would not help."""
-        serving = self._equipped.is_set() and not self.coexistence.others.value
-        if not serving or await self.lives.answer_ourselves():
-            return ()
-        return ("our own sockets do not answer",)
-
-    async def ready(self) -> tuple[str, ...]:
-        """Return what keeps this node from serving pods; nothing if it does."""
-        view = self.hardware.view.value
-        if not self._equipped.is_set():
-            return (self._why_nothing(),)
-        unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
-        missing = () if view.state is State.WATCHING else (view.sentence,)
-        return (*missing, *self.coexistence.unmet(), *unread, *self.lives.unmet())
-
-    def state(self) -> m.State:
-        """Return the node as metrics show it."""
-        node = self.book.node
-        fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in self.advertiser.offers(Kind.MEMORY)}
-        return m.State(
-            gpus=tuple(
-                m.GpuState(
-                    uuid=shared.gpu.uuid,
-                    healthy=shared.gpu.uuid not in node.unhealthy,
-                    shares=len(shared.shares),
-                    allocated=len(shared.shares) if node.use(shared).whole else len(node.use(shared).shares),
-                    unhealthy=len(shared.shares) if shared.gpu.uuid in node.unhealthy else 0,
-                    fenced=fenced.get(shared.gpu.uuid, 0),
-                )
-                for shared in node.shares.gpus
-            ),
-            streams=tuple(
-                m.StreamState(resource=name, up=up, without_s=without)
-                for name, (up, without) in self.lives.outages().items()
-            ),
-        )
-
-
-def _at_work(load: Load, uuid: str) -> int | None:
-    processes, used_mib = load.processes[uuid], load.used_mib[uuid]
-    return None if processes is used_mib is None else (processes or 0) + ((used_mib or 0) >= _IN_USE_MIB)
+        return NodeCluster(config, self.settings, self.state, self._metrics)
 
 
 def _timings(settings: NodeSettings) -> Timings:

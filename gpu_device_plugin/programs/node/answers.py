@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
@@ -21,50 +20,13 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resources import Kind, Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
-    from gpu_device_plugin.core.node.matching import Match, Matched
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.core.node.matching import Match
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 _log = logging.getLogger(__name__)
 
 _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
-
-
-class Waiting(Protocol):
-    """The pods that wait on this node for devices."""
-
-    async def find(self, call: Call) -> Matched:
-        """Return whose call this is, as far as can be told."""
-        ...
-
-    def find_now(self, call: Call) -> Matched:
-        """Return the same, from what is known at this moment."""
-        ...
-
-    def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        """Take note that this container was given these devices."""
-        ...
-
-    def refused(self, match: Match) -> None:
-        """Take note that this container was refused, and its pod with it."""
-        ...
-
-
-class NobodyWaits:
-    """No API server: every call is answered by policy alone."""
-
-    async def find(self, _call: Call) -> Matched:
-        """Return that nobody is known."""
-        return UNMATCHED
-
-    def find_now(self, _call: Call) -> Matched:
-        """Return that nobody is known."""
-        return UNMATCHED
-
-    def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        """Do nothing: nobody is ever matched."""
-
-    def refused(self, match: Match) -> None:
-        """Do nothing: nobody is ever matched."""
 
 
 class NodeAnswers:
@@ -72,8 +34,8 @@ class NodeAnswers:
 
     def __init__(
         self,
-        book: Book,
-        waiting: Waiting,
+        state: NodeState,
+        waiting: WaitingPods | None,
         metrics: m.Metrics,
         *,
         policy: str,
@@ -82,11 +44,11 @@ class NodeAnswers:
         on_refusal: Callable[[Kind, int, Refused], None],
         on_grant: Callable[[], None],
     ) -> None:
-        """Answer for the node in `book`.
+        """Answer for the node in `state`.
 
         Args:
-            book: the node.
-            waiting: who may be asking.
+            state: the node.
+            waiting: who may be asking; None: nobody can tell, and every call is answered by policy alone.
             metrics: where to count.
             policy: which GPU is preferred, a key of `POLICIES`.
             delivery: how GPUs reach containers.
@@ -94,7 +56,7 @@ class NodeAnswers:
             on_refusal: told (kind, devices asked, why) after every refusal.
             on_grant: told after every grant.
         """
-        self._book = book
+        self._state = state
         self._waiting = waiting
         self._metrics = metrics
         self.policy = policy
@@ -109,11 +71,11 @@ class NodeAnswers:
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
     ) -> Sequence[str]:
         """Return the IDs that should be allocated; fewer than asked where no good answer exists."""
-        node = self._book.node
+        node = self._state.node
         question = Question(node, resource.kind, available, must, amount)
-        matched = await self._waiting.find(question.call)
+        matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
-        ids = question.answer(self._book.node, POLICIES[policy], matched)
+        ids = question.answer(self._state.node, POLICIES[policy], matched)
         self._preferred = frozenset(ids), matched.match
         return ids
 
@@ -123,24 +85,23 @@ class NodeAnswers:
         Raises:
             RefusedError: it cannot have them; the message says why.
         """
-        ids, node = frozenset(device_ids), self._book.node
-        match = self._whose(resource.kind, ids)
+        ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
+        match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
         verdict = (
-            _both_resources(match)
-            or _too_many_containers(match)
+            refuse_request(match)
             or self._missing_device_node()
             or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
         )
         if isinstance(verdict, Refused):
-            if match is not None:
-                self._waiting.refused(match)
+            if waiting is not None and match is not None:
+                waiting.refused(match)
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
-        self._book.claim(ids, time.monotonic())
-        if match is not None:
-            self._waiting.served(match, ids)
+        self._state.claim(ids, time.monotonic())
+        if waiting is not None and match is not None:
+            waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
         self._on_grant()
         _log.info(
@@ -166,14 +127,14 @@ class NodeAnswers:
         Raises:
             RefusedError: one is not; the kubelet tries again later.
         """
-        node = self._book.node
+        node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
             uuid = node.shares.gpus[position].gpu.uuid
             if uuid in node.unhealthy:
                 self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
 
-    def _whose(self, kind: Kind, ids: frozenset[str]) -> Match | None:
+    def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
         """Return whose devices these are: of whom we thought when we were asked, or of whoever fits now.
 
         We are not asked when the devices of an init container suffice for the container after it.
@@ -181,8 +142,8 @@ class NodeAnswers:
         (preferred, match), self._preferred = self._preferred, _NOTHING
         if match is not None and ids == preferred:
             return match
-        on = spread_over(self._book.node, ids)
-        return self._waiting.find_now(Call(kind, len(ids), on)).match
+        on = spread_over(self._state.node, ids)
+        return waiting.find_now(Call(kind, len(ids), on)).match
 
     def _missing_device_node(self) -> Refused | None:
         """Look for the nodes that CUDA needs, at the last moment: nvidia-uvm often appears late after a boot."""
@@ -203,24 +164,3 @@ class NodeAnswers:
 
 def _after_init(match: Match | None) -> bool | None:
     return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)
-
-
-def _too_many_containers(match: Match | None) -> Refused | None:
-    """Every call of the kubelet looks at all containers that wait."""
-    if match is None or len({wanted.container for wanted in match.pod.wanted}) <= MOST_CONTAINERS:
-        return None
-    return Refused(
-        Why.TOO_MANY_CONTAINERS,
-        f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
-    )
-
-
-def _both_resources(match: Match | None) -> Refused | None:
-    """The kubelet asks for each resource by itself, so that the two would be of different GPUs."""
-    if match is None or not match.asks_both:
-        return None
-    return Refused(
-        Why.BOTH_RESOURCES,
-        f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which it cannot have of "
-        "one GPU; ask for one of the two",
-    )

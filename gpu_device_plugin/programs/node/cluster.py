@@ -20,43 +20,38 @@ from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.podwriter import PodWriter
-from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
+from gpu_device_plugin.core.contract.cleanup import our_labels
 from gpu_device_plugin.core.contract.keys import (
     AGENT_LABELS,
     ASSUME_TIME,
     NODE_GPUS,
     READ_ON_PODS,
-    SWITCH_LABEL,
-    SWITCHED_ON,
 )
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
-from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import TooManySharesError
-from gpu_device_plugin.core.node.endings import pods_in_api
+from gpu_device_plugin.core.node.assigned import assigned_shares
+from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import listed_before
-from gpu_device_plugin.core.node.preferring import spread_over
-from gpu_device_plugin.programs.node.waiting import WaitingPods, kubelet_uid
+from gpu_device_plugin.programs.node.cleanup import FORGOTTEN_WITHIN_S, WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.cluster.api import NodeRecord, PodRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
-    from gpu_device_plugin.core.node.endings import PodsInApi
+    from gpu_device_plugin.core.node.ended_pods import PodsInApi
     from gpu_device_plugin.kubelet.checkpoint import Record
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
 _log = logging.getLogger(__name__)
-
-_FORGOTTEN_S = 0.5
-"""How often an agent that ends looks whether the kubelet has forgotten what it offered."""
 
 
 class _Readiness(Enum):
@@ -71,49 +66,16 @@ class _Readiness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What the hardware showed last."""
+    """What a node is to say of its GPUs, beside what its state says."""
 
     inventory: Inventory
+    """What the driver shows."""
     policy: str
+    """Which GPU this node prefers."""
     sentence: str
+    """Why no GPU is shared, for a node without one."""
     withheld: str
-
-
-async def tidy_up(
-    client: Client, ourselves: NodeSelf, within_s: float, resources: Collection[str] = (), forgotten_within_s: float = 0
-) -> None:
-    """Take from our node what agents wrote on it, unless it has the label by which its GPUs are shared.
-
-    Args:
-        client: to be opened, and closed again.
-        ourselves: the node.
-        within_s: how long each of looking and writing may take.
-        resources: what the kubelet has to have forgotten first. As long as its node shows them, schedulers would take
-            it for one of another device plugin, were it not for what is written there.
-        forgotten_within_s: how long to wait for that. The kubelet writes its node every 10 seconds by default.
-    """
-    try:
-        async with client:
-            async with asyncio.timeout(within_s):
-                node = await ourselves.read()
-            forgotten_by = time.monotonic() + forgotten_within_s
-            while (
-                not switched_on(node.labels)
-                and any(node.allocatable.get(name) for name in resources)
-                and time.monotonic() < forgotten_by
-            ):
-                await asyncio.sleep(min(_FORGOTTEN_S, forgotten_within_s))
-                async with asyncio.timeout(within_s):
-                    node = await ourselves.read()
-            if switched_on(node.labels):
-                return
-            left = NodeNotes(dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations)))
-            async with asyncio.timeout(within_s):
-                if await ourselves.put(left, node):
-                    _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
-    except (ApiError, TimeoutError) as error:
-        why = str(error) or f"no answer within {within_s:g} s"
-        _log.warning("whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why)
+    """Why none of them is offered though all may be well; empty: they are."""
 
 
 class NodeCluster:
@@ -123,38 +85,36 @@ class NodeCluster:
         self,
         config: ClusterConfig,
         settings: NodeSettings,
-        book: Book,
+        state: NodeState,
         metrics: m.Metrics,
-        *,
-        pods_changed: Callable[[], None],
-        looked: Callable[[NodeRecord], None],
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
         Args:
             config: how to reach the API server.
             settings: for node name, resources and policy.
-            book: the node.
+            state: the node.
             metrics: where to count.
-            pods_changed: told when a pod that had asked for devices went or ended.
-            looked: told how our node is, with all labels and what it offers, again and again.
         """
         self._settings = settings
-        self._book = book
+        self._state = state
         self._metrics = metrics
-        self._pods_changed = pods_changed
-        self._tell_of_node = looked
         self._client = Client(config, on_error=self._count_error)
         reader = PodReader((resource.name for resource in settings.offered), READ_ON_PODS.__contains__)
-        self._mirror = PodMirror(self._client, reader, node=settings.node_name)
-        self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
+        self.mirror = PodMirror(self._client, reader, node=settings.node_name)
+        self.waiting = WaitingPods(self.mirror, settings.offered, metrics, lambda: state.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
+        self._cleanup = Cleanup(self._client, self._self)
         self.look_s = 60.0
         """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
         self.linger_s = 1.0
         """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
+        self.node: Latest[NodeRecord | None] = Latest(None)
+        """Our node as it was when we last looked at it, with all labels and what it offers."""
+        self.users: Latest[frozenset[str]] = Latest(frozenset())
+        """UIDs of the pods that have asked for devices and have not ended."""
         self._shown: _Shown | None = None
         self._readiness = _Readiness.STARTING
         self._outdated: Mapping[str, None] = {}
@@ -162,15 +122,12 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node named when we first looked at it."""
         self._looked = asyncio.Event()
-        self._kubelet_version = ""
-        self._switched_on = False
-        """Our node had the label by which people have it share its GPUs."""
         self._asked: dict[str, Mapping[str, str]] = {}
         """What was last to be written on each pod, by UID, as long as it does not stand there."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def __repr__(self) -> str:
-        return f"<NodeCluster of {self._settings.node_name}: {self._mirror!r}>"
+        return f"<NodeCluster of {self._settings.node_name}: {self.mirror!r}>"
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -178,12 +135,12 @@ class NodeCluster:
     async def run(self) -> NoReturn:
         """Do all of it until cancelled; owns the connections."""
         async with self._client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._mirror.run(), name="follow pods")
+            tasks.create_task(self.mirror.run(), name="follow pods")
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
-            tasks.create_task(self._follow_pods(), name="settle promises")
+            tasks.create_task(self.mirror.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def announce_shutdown(self, within_s: float) -> None:
@@ -203,21 +160,14 @@ class NodeCluster:
         except (ApiError, TimeoutError) as error:
             _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
 
-    async def leave(self, within_s: float, forgotten_within_s: float) -> None:
-        """Take from the node what we wrote on it, if it lost the label by which its GPUs were shared; after `run`.
+    async def cleanup(self, within_s: float = WITHIN_S, forgotten_within_s: float = FORGOTTEN_WITHIN_S) -> None:
+        """Take from the node what we wrote on it, if it shares its GPUs no more, see `Cleanup`; after `run`."""
+        await self._cleanup.run([resource.name for resource in self._settings.offered], within_s, forgotten_within_s)
 
-        To a process that is told to end, a rollout looks the same: there the label stays, and all of it. A node that
-        never had the label is shared by some other rule, which we do not know. See `tidy_up`.
-        """
-        if self._switched_on:
-            resources = [resource.name for resource in self._settings.offered]
-            await tidy_up(self._client, self._self, within_s, resources, forgotten_within_s)
-
-    def event(self, reason: str, note: str, action: str, *, warning: bool) -> None:
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         """Have an Event written on our node."""
-        self._events.post(
-            about_node(self._settings.node_name), reason=reason, note=note, action=action, warning=warning
-        )
+        ours = about_node(self._settings.node_name)
+        self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
     def _refused(self, pod: PodRecord, error: ApiError) -> None:
         """Tell people of a pod on which its GPUs cannot be written."""
@@ -225,7 +175,7 @@ class NodeCluster:
             f"the annotations that say where pod {pod.namespace}/{pod.name} has its GPUs are not on it, and are tried "
             f"again: {error}. Until they are, schedulers may count the pod on every GPU of this node"
         )
-        self.event("PodNotAnnotated", note, "Annotating", warning=True)
+        self.event("PodNotAnnotated", note, "Annotating")
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""
@@ -237,14 +187,7 @@ class NodeCluster:
         return self._before
 
     def show(self, inventory: Inventory, policy: str, sentence: str, withheld: str = "") -> None:
-        """Have the node say what GPUs it has, and by which policy they are chosen.
-
-        Args:
-            inventory: what the driver shows.
-            policy: which GPU this node prefers.
-            sentence: why no GPU is shared, for a node without one.
-            withheld: why none of them is offered though all may be well; empty: they are.
-        """
+        """Have the node say what GPUs it has, and by which policy they are chosen, see `_Shown`."""
         self._shown = _Shown(inventory, policy, sentence, withheld)
         self._note()
 
@@ -264,49 +207,31 @@ class NodeCluster:
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
-        """Return what the API shows of our node's pods, see `core.node.endings.pods_in_api`."""
-        return pods_in_api(self._mirror.pods.values(), self._kubelet_version)
+        """Return what the API shows of our node's pods, see `core.node.ended_pods.pods_in_api`."""
+        node = self.node.value
+        return pods_in_api(self.mirror.pods.values(), "" if node is None else node.kubelet_version)
 
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
-        pods = self._mirror.pods
+        pods = self.mirror.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
-        sizes = [len(shared.shares) for shared in self._book.node.shares.gpus]
+        node, records, resources = self._state.node, self.waiting.records, self._settings.offered
+        sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
             asked = self._asked.pop(pod.uid, {})
-            if pod.ended or not (actual := self._actual(pod)):
+            if pod.ended or not (actual := assigned_shares(pod, records, node, resources)):
                 continue
             now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
-            if changes := assignment(pod, actual, self._settings.offered, sizes, now_ns):
+            if changes := assignment(pod, actual, resources, sizes, now_ns):
                 self._asked[pod.uid] = changes
                 if changes != asked:
                     self._writer.annotate(pod, changes)
 
-    def _actual(self, pod: Pod) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
-        """Return on which GPUs a pod's containers are, by the kubelet's books; nothing unless all of it is known."""
-        gpus = self._book.node.shares.gpus
-        actual = {}
-        for container in pod.containers:
-            for resource in self._settings.offered:
-                if container.limits.get(resource.name, 0) > 0:
-                    ids = self.waiting.records.get((kubelet_uid(pod), container.name, resource.kind), frozenset())
-                    places = spread_over(self._book.node, ids)
-                    if not ids or sum(places.values()) < len(ids):
-                        return {}
-                    whole = resource.kind is Kind.COUNT
-                    actual[container.name, resource.kind] = {
-                        position: len(gpus[position].shares) if whole else count for position, count in places.items()
-                    }
-        return actual
-
-    async def _follow_pods(self) -> NoReturn:
-        users: frozenset[str] = frozenset()
-        async for pods in self._mirror.changes.values():
-            before, users = users, frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
-            if before - users:
-                self._pods_changed()
-            self._settle()
-        raise AssertionError  # pragma: no cover (changes never end)
+    def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
+        users = frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
+        if users != self.users.value:
+            self.users.set(users)
+        self._settle()
 
     async def _publish(self) -> NoReturn:
         await self._notes.after(0)  # nothing is said before the GPUs are known
@@ -316,14 +241,14 @@ class NodeCluster:
         shown = self._shown
         if shown is None or not self._looked.is_set():
             return  # what the node says of GPUs that cannot be seen now is not to be lost
-        shares, unhealthy = self._book.node.shares, self._book.node.unhealthy
+        shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
         if not shares.gpus:
             with contextlib.suppress(TooManySharesError):
                 shares = shares.with_inventory(Inventory(self._before), self._settings.exclude_gpus)
             unhealthy = {shared.gpu.uuid: shown.sentence for shared in shares.gpus}
         if shown.withheld:
             unhealthy = {shared.gpu.uuid: shown.withheld for shared in shares.gpus}
-        offered = bool(self._book.node.shares.gpus) and not shown.withheld
+        offered = bool(self._state.node.shares.gpus) and not shown.withheld
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
         gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away)
         notes = NodeNotes(
@@ -343,14 +268,12 @@ class NodeCluster:
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
-            self._switched_on = self._switched_on or switched_on(node.labels)
-            self._kubelet_version = node.kubelet_version
-            self._tell_of_node(node)
+            self._cleanup.saw(node.labels)
             self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
             if not self._looked.is_set():
                 self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
-            self._note()
+            self.node.set(node)  # whoever follows it has us show what follows from that
             await asyncio.sleep(self.look_s)

@@ -1,11 +1,12 @@
-"""Whether this node's GPUs are ours alone to hand out, looked at now and then."""
+"""Share this node's GPUs while they are ours alone to hand out, which is looked at now and then."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, Sighting, sightings
@@ -13,9 +14,13 @@ from gpu_device_plugin.kubelet.listening import listened_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import NoReturn
 
+    from gpu_device_plugin.kubelet.life import Lives
+    from gpu_device_plugin.programs.node.reconciler import Reconciler
+    from gpu_device_plugin.programs.node.reports import Reports
     from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
 
 ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 
@@ -71,3 +76,29 @@ class Coexistence:
             self._allocatable,
             {resource.name for resource in settings.offered},
         )
+
+
+async def serve_while_alone(lives: Lives, reconciler: Reconciler, coexistence: Coexistence, reports: Reports) -> None:
+    """Keep our resources registered, and our ledger true, whenever we are alone; say so when we are not. Never ends."""
+    coexistence.look()  # before the first registration, whichever task ran first
+    serving: asyncio.Task[NoReturn] | None = None
+    refused = False
+    async with asyncio.TaskGroup() as tasks:
+        async for others in coexistence.others.values():
+            reports.not_alone(others)
+            if others and serving is not None:
+                serving.cancel()
+                await asyncio.wait({serving})
+                serving = None
+            elif not others and serving is None:
+                if refused:
+                    _log.info("GPUs are shared: nobody else hands them out any more")
+                serving = tasks.create_task(_serve(lives, reconciler), name="offer and reconcile")
+            refused = bool(others)
+
+
+async def _serve(lives: Lives, reconciler: Reconciler) -> NoReturn:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lives.run(), name="plugins")
+        tasks.create_task(reconciler.run(), name="reconcile")
+    raise AssertionError  # pragma: no cover (the tasks never return)

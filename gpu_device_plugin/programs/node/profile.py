@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, NamedTuple
 
-from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import serving
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeSelf
-from gpu_device_plugin.core.contract.cleanup import switched_on
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.programs.node.cluster import tidy_up
+from gpu_device_plugin.programs.node.cleanup import WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.kubelet.remembered import Remembered
     from gpu_device_plugin.settings.node import NodeSettings
@@ -69,9 +63,9 @@ class Choice:
         self._remembered = remembered
         self._client = Client(config)
         self._self = NodeSelf(self._client, settings.node_name)
+        self._cleanup = Cleanup(self._client, self._self)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._again = asyncio.Event()
-        self._switched_on = False
         self.patience_s = 10.0
         """How long the API server may take before we believe what we remember."""
         self.look_s = 10.0
@@ -88,22 +82,20 @@ class Choice:
 
     async def made(self) -> Chosen:
         """Return what to run with, however long that takes. Owns a connection, and the address of the probes."""
-        http = self._settings.http
-        async with AsyncExitStack() as stack:
-            if http is not None:
-                await stack.enter_async_context(serving(http.host, http.port, self._pages()))
-            await stack.enter_async_context(self._client)
-            async with asyncio.TaskGroup() as tasks:
-                events = tasks.create_task(self._events.run(), name="write events")
-                try:
-                    return await self._choose()
-                finally:
-                    events.cancel()
+        async with (
+            serving_probes(self._settings.http, self._alive, self._ready),
+            self._client,
+            asyncio.TaskGroup() as tasks,
+        ):
+            events = tasks.create_task(self._events.run(), name="write events")
+            try:
+                return await self._choose()
+            finally:
+                events.cancel()
 
-    async def leave(self, within_s: float) -> None:
-        """Take from the node what agents wrote on it, if it lost the label by which its GPUs were shared."""
-        if self._switched_on:
-            await tidy_up(self._client, self._self, within_s)
+    async def cleanup(self) -> None:
+        """Take from the node what agents wrote on it, if it shares its GPUs no more, see `Cleanup`; after `made`."""
+        await self._cleanup.run((), WITHIN_S, 0)
 
     async def _choose(self) -> Chosen:
         label: str | None = None
@@ -130,7 +122,7 @@ class Choice:
 
     async def _read_label(self) -> str:
         node = await self._self.read()
-        self._switched_on = self._switched_on or switched_on(node.labels)
+        self._cleanup.saw(node.labels)
         return node.labels.get(CONFIG_LABEL, "")
 
     def _believe(self, problem: str) -> str | None:
@@ -160,9 +152,6 @@ class Choice:
         self._again.clear()
 
     # --- Probes ---------------------------------------------------------------------------------------------------
-
-    def _pages(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
-        return {"/healthz": m.probe(self._alive), "/readyz": m.probe(self._ready)}
 
     async def _alive(self) -> tuple[str, ...]:
         return ()

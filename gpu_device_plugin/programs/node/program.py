@@ -7,24 +7,27 @@ import logging
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.life import DirectoryGoneError
 from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
 from gpu_device_plugin.kubelet.sockets import DirectoryError
-from gpu_device_plugin.programs.node.agent import LEAVE_S, NodeAgent, reach_api
+from gpu_device_plugin.programs.lifetime import until_stopped
+from gpu_device_plugin.programs.node.agent import NodeAgent, reach_api
 from gpu_device_plugin.programs.rereading import Rereading
-from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.programs.node.profile import Choice
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
+
+RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError)
+"""What a new container can mend, and nothing else can: the kubelet starts one."""
 
 
 def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -> int:
@@ -39,49 +42,16 @@ def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -
         UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
             used.
     """
-    return asyncio.run(_until_signal(NodeProgram(sources, texts, settings)))
-
-
-async def _until_signal(program: NodeProgram) -> int:
-    loop = asyncio.get_running_loop()
-    work = asyncio.create_task(program.run(), name="node agent")
-    stop = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGINT, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, program.look)
-    loop.add_signal_handler(signal.SIGUSR1, program.toggle_pause)
-    stopping = asyncio.create_task(stop.wait(), name="stop signal")
-    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if stopping.done():
-        _log.info("stopping")
-        await program.announce_shutdown()
-    stopping.cancel()
-    work.cancel()
-    (outcome,) = await asyncio.gather(work, return_exceptions=True)
-    if stopping.done() and not stopping.cancelled():
-        await program.leave()
-    return exit_code(outcome)
-
-
-def exit_code(outcome: BaseException | None) -> int:
-    """Return the exit code for how the agent ended. Raises UsageError where a person has to change something."""
-    error = outcome
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    match error:
-        case None | asyncio.CancelledError():
-            return 0
-        case UsageError():
-            raise error
-        case ListenError():
-            raise UsageError(f"http: {error}") from error
-        case HardwareContextLost() | DirectoryGoneError() | DirectoryError() | OSError():
-            # What a new container can mend, and nothing else can: the kubelet starts one.
-            trace = error if isinstance(error, OSError) else None
-            _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=trace)
-            return 1
-        case _:
-            raise error
+    program = NodeProgram(sources, texts, settings)
+    life = until_stopped(
+        program.run(),
+        "node agent",
+        {signal.SIGHUP: program.look, signal.SIGUSR1: program.toggle_pause},
+        announce_shutdown=program.announce_shutdown,
+        cleanup=program.cleanup,
+        restart_after=RESTART_AFTER,
+    )
+    return asyncio.run(life)
 
 
 class NodeProgram:
@@ -122,7 +92,7 @@ class NodeProgram:
         if texts.profiles or (self._folder and self._remembered.read()):
             self.choice = self._to_choose()
         if self.choice is None:
-            self.agent = self._make_agent(settings, labelled=self._labelled)
+            self.agent = self._make_agent(settings)
 
     def __repr__(self) -> str:
         return f"<NodeProgram {self.agent or self.choice!r}>"
@@ -132,7 +102,6 @@ class NodeProgram:
 
         Raises:
             UsageError, HardwareContextLost, DirectoryGoneError: as NodeAgent.run says.
-            ListenError: the address of the probes cannot be listened on.
         """
         if self.choice is not None:
             chosen = await self.choice.made()
@@ -141,8 +110,12 @@ class NodeProgram:
             self._label = self._in_force = chosen.label
             self.rereading.seen = chosen.texts
             self._settings, self.choice = chosen.settings, None
-        agent = self.agent = self.agent or self._make_agent(self._settings, labelled=self._labelled)
-        await self.rereading.beside(agent.run())
+        agent = self.agent = self.agent or self._make_agent(self._settings)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(agent.run(), name="node agent")
+            tasks.create_task(self.rereading.run(), name="follow the settings")
+            tasks.create_task(agent.node.follow(self._take_node), name="follow the profile")
+        raise AssertionError  # pragma: no cover (the tasks never return)
 
     def look(self) -> None:
         """Read the configuration again."""
@@ -163,12 +136,12 @@ class NodeProgram:
         if self.agent is not None:
             await self.agent.announce_shutdown()
 
-    async def leave(self) -> None:
-        """Leave the node as its label wants it. After `run` has ended."""
+    async def cleanup(self) -> None:
+        """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
         if self.agent is not None:
-            await self.agent.leave()
+            await self.agent.cleanup()
         elif self.choice is not None:
-            await self.choice.leave(LEAVE_S)
+            await self.choice.cleanup()
 
     def _to_choose(self) -> Choice | None:
         """Return what asks the API server for our node's label, None if there is no API server."""
@@ -181,10 +154,10 @@ class NodeProgram:
 
     # --- While the agent runs -------------------------------------------------------------------------------------
 
-    def _labelled(self, labels: Mapping[str, str]) -> None:
-        if not self._folder:
+    def _take_node(self, node: NodeRecord | None) -> None:
+        if node is None or not self._folder:
             return
-        label = labels.get(CONFIG_LABEL, "")
+        label = node.labels.get(CONFIG_LABEL, "")
         if label != self._label:
             self._label = label
             self.rereading.look(anyway=True)
@@ -205,4 +178,4 @@ class NodeProgram:
 
     def _refuse(self, why: str) -> None:
         if self.agent is not None:
-            self.agent.keep_settings(why)
+            self.agent.reports.settings_refused(why)

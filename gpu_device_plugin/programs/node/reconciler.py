@@ -10,18 +10,19 @@ import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
     from gpu_device_plugin.kubelet.books import Books
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
-    from gpu_device_plugin.node_state import Book
+    from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -39,44 +40,40 @@ class Reconciler:
 
     def __init__(
         self,
-        book: Book,
+        state: NodeState,
         books: Books,
         metrics: m.Metrics,
         *,
         resend: Callable[[], None],
         readings: Callable[[], Mapping[str, Reading]],
         read_again: Callable[[], Awaitable[None]],
-        learned: Callable[[Iterable[Record]], None],
-        rounded: Callable[[], None],
         interval_s: float,
         process_wait_s: float,
     ) -> None:
-        """Keep `book` together with `books`.
+        """Keep `state` together with `books`.
 
         Args:
-            book: our ledger.
+            state: our ledger.
             books: the kubelet's.
             metrics: where to count.
             resend: sends the list of devices once more.
             readings: the newest reading of each GPU.
             read_again: has all GPUs read once more; returns when they are, or cannot be.
-            learned: told the records of every checkpoint that was read.
-            rounded: told after every round, whatever came of it.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """
-        self._book = book
+        self._state = state
         self._books = books
         self._metrics = metrics
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
-        self._learned = learned
-        self._rounded = rounded
+        self.records: Latest[tuple[Record, ...]] = Latest(())
+        """Those of the checkpoint that was read last; set with every reading."""
+        self.rounds: Latest[int] = Latest(0)
+        """How many rounds there were, whatever came of them."""
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
-        self.rounds = 0
-        """How many rounds are over."""
         self._granted = asyncio.Event()
         self._changed = asyncio.Event()
         self._complaint = ""
@@ -84,6 +81,7 @@ class Reconciler:
         self._at_grant: Stamp | None = None
         self._slower = 1
         self._in_vain: frozenset[str] = frozenset()
+        self._users: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
         return f"<Reconciler of {self._books!r}>"
@@ -104,19 +102,21 @@ class Reconciler:
         self._changed.set()
         self._granted.set()
 
-    def changed(self) -> None:
-        """Have a round soon: a pod may have ended."""
-        self._changed.set()
+    def users_changed(self, users: frozenset[str]) -> None:
+        """Have a round soon if one of the pods (by UID) that had asked for devices has gone or ended."""
+        if self._users - users:
+            self._changed.set()
+        self._users = users
 
     async def prepare(self) -> None:
         """Read both books; nothing is registered, so that nothing can be given out meanwhile.
 
-        Takes nothing away: what is no longer in the books is let go of later, when it is proven free.
+        Takes nothing away: what is no longer in the books is released later, when it is proven free.
         """
         self._read()
         listed = await self._books.listed()
         if listed is not None:
-            self._book.see(listed)
+            self._state.see(listed)
 
     async def run(self) -> NoReturn:
         """Reconcile for ever."""
@@ -143,7 +143,7 @@ class Reconciler:
             found = self._read()
             seen = found is not None and await self._books.look(found)
             await asyncio.sleep(_BETWEEN_S)
-            ledger = self._book.node.ledger
+            ledger = self._state.node.ledger
             confirmed = seen and ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
             if confirmed or patience_s > SETTLING_S:
                 patience_s = math.inf
@@ -159,8 +159,7 @@ class Reconciler:
                 self._slower = 1
             self._changed.clear()
             in_vain = await self._round()
-            self._rounded()
-            self.rounds += 1
+            self.rounds.set(self.rounds.value + 1)
             # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
             self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
             self._in_vain = in_vain
@@ -168,28 +167,28 @@ class Reconciler:
     async def _round(self) -> frozenset[str]:
         """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
-        if self._book.node.ledger.foreign:  # nothing else tells when they are free
+        if self._state.node.ledger.foreign:  # nothing else tells when they are free
             self._resend()
         try:
-            found = await self._books.evidence(lambda: self._book.node.ledger.holds, self._resend)
+            found = await self._books.evidence(lambda: self._state.node.ledger.holds, self._resend)
         except CheckpointUnreadableError as error:
             self._complain(error)
             return frozenset()
         if found is None:
             return frozenset()
         evidence, written = found
-        unknown = evidence.held - self._book.node.ledger.holds.keys()
+        unknown = evidence.held - self._state.node.ledger.holds.keys()
         if unknown:
             self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
             _log.warning("the kubelet gave out devices that we knew nothing of", extra={"devices": len(unknown)})
-            self._book.see(unknown)
+            self._state.see(unknown)
         if written is not None:
             self._take_over(written)
-        self._book.reconcile(evidence, self._readings(), time.monotonic(), self.process_wait_s)
-        if any(hold.freed_at is not None for hold in self._book.node.ledger.holds.values()):
+        self._state.reconcile(evidence, self._readings(), time.monotonic(), self.process_wait_s)
+        if any(hold.freed_at is not None for hold in self._state.node.ledger.holds.values()):
             await self._read_again()
-            self._book.let_go(self._readings(), time.monotonic(), self.process_wait_s)
-        holds = self._book.node.ledger.holds
+            self._state.release(self._readings(), time.monotonic(), self.process_wait_s)
+        holds = self._state.node.ledger.holds
         return frozenset(
             name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
         )
@@ -201,7 +200,7 @@ class Reconciler:
             self._complain(error)
             # Once complete, our books stay so: whatever is given out from then on is given out by us.
             if not self._ever_read:
-                self._book.see((), certain=False)
+                self._state.see((), certain=False)
             return None
         self._take_over(found)
         return found
@@ -212,22 +211,22 @@ class Reconciler:
         ids = self._books.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
             # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
-            ids -= self._book.node.ledger.holds.keys()
-        self._book.see(ids, certain=True)
+            ids -= self._state.node.ledger.holds.keys()
+        self._state.see(ids, certain=True)
         self._look_beside(found)
-        self._learned(found.records)
+        self.records.set(found.records)
 
     def _look_beside(self, found: Checkpoint) -> None:
         """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
         others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._books.resources).items()}
-        foreign = {uuid: others[uuid] for uuid in others if self._book.node.shares.by_uuid(uuid) is not None}
-        if foreign != self._book.node.ledger.foreign:
-            for uuid in foreign.keys() - self._book.node.ledger.foreign.keys():
+        foreign = {uuid: others[uuid] for uuid in others if self._state.node.shares.by_uuid(uuid) is not None}
+        if foreign != self._state.node.ledger.foreign:
+            for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
                 _log.error(
                     "a GPU is in use through a resource that is not offered here, and is given to nobody else",
                     extra={"uuid": uuid, "resource": foreign[uuid]},
                 )
-            self._book.beside(foreign)
+            self._state.set_foreign(foreign)
 
     def _complain(self, error: CheckpointUnreadableError) -> None:
         if str(error) != self._complaint:

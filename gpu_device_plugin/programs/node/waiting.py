@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.keys import STATIC_POD, MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
 
@@ -25,16 +28,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.assigned import Slot
     from gpu_device_plugin.core.node.matching import Call, Match
     from gpu_device_plugin.kubelet.checkpoint import Record
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
 """Longest wait for the pod that explains a call. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
-
-Slot: TypeAlias = tuple[str, str, Kind]
-"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,28 +202,25 @@ class WaitingPods:
     def _read(self, pod: Pod) -> _Written:
         known = self._written.get(pod.uid)
         if known is None or known.pod != pod:
-            known = self._written[pod.uid] = _Written(pod, self._promises(pod), self._wishes(pod))
+            promised = partial(promises, pod, self._resources)
+            wishes = partial(read_wishes, pod.annotations)
+            known = self._written[pod.uid] = _Written(
+                pod,
+                self._understood("a promise is ignored", pod, promised, MappingProxyType({})),
+                self._understood("the wishes of a pod are ignored", pod, wishes, NO_WISHES),
+            )
         return known
 
-    def _promises(self, pod: Pod) -> Mapping[tuple[str, Kind], Promise]:
+    def _understood(self, what: str, pod: Pod, read: Callable[[], T], otherwise: T) -> T:
+        """Return what `read` makes of the pod's annotations, or `otherwise` and say once that they are ignored."""
         try:
-            return promises(pod, self._resources)
+            return read()
         except MalformedAnnotationError as error:
-            self._complain("a promise is ignored", pod, error)
-            return {}
-
-    def _wishes(self, pod: Pod) -> Wishes:
-        try:
-            return read_wishes(pod.annotations)
-        except MalformedAnnotationError as error:
-            self._complain("the wishes of a pod are ignored", pod, error)
-            return NO_WISHES
-
-    def _complain(self, what: str, pod: Pod, error: MalformedAnnotationError) -> None:
-        if pod.uid not in self._malformed:
-            self._malformed.add(pod.uid)
-            self._metrics.count(m.MALFORMED_ANNOTATIONS)
-            _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
+            if pod.uid not in self._malformed:
+                self._malformed.add(pod.uid)
+                self._metrics.count(m.MALFORMED_ANNOTATIONS)
+                _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
+            return otherwise
 
     def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
         """`owner` has what `guessed` was promised, so `guessed` goes on with the promise that this left unused.
@@ -249,8 +248,3 @@ class WaitingPods:
         self._malformed &= self._mirror.pods.keys()
         self._written = {uid: known for uid, known in self._written.items() if uid in self._mirror.pods}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}
-
-
-def kubelet_uid(pod: Pod) -> str:
-    """Return the UID by which the kubelet's own books know a pod."""
-    return pod.annotations.get(STATIC_POD, pod.uid)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.contract.promises import Promise
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
+from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -289,9 +290,33 @@ def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) ->
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> None:
     there = node(8, 8)
-    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
     refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
     assert refused == Refused(
         Why.OTHER_RESOURCE, "GPU 0 is in use through nvidia.com/gpu, which this agent does not offer"
     )
     assert isinstance(admit(there, kind, there.shares.gpus[1].ids(kind)[:1]), Placement)
+
+
+# --- What a container asks for ----------------------------------------------------------------------------------------
+
+
+def asking(*wanted: Wanted) -> Refused | None:
+    return refuse_request(Match(WaitingPod("a", "default/a", wanted), wanted[0]))
+
+
+def test_a_container_cannot_have_both_resources() -> None:
+    refused = asking(Wanted("main", MEMORY, 2), Wanted("main", COUNT, 1))
+    assert refused is not None
+    assert (refused.why, "'main' asks for GPU memory and for whole GPUs at once" in refused.sentence) == (
+        Why.BOTH_RESOURCES,
+        True,
+    )
+    assert asking(Wanted("main", MEMORY, 2), Wanted("other", COUNT, 1)) is None
+    assert refuse_request(None) is None
+
+
+@pytest.mark.parametrize(("containers", "why"), [(64, None), (65, Why.TOO_MANY_CONTAINERS)])
+def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, why: Why | None) -> None:
+    refused = asking(*(Wanted(f"c{number}", MEMORY, 2) for number in range(containers)))
+    assert (None if refused is None else refused.why) == why

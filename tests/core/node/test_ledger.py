@@ -70,14 +70,14 @@ def test_seeing_what_is_known_changes_nothing() -> None:
 
 
 def test_certainty_is_kept_through_every_change() -> None:
-    ledger = held(A0, A1).sure(certain=False)
+    ledger = held(A0, A1).seen((), certain=False)
     assert not ledger.certain
     assert ledger.use("GPU-a") == Use(frozenset({0, 1}))
-    assert ledger.sure(certain=False) is ledger
+    assert ledger.seen((), certain=False) is ledger
     assert not ledger.granted([B0], 1.0).certain
     assert not ledger.seen([B0]).certain
     assert not ledger.reconciled(books({A0}), NOBODY, 200.0, 60.0).certain
-    assert ledger.sure(certain=True) == held(A0, A1)
+    assert ledger.seen((), certain=True) == held(A0, A1)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_grant_that_the_books_show_only_for_a_pod_that_has_ended_is_not_confir
 
 
 def test_the_books_show_nothing_new_to_the_ledger_that_it_is_not_told_with_see() -> None:
-    """Reconciling lets go. What appears in the books belongs to a grant of ours, or is seen at the start."""
+    """Reconciling releases IDs. What appears in the books belongs to a grant of ours, or is seen at the start."""
     assert held(A0).reconciled(books({A0, A1}, {B0}), NOBODY, 200.0, 60.0) == held(A0)
 
 
@@ -175,32 +175,32 @@ def test_only_a_reading_from_after_an_id_was_free_says_that_no_process_is_left(b
     """The books were read by 121. A container that began after an older reading is not in it."""
     waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=121.0)}
-    assert (waiting.let_go(seen(began, a=0), 123.0, 60.0) == Ledger()) is free
+    assert (waiting.released(seen(began, a=0), 123.0, 60.0) == Ledger()) is free
     assert (waiting.reconciled(books(began=122.0), seen(began, a=0), 123.0, 60.0) == Ledger()) is free
 
 
 def test_a_driver_that_does_not_answer_is_waited_for_as_long_as_for_processes() -> None:
     waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
-    assert waiting.let_go(seen(90.0, a=0), 180.9, 60.0) is waiting
-    assert waiting.let_go(seen(90.0, a=0), 181.0, 60.0) == Ledger()
+    assert waiting.released(seen(90.0, a=0), 180.9, 60.0) is waiting
+    assert waiting.released(seen(90.0, a=0), 181.0, 60.0) == Ledger()
 
 
-def test_nothing_is_let_go_that_was_not_proven_free() -> None:
+def test_nothing_is_released_that_was_not_proven_free() -> None:
     ledger = held(A0).granted([B0], 100.0)
-    assert ledger.let_go(seen(a=0, b=0), 1000.0, 0.0) is ledger
+    assert ledger.released(seen(a=0, b=0), 1000.0, 0.0) is ledger
 
 
-def test_what_waits_is_let_go_when_something_else_of_its_gpu_is_taken() -> None:
+def test_what_waits_is_released_when_something_else_of_its_gpu_is_taken() -> None:
     """The kubelet gave another share out meanwhile, so that no fence depends on the first one any more."""
     waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
-    assert waiting.granted([A1], 122.0).let_go(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
+    assert waiting.granted([A1], 122.0).released(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
 
 
-def test_what_waits_and_is_granted_anew_is_not_let_go() -> None:
+def test_what_waits_and_is_granted_anew_is_not_released() -> None:
     waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
     again = waiting.granted([A0], 122.0)
-    assert again.let_go(seen(a=0), 500.0, 60.0) is again
-    assert again.seen([A0]).let_go(seen(a=0), 500.0, 60.0) == held(A0)
+    assert again.released(seen(a=0), 500.0, 60.0) is again
+    assert again.seen([A0]).released(seen(a=0), 500.0, 60.0) == held(A0)
 
 
 def test_without_waiting_processes_are_ignored() -> None:
@@ -238,7 +238,7 @@ def test_a_wait_is_forgotten_when_the_books_show_the_id_again() -> None:
     assert waiting.reconciled(books({A0}, began=102.0), seen(a=1), 102.0, 60.0) == held(A0)
 
 
-def test_one_gpu_waits_while_another_is_let_go() -> None:
+def test_one_gpu_waits_while_another_is_released() -> None:
     left = held(A0, B0).reconciled(books(), seen(a=1, b=0), 101.0, 60.0)
     assert left.holds == {A0: Hold(freed_at=101.0)}
     assert left.use("GPU-a") == Use(frozenset({0}))
@@ -308,10 +308,24 @@ def test_use_always_agrees_with_the_ids_held(ledger: Ledger) -> None:
 
 
 def test_gpus_held_through_other_resources_stay_so_whatever_becomes_of_our_own_ids() -> None:
-    ledger = Ledger().beside({"GPU-0": "nvidia.com/gpu"})
-    assert ledger.beside({"GPU-0": "nvidia.com/gpu"}) is ledger
+    ledger = Ledger().with_foreign({"GPU-0": "nvidia.com/gpu"})
+    assert ledger.with_foreign({"GPU-0": "nvidia.com/gpu"}) is ledger
     held = ledger.seen(["GPU-1::0"])
     assert held.foreign == {"GPU-0": "nvidia.com/gpu"}
     empty = held.reconciled(Evidence(frozenset(), 100.0, frozenset()), {}, 100.0, 60.0)
     assert (dict(empty.holds), empty.foreign) == ({}, {"GPU-0": "nvidia.com/gpu"})
-    assert empty.beside({}).foreign == {}
+    assert empty.with_foreign({}).foreign == {}
+
+
+# --- What the driver shows --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("processes", "used_mib", "expected"),
+    [(None, None, None), (0, 99, 0), (0, 100, 1), (2, 0, 2), (2, 5000, 3), (None, 5000, 1), (None, 3, 0), (1, None, 1)],
+)
+def test_a_process_that_only_its_memory_betrays_counts_too(
+    processes: int | None, used_mib: int | None, expected: int | None
+) -> None:
+    """NVML does not name the processes of other PID namespaces."""
+    assert Reading.of(processes, used_mib, 7.0) == Reading(expected, 7.0)

@@ -161,7 +161,7 @@ def test_a_bound_takes_just_what_is_too_much(there: Node, most_free: int) -> Non
 def test_what_is_free_of_a_gpu_held_through_another_resource_is_fenced(kind: Kind) -> None:
     """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
     there = node(3, 3, used={0: [1]})
-    there = there.with_ledger(there.ledger.beside({uuid(0): "nvidia.com/gpu"}))
+    there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
     shown = {name: healthy for offer in offers(there, kind) for name, healthy in offer.devices(kind)}
     other = dict.fromkeys(there.shares.gpus[1].ids(kind), True)
     ours = (

@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.admitting import Refused, admit
-from gpu_device_plugin.core.node.endings import Endings, PodsInApi, pods_in_api
+from gpu_device_plugin.core.node.ended_pods import EndedPods, PodsInApi, pods_in_api
 from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Reading
 from gpu_device_plugin.core.node.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.offers import offers
@@ -254,7 +254,7 @@ class OneNode(RuleBasedStateMachine):
         self.version = ("v1.31.14" if keeps else "v1.36.2") if version_known else ""
         self.mirror: tuple[Pod, ...] = ()
         """The pods as the API's watch has shown them last."""
-        self.endings, self.told_by = Endings(), 0
+        self.ended_pods, self.told_by = EndedPods(), 0
         self.clock = 1000.0
         self.uid = 0
         self.lingering: dict[int, Running] = {}
@@ -350,7 +350,7 @@ class OneNode(RuleBasedStateMachine):
 
     @rule()
     def read_the_checkpoint(self) -> None:
-        over = self.endings.over if self.told_by == self.kubelet.process else frozenset()
+        over = self.ended_pods.over if self.told_by == self.kubelet.process else frozenset()
         ids = frozenset().union(*(ids for uid, ids in self.kubelet.checkpoint.items() if uid not in over))
         there = self.agent.node
         self.agent.node = there.with_ledger(there.ledger.seen(ids))
@@ -377,17 +377,17 @@ class OneNode(RuleBasedStateMachine):
     def listed(self) -> dict[str, frozenset[str]]:
         """Ask for a List, and remember whom it names, as long as the same process answers."""
         kubelet, recorded, in_api = self.kubelet, self.kubelet.checkpoint, self.in_api()
-        before = self.endings if self.told_by == kubelet.process else Endings()
+        before = self.ended_pods if self.told_by == kubelet.process else EndedPods()
         self.told_by = kubelet.process
         listed = kubelet.listed()
-        self.endings = Endings() if in_api is None else before.after(recorded, listed, in_api)
+        self.ended_pods = EndedPods() if in_api is None else before.after(recorded, listed, in_api)
         return listed
 
     def evidence(
         self, listed: Mapping[str, frozenset[str]], began: float, recorded: Mapping[str, frozenset[str]]
     ) -> Evidence:
         in_api = self.in_api()
-        stale = frozenset() if in_api is None else self.endings.stale(recorded, listed, in_api)
+        stale = frozenset() if in_api is None else self.ended_pods.stale(recorded, listed, in_api)
         # Where the kubelet itself frees what has ended there is nothing to add.
         assert self.kubelet.keeps or self.kubelet.forgetful or not stale
         return Evidence(frozenset().union(*listed.values()), began, frozenset().union(*recorded.values()), stale)
@@ -404,7 +404,7 @@ class OneNode(RuleBasedStateMachine):
         using, began = [parse_id(name)[0] for pod in self.in_use() for name in pod.ids()], self.now()
         there = self.agent.node
         self.readings = {shared.gpu.uuid: Reading(using.count(shared.gpu.uuid), began) for shared in there.shares.gpus}
-        self.agent.node = there.with_ledger(there.ledger.let_go(self.readings, self.now(), FOREVER))
+        self.agent.node = there.with_ledger(there.ledger.released(self.readings, self.now(), FOREVER))
 
     def in_use(self) -> list[Running]:
         return [*self.lingering.values(), *(pod for pod in self.kubelet.pods.values() if not pod.ended)]
@@ -413,17 +413,17 @@ class OneNode(RuleBasedStateMachine):
     @rule(readable=st.booleans())
     def restart_the_agent(self, *, readable: bool) -> None:
         """It knows nothing but the kubelet's books: first the checkpoint, then List."""
-        ledger = Ledger().sure(certain=readable)
+        ledger = Ledger().seen((), certain=readable)
         if readable:
             ledger = ledger.seen(frozenset().union(*self.kubelet.checkpoint.values()))
         listed = frozenset().union(*self.kubelet.listed().values())
         self.agent.node = self.agent.node.with_ledger(ledger.seen(listed))
-        self.looking, self.endings = None, Endings()
+        self.looking, self.ended_pods = None, EndedPods()
 
     @precondition(lambda self: not self.agent.node.ledger.certain)
     @rule()
     def the_checkpoint_can_be_read_again(self) -> None:
-        ledger = self.agent.node.ledger.seen(frozenset().union(*self.kubelet.checkpoint.values())).sure(certain=True)
+        ledger = self.agent.node.ledger.seen(frozenset().union(*self.kubelet.checkpoint.values()), certain=True)
         self.agent.node = self.agent.node.with_ledger(ledger)
 
     # --- the world
@@ -461,7 +461,7 @@ class OneNode(RuleBasedStateMachine):
         self.the_watch_tells_of_the_pods()
         self.read_the_checkpoint()
         there = self.agent.node
-        self.agent.node = there.with_ledger(there.ledger.sure(certain=True))
+        self.agent.node = there.with_ledger(there.ledger.seen((), certain=True))
         self.look_at_both_books()
         self.read_the_gpus()
         known = {pod.uid: pod for pod in self.kubelet.pods.values()}
@@ -469,7 +469,7 @@ class OneNode(RuleBasedStateMachine):
         over = {
             uid
             for uid, pod in known.items()
-            if (not self.kubelet.names(pod) and uid in self.endings.names)
+            if (not self.kubelet.names(pod) and uid in self.ended_pods.names)
             or (in_api is not None and uid in in_api.ended)
             if not pod.static
         }

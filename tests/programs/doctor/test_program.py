@@ -115,7 +115,7 @@ async def test_a_size_of_which_no_gpu_has_one_share_is_no_size_that_waits() -> N
         await node.stop_agent()
         node.settings["share_size"] = "100GiB"
         agent = node.launch()
-        await node.until(lambda: bool(agent.book.node.shares.why_none))
+        await node.until(lambda: bool(agent.state.node.shares.why_none))
         seen = await examined(settings_in(node), NOWHERE, QUICK)
     (told,) = found(seen, "shares")["shares"]
     assert told.found == "no GPU is shared: 15 GiB, less than one share of 100 GiB (2 GPUs)"

@@ -74,14 +74,14 @@ class Cluster:
     async def start_agent(self, **changed: str) -> None:
         """Start an agent, and wait until the kubelet and the API's watch are there."""
         await self.node.start_agent(**changed)
-        await self.node.until(lambda: self.cluster._mirror.synced)
+        await self.node.until(lambda: self.cluster.mirror.synced)
 
     @property
     def cluster(self) -> NodeCluster:
         """The part of the agent that speaks to the API."""
         assert self.node.agent is not None
-        assert self.node.agent._cluster is not None
-        return self.node.agent._cluster
+        assert self.node.agent.cluster is not None
+        return self.node.agent.cluster
 
     def create(self, spec: PodSpec, *, created: str = "", annotations: Mapping[str, str] | None = None) -> None:
         """Create a pod that no scheduler has seen yet."""
@@ -107,7 +107,7 @@ class Cluster:
         meta = self.api.get("pods", name)["metadata"]
         await self.node.until(
             lambda: (
-                (pod := self.cluster._mirror.pods.get(meta["uid"])) is not None
+                (pod := self.cluster.mirror.pods.get(meta["uid"])) is not None
                 and pod.phase == self.api.get("pods", name)["status"]["phase"]
                 and pod.deleting == ("deletionTimestamp" in meta)
             )
@@ -184,7 +184,7 @@ class Cluster:
     def positions(self, made: Pod, container: str | None = None, resource: str = MEM) -> dict[int, int]:
         """Return how many devices a pod, or one container of it, has on each GPU of the node."""
         assert self.node.agent is not None
-        by_uuid = {shared.gpu.uuid: shared.position for shared in self.node.agent.book.node.shares.gpus}
+        by_uuid = {shared.gpu.uuid: shared.position for shared in self.node.agent.state.node.shares.gpus}
         found: dict[int, int] = {}
         for each in made.containers:
             if container in {None, each.name}:

@@ -64,7 +64,7 @@ class NodeWorld:
         """Wait until the kubelet listens to both resources."""
         assert self.agent is not None
         agent = self.agent
-        await self.until(lambda: bool(agent.book.node.shares.gpus) and not agent.lives.unmet())
+        await self.until(lambda: bool(agent.state.node.shares.gpus) and not agent.lives.unmet())
         await self.until(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
 
     def _listened_to(self) -> set[str]:
@@ -110,7 +110,7 @@ class NodeWorld:
     def uuids(self) -> list[str]:
         """The UUIDs of the GPUs, in order."""
         assert self.agent is not None
-        return [shared.gpu.uuid for shared in self.agent.book.node.shares.gpus]
+        return [shared.gpu.uuid for shared in self.agent.state.node.shares.gpus]
 
     @property
     def processes(self) -> list[int | None]:
@@ -122,20 +122,20 @@ class NodeWorld:
     def held(self) -> set[str]:
         """The IDs that the agent believes taken."""
         assert self.agent is not None
-        return set(self.agent.book.node.ledger.holds)
+        return set(self.agent.state.node.ledger.holds)
 
     async def confirmed(self) -> None:
         """Wait until the agent has read in the kubelet's checkpoint what it gave."""
         assert self.agent is not None
-        book = self.agent.book
-        await self.until(lambda: all(hold.granted_at is None for hold in book.node.ledger.holds.values()))
+        state = self.agent.state
+        await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.holds.values()))
 
     async def rounds(self, count: int) -> None:
         """Let the agent compare its books with the kubelet's so many times more, each from its beginning."""
         assert self.agent is not None
         reconciler = self.agent.reconciler
-        done = reconciler.rounds + 1  # the one that is under way began before
-        await self.until(lambda: reconciler.rounds >= done + count)
+        done = reconciler.rounds.value + 1  # the one that is under way began before
+        await self.until(lambda: reconciler.rounds.value >= done + count)
 
     async def listed(self, made: Pod) -> None:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Evidence
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests.resources import COUNT, MEM
@@ -43,7 +43,7 @@ async def settled() -> None:
 
 
 def test_before_anything_is_known_nothing_is_listed() -> None:
-    advertiser = Advertiser(Book(node(8, 8)), (MEM, COUNT), 10)
+    advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
     assert [len(latest.value.devices) for latest in advertiser.lists.values()] == [0, 0]
     assert advertiser.offers(Kind.MEMORY) == ()
     assert repr(advertiser) == "<Advertiser of aliyun.com/gpu-mem, aliyun.com/gpu-count>"
@@ -51,54 +51,54 @@ def test_before_anything_is_known_nothing_is_listed() -> None:
 
 async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:
     """Taken whole, GPU 0 leaves the 8 shares of GPU 1; its own count ID is in use and stays as it is."""
-    book = Book(node(8, 8))
-    advertiser = Advertiser(book, (MEM, COUNT), 10)
+    state = NodeState(node(8, 8))
+    advertiser = Advertiser(state, (MEM, COUNT), 10)
     async with following(advertiser):
         await settled()
         assert versions(advertiser) == [1, 1]
-        book.claim([uuid(0)], now=0)
+        state.claim([uuid(0)], now=0)
         await settled()
         assert versions(advertiser) == [2, 1]
         assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (8, 2)
-        book.claim(ids(1, range(3)), now=0)
+        state.claim(ids(1, range(3)), now=0)
         await settled()
         assert versions(advertiser) == [2, 2]
         assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (8, 1)
-        book.claim(ids(1, range(3, 5)), now=0)
+        state.claim(ids(1, range(3, 5)), now=0)
         await settled()
         assert versions(advertiser) == [2, 2], "a further share of a GPU in use changes no ID"
 
 
 async def test_several_changes_at_once_are_one_list() -> None:
-    book = Book(node(8, 8))
-    advertiser = Advertiser(book, (MEM, COUNT), 10)
+    state = NodeState(node(8, 8))
+    advertiser = Advertiser(state, (MEM, COUNT), 10)
     async with following(advertiser):
         await settled()
-        book.claim([uuid(0)], now=0)
-        book.claim([uuid(1)], now=0)
+        state.claim([uuid(0)], now=0)
+        state.claim([uuid(1)], now=0)
         await settled()
         assert versions(advertiser) == [2, 1]
         assert shown(advertiser, Kind.MEMORY) == 0
 
 
 async def test_what_is_free_again_is_shown_again() -> None:
-    book = Book(node(8, 8, whole=[0]))
-    advertiser = Advertiser(book, (MEM, COUNT), 10)
+    state = NodeState(node(8, 8, whole=[0]))
+    advertiser = Advertiser(state, (MEM, COUNT), 10)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 8
-    book.reconcile(Evidence(frozenset(), 100, frozenset()), {}, 100, 0)
+    state.reconcile(Evidence(frozenset(), 100, frozenset()), {}, 100, 0)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 16
 
 
 def test_an_uncertain_ledger_offers_only_what_is_in_use() -> None:
-    advertiser = Advertiser(Book(node(8, 8, used={0: range(3)}, certain=False)), (MEM, COUNT), 10)
+    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(3)}, certain=False)), (MEM, COUNT), 10)
     advertiser.refresh()
     assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (3, 0)
 
 
 def test_sending_again_sends_the_same_list_of_one_resource() -> None:
-    advertiser = Advertiser(Book(node(8, 8)), (MEM, COUNT), 10)
+    advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
     advertiser.refresh()
     before = advertiser.lists[Kind.MEMORY].value
     advertiser.resend()
@@ -108,7 +108,7 @@ def test_sending_again_sends_the_same_list_of_one_resource() -> None:
 
 def test_a17_the_refusal_that_makes_a_run_is_told_once_and_less_is_shown() -> None:
     """4 and 4 are free, 5 is asked again and again: 4 in all remain to be seen, so that nobody who needs 5 comes."""
-    advertiser = Advertiser(Book(node(8, 8, used={0: range(4), 1: range(4)})), (MEM, COUNT), 3)
+    advertiser = Advertiser(NodeState(node(8, 8, used={0: range(4), 1: range(4)})), (MEM, COUNT), 3)
     advertiser.refresh()
     assert [advertiser.refused(5) for _ in range(4)] == [False, False, True, False]
     assert shown(advertiser, Kind.MEMORY) == 8 + 4
@@ -116,17 +116,17 @@ def test_a17_the_refusal_that_makes_a_run_is_told_once_and_less_is_shown() -> No
 
 
 def test_a17_room_for_what_was_refused_ends_the_run() -> None:
-    book = Book(node(8, 8, used={0: range(4), 1: range(4)}))
-    advertiser = Advertiser(book, (MEM, COUNT), 1)
+    state = NodeState(node(8, 8, used={0: range(4), 1: range(4)}))
+    advertiser = Advertiser(state, (MEM, COUNT), 1)
     assert advertiser.refused(5)
-    book.reconcile(Evidence(frozenset(ids(0, range(4))), 100, frozenset()), {}, 100, 0)
+    state.reconcile(Evidence(frozenset(ids(0, range(4))), 100, frozenset()), {}, 100, 0)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 16
     assert advertiser.refusals.run is None
 
 
 def test_a17_the_limit_can_be_changed_while_running() -> None:
-    advertiser = Advertiser(Book(node(8, used={0: range(4)})), (MEM,), 10)
+    advertiser = Advertiser(NodeState(node(8, used={0: range(4)})), (MEM,), 10)
     advertiser.limit(0)
     assert not any(advertiser.refused(5) for _ in range(20)), "0 turns it off"
     advertiser.limit(2)

@@ -20,7 +20,7 @@ async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
     async with world() as node:
         agent = await node.start_agent()
         made = await node.kubelet.admit(pod("a", mem=3))
-        uuid = agent.book.node.shares.gpus[0].gpu.uuid
+        uuid = agent.state.node.shares.gpus[0].gpu.uuid
         assert made.phase == "Running"
         assert gpus_of(made) == {uuid}
         assert envs_of(made) == {

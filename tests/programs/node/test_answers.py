@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -14,8 +14,8 @@ from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
-from gpu_device_plugin.node_state import Book
-from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
+from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests import names
 from tests.programs.node.harness import T4, gpus_of, pod, world
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin import metrics as m
     from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 FREE = (*ids(0, range(8)), *ids(1, range(8)))
 
@@ -75,21 +76,23 @@ class Counts:
 class Desk:
     """Answers with everything around them that they speak to."""
 
-    state: Node
+    node: Node
     dev: Path
     policy: str = "binpack"
     ways: tuple[str, ...] = ("envvar",)
     waiting: Queue = field(default_factory=Queue)
+    alone: bool = False
+    """There is no API server."""
     metrics: Counts = field(default_factory=Counts)
     refusals: list[tuple[Kind, int, Refused]] = field(default_factory=list)
     grants: int = 0
     answers: NodeAnswers = field(init=False)
 
     def __post_init__(self) -> None:
-        self.book = Book(self.state)
+        self.state = NodeState(self.node)
         self.answers = NodeAnswers(
-            self.book,
-            self.waiting,
+            self.state,
+            None if self.alone else cast("WaitingPods", self.waiting),
             self.metrics,
             policy=self.policy,
             delivery=Delivery(frozenset(self.ways)),
@@ -138,7 +141,7 @@ def test_a_grant_is_held_counted_and_told(tmp_path: Path) -> None:
     given = desk.answers.allocate(MEM, ids(0, range(3)))
     assert given.envs["NVIDIA_VISIBLE_DEVICES"] == uuid(0)
     assert given.envs["ALIYUN_COM_GPU_MEM_POD"] == "3"
-    assert set(desk.book.node.ledger.holds) == set(ids(0, range(3)))
+    assert set(desk.state.node.ledger.holds) == set(ids(0, range(3)))
     assert desk.metrics.counted == [("allocations_total", "aliyun.com/gpu-mem")]
     assert (desk.grants, desk.refusals) == (1, [])
 
@@ -149,7 +152,7 @@ def test_a_refusal_is_told_counted_and_takes_nothing(tmp_path: Path) -> None:
     assert desk.metrics.counted == [("refusals_total", "aliyun.com/gpu-mem", "in_whole_use")]
     ((kind, amount, refused),) = desk.refusals
     assert (kind, amount, refused.why) == (Kind.MEMORY, 3, Why.IN_WHOLE_USE)
-    assert (desk.grants, set(desk.book.node.ledger.holds)) == (0, {uuid(0)})
+    assert (desk.grants, set(desk.state.node.ledger.holds)) == (0, {uuid(0)})
 
 
 def test_shares_of_several_gpus_are_refused_with_what_would_help(tmp_path: Path) -> None:
@@ -260,12 +263,13 @@ def test_a_pod_with_more_containers_than_a_scheduler_takes_is_refused_at_its_fir
             desk.answers.allocate(MEM, ids(0, range(2)))
 
 
-async def test_without_an_api_server_nobody_is_ever_found() -> None:
-    nobody = NobodyWaits()
-    call = Call(Kind.MEMORY, 1, {})
-    assert (await nobody.find(call), nobody.find_now(call)) == (UNMATCHED, UNMATCHED)
-    nobody.served(match_of("a", 1), frozenset())
-    nobody.refused(match_of("a", 1))
+async def test_without_an_api_server_the_policy_decides_alone(tmp_path: Path) -> None:
+    """GPU 0 has 8 free shares, and nobody is asked whose call it is."""
+    desk = Desk(node(8), tmp_path, alone=True)
+    preferred = await desk.prefer(2)
+    assert preferred == set(ids(0, range(2)))
+    assert desk.answers.allocate(MEM, sorted(preferred)).envs["ALIYUN_COM_GPU_MEM_POD"] == "2"
+    assert "is not on this node" in desk.refused(ids(1, [0]))
 
 
 # --- In the whole agent -----------------------------------------------------------------------------------------------
@@ -311,10 +315,10 @@ async def test_a_container_waits_while_its_gpu_is_out_of_service() -> None:
         await one.start_agent()
         made = await one.kubelet.admit(pod("p", mem=3))
         one.hardware(T4 | {"error": "no answer"}, T4)
-        await one.until(lambda: one.agent is not None and bool(one.agent.book.node.unhealthy))
+        await one.until(lambda: one.agent is not None and bool(one.agent.state.node.unhealthy))
         waiting = (await one.kubelet.restart_container(made, "main")).only
         assert not waiting.running
         assert "GPU 0 is out of service" in str(waiting.waiting)
         one.hardware(T4, T4)
-        await one.until(lambda: one.agent is not None and not one.agent.book.node.unhealthy)
+        await one.until(lambda: one.agent is not None and not one.agent.state.node.unhealthy)
         assert (await one.kubelet.restart_container(made, "main")).only.running

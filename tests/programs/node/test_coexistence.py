@@ -6,6 +6,7 @@ import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.programs.node import probes
 from tests.names import COUNT, MEM
 from tests.programs.node.cluster_harness import NODE, cluster
 from tests.programs.node.harness import pod, world
@@ -42,12 +43,12 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
             agent = node.agent
             await node.until(lambda: "GPUs are not shared: NVIDIA's device plugin" in caplog.text)
             assert node.kubelet.registrations == []
-            missing = await agent.ready()
+            missing = await probes.ready(agent)
             assert "nvidia.com/gpu.deploy.device-plugin=false" in missing[0]
             assert "--allow-other-plugins" in missing[0]
-            assert await agent.alive() == (), "a restart would not help"
+            assert await probes.alive(agent) == (), "a restart would not help"
         await node.ready()  # the file is still there, and nobody listens
-        assert await agent.ready() == ()
+        assert await probes.ready(agent) == ()
         assert node.healthy(MEM) == 28
         assert "GPUs are shared: nobody else hands them out any more" in caplog.text
 

@@ -230,7 +230,7 @@ async def test_a12_a_checkpoint_that_cannot_be_read_closes_the_node_until_it_can
         node.launch()
         await node.until(lambda: node.kubelet.register_gate.waiting == 1)
         assert node.agent is not None
-        assert not node.agent.book.node.ledger.certain
+        assert not node.agent.state.node.ledger.certain
         assert offered(node, MEM) == made.devices(MEM), "what is in use does not change"
         assert offered(node, COUNT) == set()
         with pytest.raises(grpc.aio.AioRpcError, match="checkpoint cannot be read, so nothing proves"):
@@ -468,6 +468,6 @@ async def test_a22_pods_that_come_and_go_leave_nothing_behind() -> None:
             for one in made:
                 await node.kubelet.delete(one)
         await node.until(lambda: not node.held)
-        ledger = agent.book.node.ledger
+        ledger = agent.state.node.ledger
         uses = [ledger.use(uuid) for uuid in node.uuids]
         assert not any(use.shares or use.whole for use in uses)

@@ -37,7 +37,7 @@ async def stop(there: Cluster) -> None:
     assert agent is not None
     await agent.announce_shutdown()
     await there.node.stop_agent()
-    await agent.leave()
+    await agent.cleanup()
 
 
 async def test_without_the_label_nothing_of_ours_is_left_on_the_node() -> None:
@@ -57,7 +57,7 @@ def offer(there: Cluster, shares: int) -> None:
 
 
 @asynccontextmanager
-async def leaving(there: Cluster, forgotten_within_s: float) -> AsyncIterator[asyncio.Task[None]]:
+async def cleaning_up(there: Cluster, forgotten_within_s: float) -> AsyncIterator[asyncio.Task[None]]:
     """An agent that was told to end has lost its label, and looks at a node that offers 28 shares still."""
     await published(there)
     offer(there, 28)
@@ -66,17 +66,17 @@ async def leaving(there: Cluster, forgotten_within_s: float) -> AsyncIterator[as
     await ours.announce_shutdown(5)
     await there.node.stop_agent()
     before = there.api.count("get", "nodes")
-    leave = asyncio.create_task(ours.leave(5, forgotten_within_s), name="leave")
+    cleanup = asyncio.create_task(ours.cleanup(5, forgotten_within_s), name="cleanup")
     await there.node.until(lambda: there.api.count("get", "nodes") > before + 1)  # looked, and once more
-    yield leave
+    yield cleanup
     async with patience(there):
-        await leave
+        await cleanup
 
 
 async def test_a_node_that_still_offers_gpus_says_meanwhile_that_its_agent_is_away() -> None:
     """Without a word of ours a scheduler takes what is offered for another plugin's, and its pods fail."""
     async with cluster(node_labels=SWITCHED_ON) as there:
-        async with leaving(there, 60) as leave:
+        async with cleaning_up(there, 60) as leave:
             assert (there.said_of_node()["away"], leave.done()) == (True, False)
             offer(there, 0)
         assert there.said_of_node() == {}
@@ -84,14 +84,14 @@ async def test_a_node_that_still_offers_gpus_says_meanwhile_that_its_agent_is_aw
 
 async def test_a_kubelet_that_never_forgets_is_not_waited_for_for_ever() -> None:
     async with cluster(node_labels=SWITCHED_ON) as there:
-        async with leaving(there, 0.05):
+        async with cleaning_up(there, 0.05):
             pass
         assert there.said_of_node() == {}
 
 
 async def test_a_label_that_comes_back_meanwhile_keeps_everything() -> None:
     async with cluster(node_labels=SWITCHED_ON) as there:
-        async with leaving(there, 60):
+        async with cleaning_up(there, 60):
             label(there, "true")
         assert there.said_of_node()["away"]
         assert "count" in there.labels()
@@ -193,11 +193,11 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
         there.api.fail(Hang(), resources=["nodes"])
         ours = there.cluster
         await there.node.stop_agent()
-        await ours.leave(0.1, 0)
+        await ours.cleanup(0.1, 0)
         assert "what we wrote on it stays: no answer within 0.1 s" in caplog.text
         there.api.heal()
         there.api.fail(Answer(403), verbs=["patch"])
-        await ours.leave(5, 0)
+        await ours.cleanup(5, 0)
         assert "what we wrote on it stays: patch nodes node: 403" in caplog.text
         assert there.said_of_node()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpu_device_plugin.programs.node import probes
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import pod, world
 
@@ -39,7 +40,7 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
         await node.stop_agent()
         agent = await node.start_agent(domain="example.com")
         await node.healthy_is("example.com/gpu-mem", 0)
-        assert agent.book.node.ledger.foreign == {agent.book.node.shares.gpus[0].gpu.uuid: MEM}
+        assert agent.state.node.ledger.foreign == {agent.state.node.shares.gpus[0].gpu.uuid: MEM}
         await node.kubelet.delete(old)
         await node.healthy_is("example.com/gpu-mem", 14)
 
@@ -47,13 +48,13 @@ async def test_what_was_given_out_under_another_domain_is_not_given_out_again() 
 async def test_readiness_tells_what_was_lost_after_the_start() -> None:
     async with world("fake:1xT4") as node:
         agent = await node.start_agent()
-        assert await agent.ready() == ()
+        assert await probes.ready(agent) == ()
         agent.toggle_pause()
         await node.healthy_is(MEM, 0)
-        assert await agent.ready() == ("paused: no process of ours uses the GPUs",)
+        assert await probes.ready(agent) == ("paused: no process of ours uses the GPUs",)
         agent.toggle_pause()
         await node.healthy_is(MEM, 14)
-        assert await agent.ready() == ()
+        assert await probes.ready(agent) == ()
 
 
 async def test_a_size_that_no_gpu_can_ever_give_ends_in_less_being_shown() -> None:

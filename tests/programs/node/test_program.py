@@ -43,8 +43,8 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
     def agent(*args: Any, **kwargs: Any) -> NodeAgent:
         node.agent = NodeAgent(*args, dev=node.dev, **kwargs)
         node.agent.lives.timings = LIFE
-        if node.agent._cluster is not None:
-            node.agent._cluster.look_s = 0.1
+        if node.agent.cluster is not None:
+            node.agent.cluster.look_s = 0.1
         return node.agent
 
     sources = Sources(NodeSettings, {**node.settings, "config": str(folder_of(there)), **more}, {})
@@ -218,7 +218,7 @@ async def test_without_an_api_server_there_is_no_label_to_ask_for() -> None:
             await shares(there, 28)
 
 
-async def test_a_node_that_is_taken_out_while_it_waits_is_tidied_up() -> None:
+async def test_a_node_that_is_taken_out_while_it_waits_is_cleaned_up() -> None:
     async with cluster(node_labels={"gpushare": "true", CONFIG: "big"}) as there:
         configure(there, **SIZES)
         async with running(there) as program:
@@ -231,7 +231,7 @@ async def test_a_node_that_is_taken_out_while_it_waits_is_tidied_up() -> None:
             label(there, gpushare=None)
             await program.announce_shutdown()
             await there.node.stop_agent()
-            await program.leave()
+            await program.cleanup()
         assert there.labels() == {"config": "big"}
         assert there.said_of_node() == {}
 

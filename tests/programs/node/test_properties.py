@@ -126,7 +126,7 @@ class Node:
             broken = {GPUS[n]["uuid"] for n in self.failed}
             load = agent.hardware.load
             await self.world.until(lambda: shown.items() <= load.value.processes.items())
-            await self.world.until(lambda: set(agent.book.node.unhealthy) == broken)
+            await self.world.until(lambda: set(agent.state.node.unhealthy) == broken)
 
     async def quiet(self) -> None:
         """Our books equal the kubelet's, but for what ended too soon after it was given, or is kept for a process."""
@@ -136,7 +136,7 @@ class Node:
 
     def _confirmed(self) -> set[str]:
         assert self.world.agent is not None
-        holds = self.world.agent.book.node.ledger.holds.items()
+        holds = self.world.agent.state.node.ledger.holds.items()
         return {name for name, hold in holds if hold.granted_at is None and hold.freed_at is None}
 
     def check(self) -> None:

@@ -14,14 +14,14 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.node.ledger import Evidence, Reading
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests.names import MEM
 from tests.patience import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable
+    from collections.abc import AsyncIterator, Callable, Collection
 
     import pytest
 
@@ -83,27 +83,24 @@ class Scripted(Books):
 class Desk:
     """A reconciler and everything it speaks to."""
 
-    book: Book
+    state: NodeState
     books: Scripted = field(default_factory=Scripted)
     resent: int = 0
     processes: dict[str, int] = field(default_factory=dict)
     """What runs on each GPU; the driver tells it when it is asked."""
     readings: dict[str, Reading] = field(default_factory=dict)
-    learned: list[tuple[Record, ...]] = field(default_factory=list)
     drift: int = 0
     interval_s: float = 0.01
     process_wait_s: float = 0
 
     def __post_init__(self) -> None:
         self.reconciler = Reconciler(
-            self.book,
+            self.state,
             self.books,
             self,
             resend=self._resend,
             readings=lambda: self.readings,
             read_again=self.read,
-            learned=self._learned,
-            rounded=lambda: None,
             interval_s=self.interval_s,
             process_wait_s=self.process_wait_s,
         )
@@ -122,16 +119,13 @@ class Desk:
     def _resend(self) -> None:
         self.resent += 1
 
-    def _learned(self, records: Iterable[Record]) -> None:
-        self.learned.append(tuple(records))
-
     @property
     def held(self) -> set[str]:
-        return set(self.book.node.ledger.holds)
+        return set(self.state.node.ledger.holds)
 
     @property
     def certain(self) -> bool:
-        return self.book.node.ledger.certain
+        return self.state.node.ledger.certain
 
     async def rounds(self, count: int) -> None:
         """Wait until so many more rounds have begun, and the last but one is over."""
@@ -153,24 +147,25 @@ async def running(desk: Desk) -> AsyncIterator[Desk]:
 
 
 async def test_what_either_book_shows_is_taken_over_before_registering() -> None:
-    desk = Desk(Book(node(8, 8)))
+    desk = Desk(NodeState(node(8, 8)))
     desk.books.write(*ids(0, [0]))
     desk.books.list = frozenset(ids(1, [5]))
     await desk.reconciler.prepare()
     assert desk.held == {*ids(0, [0]), *ids(1, [5])}
-    assert desk.learned == [(Record("p", "c", MEM, frozenset(ids(0, [0]))),)]
+    assert desk.reconciler.records.value == (Record("p", "c", MEM, frozenset(ids(0, [0]))),)
+    assert desk.reconciler.records.version == 1
     assert desk.certain
 
 
-async def test_nothing_is_let_go_of_before_registering() -> None:
+async def test_nothing_is_released_before_registering() -> None:
     """What ended meanwhile is found out later, with proof."""
-    desk = Desk(Book(node(8, used={0: [1]})))
+    desk = Desk(NodeState(node(8, used={0: [1]})))
     await desk.reconciler.prepare()
     assert desk.held == set(ids(0, [1]))
 
 
 async def test_a_kubelet_that_does_not_answer_is_no_obstacle() -> None:
-    desk = Desk(Book(node(8)))
+    desk = Desk(NodeState(node(8)))
     desk.books.write(*ids(0, [0]))
     desk.books.list = None
     await desk.reconciler.prepare()
@@ -178,7 +173,7 @@ async def test_a_kubelet_that_does_not_answer_is_no_obstacle() -> None:
 
 
 async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(Book(node(8)))
+    desk = Desk(NodeState(node(8)))
     desk.books.checkpoint = DAMAGED
     await desk.reconciler.prepare()
     assert not desk.certain
@@ -194,7 +189,7 @@ async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: p
 
 async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> None:
     """The kubelet writes it anew with the first list. No round comes to help."""
-    desk = Desk(Book(node(8)), interval_s=3600)
+    desk = Desk(NodeState(node(8)), interval_s=3600)
     desk.books.checkpoint = DAMAGED
     async with running(desk):
         desk.reconciler.registered()
@@ -207,7 +202,7 @@ async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> 
 
 async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None:
     """Whatever was given out since, we gave out."""
-    desk = Desk(Book(node(8)))
+    desk = Desk(NodeState(node(8)))
     await desk.reconciler.prepare()
     desk.books.checkpoint = DAMAGED
     await desk.reconciler.prepare()
@@ -217,15 +212,15 @@ async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None
 # --- Rounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_both_books_omit_is_let_go_of() -> None:
-    desk = Desk(Book(node(8, used={0: [1, 2]})))
+async def test_what_both_books_omit_is_released() -> None:
+    desk = Desk(NodeState(node(8, used={0: [1, 2]})))
     desk.books.write(*ids(0, [1]))
     async with running(desk):
         await eventually(lambda: desk.held == set(ids(0, [1])))
 
 
 async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    desk = Desk(Book(node(8, used={0: [1]})))
+    desk = Desk(NodeState(node(8, used={0: [1]})))
     desk.books.checkpoint = DAMAGED
     async with running(desk):
         await desk.rounds(3)
@@ -234,7 +229,7 @@ async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixt
 
 
 async def test_without_evidence_everything_stays() -> None:
-    desk = Desk(Book(node(8, used={0: [1]})))
+    desk = Desk(NodeState(node(8, used={0: [1]})))
     desk.books.list = None
     async with running(desk):
         await desk.rounds(3)
@@ -244,7 +239,7 @@ async def test_without_evidence_everything_stays() -> None:
 async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = Desk(Book(node(8)))
+    desk = Desk(NodeState(node(8)))
     desk.books.list = frozenset(ids(0, [1, 2]))
     async with running(desk):
         await eventually(lambda: desk.held == set(ids(0, [1, 2])))
@@ -254,7 +249,7 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
 
 
 async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
-    desk = Desk(Book(node(8, whole=[0])), processes={uuid(0): 1}, process_wait_s=3600)
+    desk = Desk(NodeState(node(8, whole=[0])), processes={uuid(0): 1}, process_wait_s=3600)
     await desk.read()
     async with running(desk):
         await desk.rounds(3)
@@ -265,7 +260,7 @@ async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
 
 async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> None:
     """The container was deleted by force: its process began after the last reading, and still runs."""
-    desk = Desk(Book(node(8, whole=[0])), processes={uuid(0): 0}, process_wait_s=3600)
+    desk = Desk(NodeState(node(8, whole=[0])), processes={uuid(0): 0}, process_wait_s=3600)
     await desk.read()
     desk.processes = {uuid(0): 1}
     async with running(desk):
@@ -274,23 +269,24 @@ async def test_an_old_reading_lets_nothing_go_and_a_new_one_is_asked_for() -> No
 
 
 async def test_a_driver_that_does_not_answer_keeps_nothing_for_longer_than_told() -> None:
-    desk = Desk(Book(node(8, whole=[0])), readings={uuid(0): Reading(0, 0.0)}, process_wait_s=0.05)
+    desk = Desk(NodeState(node(8, whole=[0])), readings={uuid(0): Reading(0, 0.0)}, process_wait_s=0.05)
     async with running(desk):
         await desk.rounds(1)
         await eventually(lambda: not desk.held)
 
 
 async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
-    desk = Desk(Book(node(8, used={0: [1]})), interval_s=3600)
+    desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=3600)
     async with running(desk):
         await asyncio.sleep(0)
-        desk.reconciler.changed()
+        desk.reconciler.users_changed(frozenset("a"))
+        desk.reconciler.users_changed(frozenset("b"))
         await eventually(lambda: not desk.held)
 
 
 async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() -> None:
     """The IDs of an init container are never listed: every round has the checkpoint written to show the same again."""
-    desk = Desk(Book(node(8, used={0: [1]})), interval_s=0.02)
+    desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=0.02)
     desk.books.write(*ids(0, [1]))
     began = time.monotonic()
     async with running(desk):
@@ -309,7 +305,7 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A resource of former settings, or another plugin's; only the checkpoint shows them, which has to be asked for."""
-    desk = Desk(Book(node(8, 8)))
+    desk = Desk(NodeState(node(8, 8)))
     desk.books.checkpoint = Checkpoint(
         (
             Record("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
@@ -317,48 +313,48 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
         )
     )
     async with running(desk):
-        await eventually(lambda: dict(desk.book.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
+        await eventually(lambda: dict(desk.state.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
         await eventually(lambda: desk.resent > 2)
         assert len(caplog.messages) == 1
         assert "in use through a resource that is not offered here" in caplog.messages[0]
         assert desk.held == set()
         desk.books.checkpoint = Checkpoint()
-        await eventually(lambda: not desk.book.node.ledger.foreign)
+        await eventually(lambda: not desk.state.node.ledger.foreign)
 
 
 async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_granted() -> None:
     """It shows whoever had the IDs before."""
-    desk = Desk(Book(node(8)), interval_s=3600)
+    desk = Desk(NodeState(node(8)), interval_s=3600)
     desk.books.write(*ids(0, [1, 2]))
     desk.books.checkpoint = replace(desk.books.recorded(), stamp=(1, 1, 1))
     desk.books.stamped = (1, 1, 1)
-    desk.book.claim(ids(0, [1]), time.monotonic())
+    desk.state.claim(ids(0, [1]), time.monotonic())
     desk.reconciler.granted()
     await desk.reconciler.prepare()
-    holds = desk.book.node.ledger.holds
+    holds = desk.state.node.ledger.holds
     assert {name: hold.granted_at is None for name, hold in holds.items()} == {"GPU-0::1": False, "GPU-0::2": True}
     desk.books.checkpoint = replace(desk.books.recorded(), stamp=(2, 2, 2))
     await desk.reconciler.prepare()
-    assert all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values())
+    assert all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values())
 
 
 # --- After grants -----------------------------------------------------------------------------------------------------
 
 
 async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
-    desk = Desk(Book(node(8)), interval_s=3600)
+    desk = Desk(NodeState(node(8)), interval_s=3600)
     async with running(desk):
         await asyncio.sleep(0)
-        desk.book.claim(ids(0, [1]), time.monotonic())
+        desk.state.claim(ids(0, [1]), time.monotonic())
         desk.books.write(*ids(0, [1]))
         desk.reconciler.granted()
-        await eventually(lambda: all(hold.granted_at is None for hold in desk.book.node.ledger.holds.values()))
-        assert desk.learned[-1][0].device_ids == set(ids(0, [1]))
+        await eventually(lambda: all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values()))
+        assert desk.reconciler.records.value[0].device_ids == set(ids(0, [1]))
 
 
 async def test_grants_in_a_row_are_one_reading() -> None:
     """The other desk, which is granted something after its first reading, shows when a second one would have come."""
-    desk, other = Desk(Book(node(8)), interval_s=3600), Desk(Book(node(8)), interval_s=3600)
+    desk, other = Desk(NodeState(node(8)), interval_s=3600), Desk(NodeState(node(8)), interval_s=3600)
     async with running(desk), running(other):
         await asyncio.sleep(0)
         for _ in range(5):
@@ -373,7 +369,7 @@ async def test_grants_in_a_row_are_one_reading() -> None:
 
 async def test_once_registered_the_kubelet_is_asked_until_it_has_listed_every_pod_of_its_checkpoint() -> None:
     """It may have been started just now. Nobody asks once it has."""
-    desk = Desk(Book(node(8)))
+    desk = Desk(NodeState(node(8)))
     desk.books.write(*ids(0, [1]))
     desk.books.looks_wanted = 3
     async with running(desk):
@@ -385,7 +381,7 @@ async def test_once_registered_the_kubelet_is_asked_until_it_has_listed_every_po
 
 
 async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -> None:
-    desk = Desk(Book(node(8)), interval_s=3600)
+    desk = Desk(NodeState(node(8)), interval_s=3600)
     desk.books.checkpoint = DAMAGED
     async with running(desk):
         desk.reconciler.granted()
@@ -394,7 +390,10 @@ async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -
 
 
 def test_it_says_whose_books_it_reads() -> None:
-    assert repr(Desk(Book(node(8))).reconciler) == "<Reconciler of <Books /none/kubelet_internal_checkpoint and /none>>"
+    assert (
+        repr(Desk(NodeState(node(8))).reconciler)
+        == "<Reconciler of <Books /none/kubelet_internal_checkpoint and /none>>"
+    )
 
 
 async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Path) -> None:
@@ -403,24 +402,22 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
     entry = {"PodUID": "p", "ContainerName": "c", "ResourceName": MEM, "DeviceIDs": {"-1": [share]}}
     file = tmp_path / "kubelet_internal_checkpoint"
     file.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}}))
-    book = Book(node(4))
+    state = NodeState(node(4))
     reconciler = Reconciler(
-        book,
+        state,
         Books(tmp_path, tmp_path / "none", frozenset({MEM})),
         m.NoMetrics(),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
-        learned=lambda _records: None,
-        rounded=lambda: None,
         interval_s=1,
         process_wait_s=1,
     )
-    book.claim([share], 1.0)
+    state.claim([share], 1.0)
     reconciler.granted()
     await reconciler.prepare()
-    assert book.node.ledger.holds[share].granted_at == 1.0
+    assert state.node.ledger.holds[share].granted_at == 1.0
     file.with_name("new").write_text(file.read_text())
     file.with_name("new").replace(file)
     await reconciler.prepare()
-    assert book.node.ledger.holds[share].granted_at is None
+    assert state.node.ledger.holds[share].granted_at is None

@@ -21,7 +21,7 @@ from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record
 from gpu_device_plugin.metrics import NoMetrics
-from gpu_device_plugin.node_state import Book
+from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
@@ -233,25 +233,22 @@ class CountingBooks(Books):
 
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
-    book = Book(gpus(8))
-    learned: list[Record] = []
+    state = NodeState(gpus(8))
     books = CountingBooks(tmp_path, tmp_path / "nobody", frozenset({MEM}))
     reconciler = Reconciler(
-        book,
+        state,
         books,
         NoMetrics(),
         resend=lambda: None,
         readings=dict,
         read_again=lambda: asyncio.sleep(0),
-        learned=learned.extend,
-        rounded=lambda: None,
         interval_s=600,
         process_wait_s=0,
     )
     task = asyncio.create_task(reconciler.run())
     try:
         for number in (0, 1):
-            book.claim(ids(0, [number]), time.monotonic())
+            state.claim(ids(0, [number]), time.monotonic())
             reconciler.granted()
             for _ in range(5):  # until it waits for the kubelet to write
                 await asyncio.sleep(0)
@@ -259,8 +256,10 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
-        await eventually(lambda: learned)
-        assert {(record.pod_uid, record.device_ids) for record in learned} == {("a", frozenset(ids(0, [0, 1])))}
+        await eventually(lambda: reconciler.records.value)
+        assert {(record.pod_uid, record.device_ids) for record in reconciler.records.value} == {
+            ("a", frozenset(ids(0, [0, 1])))
+        }
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.keys import STATIC_POD
 from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.node.endings import Endings, PodsInApi, pods_in_api
+from gpu_device_plugin.core.node.ended_pods import EndedPods, PodsInApi, pods_in_api
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +32,12 @@ def recorded(by_uid: Mapping[str, str]) -> dict[str, frozenset[str]]:
     return {uid: frozenset(devices) for uid, devices in by_uid.items()}
 
 
-def seen(*looks: tuple[Mapping[str, str], Mapping[str, frozenset[str]]], api: PodsInApi = NO_API) -> Endings:
+def seen(*looks: tuple[Mapping[str, str], Mapping[str, frozenset[str]]], api: PodsInApi = NO_API) -> EndedPods:
     """What is known after these looks, each at a checkpoint and then at a List."""
-    endings = Endings()
+    ended_pods = EndedPods()
     for checkpoint, listed in looks:
-        endings = endings.after(recorded(checkpoint), listed, api)
-    return endings
+        ended_pods = ended_pods.after(recorded(checkpoint), listed, api)
+    return ended_pods
 
 
 def known(*, ended: set[str] | None = None, static: set[str] | None = None, **names: str) -> PodsInApi:
@@ -80,14 +80,14 @@ def test_another_kubelet_process_has_to_name_a_pod_itself() -> None:
     """Nothing is remembered of the process before; the List of this one is empty at first."""
     before = seen(({A: "x"}, ids(a="x")))
     assert before.names == {A: "default/a"}
-    assert not Endings().after(recorded({A: "x"}), ids(), NO_API).over
+    assert not EndedPods().after(recorded({A: "x"}), ids(), NO_API).over
 
 
 def test_a_pod_is_over_until_the_checkpoint_omits_it_even_if_another_gets_its_name() -> None:
     """The next pod of a StatefulSet."""
     gone = seen(({A: "x"}, ids(a="x")), ({A: "x"}, ids()), ({A: "x"}, ids(a="")))
     assert gone.over == {A}
-    assert seen(({A: "x"}, ids(a="x")), ({A: "x"}, ids()), ({}, ids(a=""))) == Endings()
+    assert seen(({A: "x"}, ids(a="x")), ({A: "x"}, ids()), ({}, ids(a=""))) == EndedPods()
 
 
 def test_a_pod_whose_name_another_has_already_is_not_over_yet() -> None:
@@ -137,7 +137,7 @@ def test_a_device_that_anything_shows_for_another_pod_is_not_stale(
     checkpoint: Mapping[str, str], listed: Mapping[str, frozenset[str]], stale: set[str]
 ) -> None:
     api = known(a=A, b=B, ended={A})
-    assert Endings(over=frozenset({A})).stale(recorded(checkpoint), listed, api) == stale
+    assert EndedPods(over=frozenset({A})).stale(recorded(checkpoint), listed, api) == stale
 
 
 def test_a_device_that_is_listed_under_the_name_of_a_pod_that_is_listed_no_more_is_not_stale() -> None:
@@ -200,26 +200,26 @@ def test_nothing_is_stale_that_is_shown_for_a_pod_that_is_not_over(
     listed: dict[str, frozenset[str]],
     api: PodsInApi,
 ) -> None:
-    endings = Endings()
+    ended_pods = EndedPods()
     for before, named, shown in looks:
-        endings = endings.after(before, named, shown)
-    stale = endings.stale(checkpoint, listed, api)
+        ended_pods = ended_pods.after(before, named, shown)
+    stale = ended_pods.stale(checkpoint, listed, api)
     for uid, some in checkpoint.items():
-        assert uid in endings.over or not some & stale
+        assert uid in ended_pods.over or not some & stale
     for name, some in listed.items():
-        assert name in {api.names.get(uid) for uid in endings.over & api.ended} or not some & stale
+        assert name in {api.names.get(uid) for uid in ended_pods.over & api.ended} or not some & stale
 
 
 @given(LOOKS)
 def test_a_pod_is_over_only_if_it_was_named_before_or_has_ended_in_the_api(
     looks: list[tuple[dict[str, frozenset[str]], dict[str, frozenset[str]], PodsInApi]],
 ) -> None:
-    endings, named, ended = Endings(), set[str](), set[str]()
+    ended_pods, named, ended = EndedPods(), set[str](), set[str]()
     for checkpoint, listed, api in looks:
-        endings = endings.after(checkpoint, listed, api)
+        ended_pods = ended_pods.after(checkpoint, listed, api)
         ended |= api.ended
-        assert endings.over <= checkpoint.keys() & (named | ended) - {STATIC}
-        named |= endings.names.keys()
+        assert ended_pods.over <= checkpoint.keys() & (named | ended) - {STATIC}
+        named |= ended_pods.names.keys()
 
 
 @given(RECORDED, RECORDED, LISTED)
@@ -227,5 +227,5 @@ def test_an_empty_or_a_first_list_ends_nobody(
     before: dict[str, frozenset[str]], checkpoint: dict[str, frozenset[str]], listed: dict[str, frozenset[str]]
 ) -> None:
     """After a restart of the kubelet nothing is remembered, and whatever it lists first proves no end."""
-    assert not Endings().after(before, {}, NO_API).after(checkpoint, {}, NO_API).over
-    assert not Endings().after(checkpoint, listed, NO_API).over
+    assert not EndedPods().after(before, {}, NO_API).after(checkpoint, {}, NO_API).over
+    assert not EndedPods().after(checkpoint, listed, NO_API).over

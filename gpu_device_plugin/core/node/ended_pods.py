@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.node.assigned import kubelet_uid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,7 +50,7 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
     minor = _VERSION.match(kubelet_version)
     if minor is not None and int(minor[1]) not in _KEEPING:
         return None
-    by_uid = {pod.annotations.get(STATIC_POD, pod.uid): pod for pod in pods}
+    by_uid = {kubelet_uid(pod): pod for pod in pods}
     return PodsInApi(
         names={uid: f"{pod.namespace}/{pod.name}" for uid, pod in by_uid.items()},
         ended=frozenset(uid for uid, pod in by_uid.items() if minor is not None and pod.ended and not pod.running),
@@ -58,7 +59,7 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Endings:
+class EndedPods:
     """What one kubelet process has shown of its pods' ends. A look at its books is a new value.
 
     A pod is over when
@@ -79,7 +80,7 @@ class Endings:
 
     def after(
         self, recorded: Mapping[str, frozenset[str]], listed: Mapping[str, frozenset[str]], api: PodsInApi
-    ) -> Endings:
+    ) -> EndedPods:
         """Return what is known after one more look.
 
         Args:
@@ -93,7 +94,7 @@ class Endings:
         names |= {uid: api.names[uid] for uid in recorded.keys() & api.names.keys() if api.names[uid] in listed}
         dropped = {uid for uid, name in names.items() if name not in listed}
         new = {uid for uid in dropped | (recorded.keys() & api.ended) if _OF_THE_API.fullmatch(uid)} - api.static
-        return Endings(names, frozenset(new | (self.over & recorded.keys())))
+        return EndedPods(names, frozenset(new | (self.over & recorded.keys())))
 
     def stale(
         self, recorded: Mapping[str, frozenset[str]], listed: Mapping[str, frozenset[str]], api: PodsInApi

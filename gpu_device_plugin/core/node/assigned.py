@@ -1,0 +1,51 @@
+"""On which GPUs are a pod's containers, by the kubelet's checkpoint?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.preferring import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.node.node import Node
+
+Slot: TypeAlias = tuple[str, str, Kind]
+"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
+
+
+def kubelet_uid(pod: Pod) -> str:
+    """Return the UID by which the kubelet's own books know a pod."""
+    return pod.annotations.get(STATIC_POD, pod.uid)
+
+
+def assigned_shares(
+    pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
+) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
+    """Return the shares by GPU position of each container and kind of a pod; nothing unless all of it is known.
+
+    Args:
+        pod: the pod.
+        records: the device IDs that the kubelet's checkpoint shows.
+        node: the node of both.
+        resources: ours.
+    """
+    found = {}
+    for container in pod.containers:
+        for resource in resources:
+            if container.limits.get(resource.name, 0) > 0:
+                ids = records.get((kubelet_uid(pod), container.name, resource.kind), frozenset())
+                places = spread_over(node, ids)
+                if not ids or sum(places.values()) < len(ids):
+                    return {}
+                whole = resource.kind is Kind.COUNT
+                found[container.name, resource.kind] = {
+                    position: len(node.shares.gpus[position].shares) if whole else count
+                    for position, count in places.items()
+                }
+    return found

@@ -1,0 +1,132 @@
+"""Take over into the node's state which GPUs the driver shows, and how they are."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.model.shares import TooManySharesError
+from gpu_device_plugin.core.node.equipping import out_of_service, remarks
+from gpu_device_plugin.hardware.monitor import State
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.model.gpus import Gpu
+    from gpu_device_plugin.hardware.monitor import Hardware, HardwareView
+    from gpu_device_plugin.node_state import NodeState
+
+_log = logging.getLogger(__name__)
+
+_REMEMBER_S = 2.0
+"""How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
+
+
+class Equipment:
+    """The GPUs of a node, as its state has them."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        state: NodeState,
+        metrics: m.Metrics,
+        excluded: tuple[str, ...],
+        gpus_before: Callable[[float], Awaitable[tuple[Gpu, ...]]] | None,
+    ) -> None:
+        """Prepare to follow `hardware` into `state`.
+
+        Args:
+            hardware: what the driver shows.
+            state: the node.
+            metrics: where to count.
+            excluded: UUIDs or indexes of GPUs that the settings keep out.
+            gpus_before: tells, within so many seconds, which GPUs the node had before, by position; None: nobody can.
+        """
+        self._hardware = hardware
+        self._state = state
+        self._metrics = metrics
+        self._excluded = excluded
+        self._gpus_before = gpus_before
+        self._paused = Latest(value=False)
+        self.there = asyncio.Event()
+        """There is a GPU to share, or was."""
+        self.views: Latest[HardwareView] = Latest(hardware.view.value)
+        """What was taken over last."""
+        self.remarks: tuple[str, ...] = ()
+        """What is to be known of this node beside its GPUs, as sentences."""
+
+    def __repr__(self) -> str:
+        return f"<Equipment of {self._hardware!r}>"
+
+    @property
+    def why_none(self) -> str:
+        """Why no GPU is shared, where none is."""
+        view = self._hardware.view.value
+        return (view.state is State.WATCHING and self._state.node.shares.why_none) or view.sentence
+
+    async def run(self) -> NoReturn:
+        """Follow the hardware for ever.
+
+        Raises:
+            UsageError: the share size cuts the first GPUs into more shares than a kubelet copes with.
+        """
+        told: tuple[object, ...] = ()
+        restarts, gpus_before = 0, self._gpus_before
+        async for view in self._hardware.view.values():
+            if view.state is not State.STARTING and (view.state, view.sentence) != told:
+                told = (view.state, view.sentence)
+                usual = view.state in {State.WATCHING, State.PAUSED}
+                _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
+            if view.child_restarts > restarts:
+                self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
+            restarts = view.child_restarts
+            if view.inventory.gpus and gpus_before is not None:
+                self._hardware.remember(await gpus_before(_REMEMBER_S))
+                gpus_before = None
+            self._equip(self._hardware.view.value)
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def toggle_pause(self) -> None:
+        """Release the GPUs so that they can be reset, or take them up again."""
+        self._paused.set(not self._paused.value)
+
+    async def pause_and_resume(self) -> NoReturn:
+        """Follow `toggle_pause` for ever."""
+        async for paused in self._paused.values():
+            if paused:
+                await self._hardware.pause()
+                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
+            elif self._hardware.view.value.state is State.PAUSED:
+                self._hardware.resume()
+        raise AssertionError  # pragma: no cover (a Latest never ends)
+
+    def _equip(self, view: HardwareView) -> None:
+        before = shares = self._state.node.shares
+        try:
+            shares = before.with_inventory(view.inventory, self._excluded)
+        except TooManySharesError as error:
+            if not before.gpus:
+                raise UsageError(str(error)) from error
+            _log.error("new GPUs are left out", extra={"why": str(error), "once_per_s": 600})
+        for gpu, reason in shares.left_out:
+            if (gpu, reason) not in before.left_out:
+                _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})
+        for shared in shares.gpus[len(before.gpus) :]:
+            extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
+            _log.info("GPU %s is shared", shared.position, extra=extra)
+        found = remarks(shares, view.inventory, self._excluded)
+        for remark, urgent in found.items():
+            if remark not in self.remarks:
+                _log.log(logging.WARNING if urgent else logging.INFO, "%s", remark)
+        self.remarks = tuple(found)
+        reasons = {uuid: belief.reasons for uuid, belief in view.beliefs.items()}
+        unhealthy = out_of_service(reasons, view.inventory.gpus)
+        self._state.equip(shares, unhealthy, shares.closeness(view.inventory.links))
+        if shares.gpus:
+            self.there.set()
+        self.views.set(view)

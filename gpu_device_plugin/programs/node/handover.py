@@ -1,0 +1,53 @@
+"""What an agent takes over from the one before it on its node, and leaves for the next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.equipping import share_size
+from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from gpu_device_plugin.kubelet.books import Books
+    from gpu_device_plugin.settings.node import NodeSettings
+
+
+class Handover:
+    """The share size in use, and the pods that have ended though the kubelet's checkpoint shows them."""
+
+    def __init__(self, settings: NodeSettings, books: Books) -> None:
+        """Read and write beside the kubelet's sockets; only the lock's holder writes."""
+        self._settings = settings
+        self._books = books
+        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
+        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
+
+    def __repr__(self) -> str:
+        return f"<Handover {self._share_size!r}, {self._ended_pods!r}>"
+
+    def share_mib(self) -> int:
+        """Return the share size to begin with, in MiB: the one in use as long as a container holds shares of it."""
+        ended = (self._ended_pods.read() or "").split()
+        return share_size(self._settings.share_size_mib, self._share_size.number(), self._holders(), ended)
+
+    def keep_share_size(self, share_mib: int) -> None:
+        """Leave our share size for the next agent."""
+        self._share_size.write(str(share_mib))
+
+    def keep_ended_pods(self) -> None:
+        """Leave the UIDs of the pods that have ended for the next agent, which will not have seen them end."""
+        ended = " ".join(sorted(self._books.over))
+        if ended or self._ended_pods.read():
+            self._ended_pods.write(ended)
+
+    def _holders(self) -> Collection[str] | None:
+        """Return the UIDs of the pods that hold shares by the kubelet's checkpoint, None if it cannot be read."""
+        names = frozenset(resource.name for resource in self._settings.offered if resource.kind is Kind.MEMORY)
+        try:
+            return self._books.recorded().by_pod(names).keys()
+        except CheckpointUnreadableError:
+            return None

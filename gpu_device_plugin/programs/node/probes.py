@@ -1,0 +1,86 @@
+"""What an agent shows of itself over HTTP: whether it lives, whether it is ready, and metrics."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.aio.http import ListenError, serving
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.hardware.monitor import State
+from gpu_device_plugin.programs import frugal
+from gpu_device_plugin.settings.knobs import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from gpu_device_plugin.aio.http import Page
+    from gpu_device_plugin.programs.node.agent import NodeAgent
+    from gpu_device_plugin.settings.forms import Address
+
+
+@asynccontextmanager
+async def serving_probes(
+    address: Address | None,
+    alive: m.Check,
+    ready: m.Check,
+    notes: Callable[[], Iterable[str]] = tuple,
+    metrics: m.Metrics | None = None,
+) -> AsyncIterator[None]:
+    """Answer /healthz, /readyz with `notes`, and /metrics if there are any, while the block runs and has an address.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+    """
+    pages: dict[str, Callable[[], Awaitable[Page]]] = {"/healthz": m.probe(alive), "/readyz": m.probe(ready, notes)}
+    if isinstance(metrics, m.PrometheusMetrics):
+        pages["/metrics"] = metrics.page
+    async with AsyncExitStack() as stack:
+        if address is not None:
+            frugal.import_aiohttp()
+            try:
+                await stack.enter_async_context(serving(address.host, address.port, pages))
+            except ListenError as error:
+                raise UsageError(f"http: {error}") from error
+        yield
+
+
+async def alive(agent: NodeAgent) -> tuple[str, ...]:
+    """Return what only a restart can mend."""
+    serving_now = agent.equipment.there.is_set() and not agent.coexistence.others.value
+    return ("our own sockets do not answer",) if serving_now and not await agent.lives.answer_ourselves() else ()
+
+
+async def ready(agent: NodeAgent) -> tuple[str, ...]:
+    """Return what is missing for this node to serve pods, as sentences."""
+    if not agent.equipment.there.is_set():
+        return (agent.equipment.why_none,)
+    view = agent.hardware.view.value
+    unseen = () if view.state is State.WATCHING else (view.sentence,)
+    certain = agent.state.node.ledger.certain
+    unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
+    return (*unseen, *agent.coexistence.unmet(), *unread, *agent.lives.unmet())
+
+
+def metrics_state(agent: NodeAgent) -> m.State:
+    """Return the node as metrics show it."""
+    node = agent.state.node
+    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers(Kind.MEMORY)}
+    return m.State(
+        gpus=tuple(
+            m.GpuState(
+                uuid=shared.gpu.uuid,
+                healthy=shared.gpu.uuid not in node.unhealthy,
+                shares=len(shared.shares),
+                allocated=len(shared.shares) if node.use(shared).whole else len(node.use(shared).shares),
+                unhealthy=len(shared.shares) if shared.gpu.uuid in node.unhealthy else 0,
+                fenced=fenced.get(shared.gpu.uuid, 0),
+            )
+            for shared in node.shares.gpus
+        ),
+        streams=tuple(
+            m.StreamState(resource=name, up=up, without_s=without)
+            for name, (up, without) in agent.lives.outages().items()
+        ),
+    )

@@ -1,0 +1,98 @@
+"""Tell people what happens on a node: by log, metrics and Kubernetes Events."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.kubelet.life import Told
+from gpu_device_plugin.programs.node.coexistence import ALLOW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpu_device_plugin.core.model.resources import Kind
+    from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.others import Sighting
+    from gpu_device_plugin.hardware.monitor import HealthChange, XidSeen
+    from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.settings.knobs import Reload
+    from gpu_device_plugin.settings.node import NodeSettings
+
+_log = logging.getLogger(__name__)
+
+_DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
+"""Settings by which the kubelet knows the devices of running pods."""
+
+
+class Reports:
+    """One method for each thing that may happen."""
+
+    def __init__(self, state: NodeState, metrics: m.Metrics, event: Callable[..., None]) -> None:
+        """Report of the node in `state`; `event` posts an Event about it, see `NodeCluster.event`."""
+        self._state = state
+        self._metrics = metrics
+        self._event = event
+
+    def health_changed(self, change: HealthChange) -> None:
+        """A GPU has become healthy or unhealthy."""
+        self._metrics.count(m.HEALTH_CHANGES, "healthy" if change.healthy else "unhealthy", change.cause)
+        level, name = logging.INFO if change.healthy else logging.ERROR, self._name_of(change.uuid)
+        _log.log(level, "%s is %s", name, change.reason, extra={"uuid": change.uuid})
+        reason = "GPUHealthy" if change.healthy else "GPUUnhealthy"
+        self._event(reason, f"{name} ({change.uuid}) is {change.reason}", "Observe", warning=not change.healthy)
+
+    def xid_seen(self, seen: XidSeen) -> None:
+        """The driver has reported an XID."""
+        self._metrics.count(m.XIDS, seen.uuid, str(seen.code))
+        name, what = self._name_of(seen.uuid), f"XID {seen.code}: {seen.xid.meaning}"
+        _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
+        self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
+
+    def registration(self, told: Told, details: dict[str, object]) -> None:
+        """The kubelet has registered a resource, or has not, or has to register all of them anew."""
+        registered = told is Told.REGISTERED
+        if registered or told is Told.NOT_REGISTERED:
+            self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
+        _log.log(logging.INFO if registered else logging.WARNING, "%s", told, extra=details)
+
+    def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
+        """A container has not got its devices."""
+        extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
+        _log.warning("refused", extra=extra)
+
+    def refused_again_and_again(self, shares: int, advice: str) -> None:
+        """Containers that ask for so many shares are refused so often that people have to know."""
+        asked = format_mib(shares * self._state.node.shares.share_mib)
+        _log.warning("pods of %s are refused again and again: %s", asked, advice)
+        self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
+
+    def not_alone(self, others: Iterable[Sighting]) -> None:
+        """Others hand out GPUs of this node, so that we do not."""
+        for other in others:
+            _log.error("GPUs are not shared: %s; %s", other, ALLOW)
+            self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
+
+    def settings_read(self, outcome: Reload[NodeSettings]) -> None:
+        """Settings have been read again, and what could be applied of them has been."""
+        _log.info("%s", outcome.sentence, extra=outcome.changes)
+        if outcome.waiting:
+            _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
+            drain = "drain the node, then " if _DRAIN_FIRST.intersection(outcome.waiting) else ""
+            restart = (
+                "kubectl -n gpushare delete pod -l app.kubernetes.io/component=node "
+                f"--field-selector spec.nodeName={outcome.settings.node_name}"
+            )
+            note = f"The settings {', '.join(outcome.waiting)} wait for a restart of the agent: {drain}{restart}"
+            self._event("SettingsWait", note, "Reload")
+
+    def settings_refused(self, why: str) -> None:
+        """Other settings cannot be used, and all stay as they are."""
+        _log.error("the configuration stays as it was", extra={"why": why})
+        self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
+
+    def _name_of(self, uuid: str) -> str:
+        shared = self._state.node.shares.by_uuid(uuid)
+        return "a GPU" if shared is None else f"GPU {shared.position}"

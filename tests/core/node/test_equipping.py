@@ -1,0 +1,61 @@
+"""What follows from a node's GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
+from gpu_device_plugin.testing.nodes import node
+
+LIMITS = "memory limits: advisory: its driver has no limits of memory, which come with r615"
+
+
+@pytest.mark.parametrize(
+    ("before", "holders", "ended", "expected"),
+    [
+        (None, {"a"}, [], 1024),
+        (2048, set(), [], 1024),
+        (2048, {"a"}, [], 2048),
+        (2048, {"a"}, ["a", "b"], 1024),
+        (2048, {"a", "c"}, ["a", "b"], 2048),
+        (2048, None, [], 2048),
+        (None, None, [], 1024),
+    ],
+)
+def test_the_share_size_waits_while_a_pod_holds_shares_or_may(
+    before: int | None, holders: set[str] | None, ended: list[str], expected: int
+) -> None:
+    assert share_size(1024, before, holders, ended) == expected
+
+
+def test_a_gpu_serves_nobody_for_the_reasons_of_its_health_or_in_mig_mode() -> None:
+    gpus = [shared.gpu for shared in node(4, 4, 4).shares.gpus]
+    gpus[1:] = [replace(gpu, mig=True) for gpu in gpus[1:]]
+    assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, gpus) == {
+        "GPU-0": "too hot; too old",
+        "GPU-1": "it is in MIG mode now, whose instances are not shared yet",
+        "GPU-2": "lost",
+    }
+    assert out_of_service({"GPU-0": ()}, gpus[:1]) == {}
+
+
+def test_a_node_without_gpus_has_nothing_to_say() -> None:
+    assert remarks(node().shares, Inventory(), ()) == {}
+
+
+def test_limits_are_told_and_an_exclusion_of_no_gpu_is_a_mistake() -> None:
+    shares = node(8).shares
+    inventory = Inventory(tuple(shared.gpu for shared in shares.gpus))
+    assert remarks(shares, inventory, ()) == {LIMITS: False}
+    (limits, unknown), urgent = zip(*remarks(shares, inventory, ("9",)).items(), strict=True)
+    assert (limits, urgent) == (LIMITS, (False, True))
+    assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is")
+
+
+def test_gpus_none_of_which_is_shared_are_a_mistake_too() -> None:
+    found = Inventory(tuple(shared.gpu for shared in node(8).shares.gpus))
+    shares = node().shares.with_inventory(found, ("0",))
+    assert remarks(shares, found, ("0",)) == {shares.why_none: True}

@@ -1,0 +1,93 @@
+"""What happens on a node is in the log, in the metrics and in an Event, with the GPU's position where it has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why
+from gpu_device_plugin.core.node.health import Cause
+from gpu_device_plugin.hardware.monitor import HealthChange
+from gpu_device_plugin.kubelet.life import Told
+from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.reports import Reports
+from gpu_device_plugin.settings.knobs import reload
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.testing.nodes import node, uuid
+
+if TYPE_CHECKING:
+    from gpu_device_plugin import metrics as m
+
+
+@dataclass
+class Desk:
+    """Reports, and what they say."""
+
+    counted: list[tuple[str, ...]] = field(default_factory=list)
+    events: list[tuple[str, str, str, bool]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.reports = Reports(NodeState(node(8)), self, self._event)
+
+    def _event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        self.events.append((reason, note, action, warning))
+
+    def count(self, what: m.Count, *labels: str, times: int = 1) -> None:
+        self.counted += [(what.name.removeprefix("gpushare_"), *labels)] * times
+
+    def took(self, what: m.Duration, seconds: float, *labels: str) -> None:
+        """Measure nothing."""
+
+
+@pytest.mark.parametrize(("healthy", "reason"), [(True, "GPUHealthy"), (False, "GPUUnhealthy")])
+def test_a_gpu_is_called_by_its_position(*, healthy: bool, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.health_changed(HealthChange(uuid(0), healthy, "as it is", next(iter(Cause))))
+        desk.reports.health_changed(HealthChange("GPU-unknown", healthy, "as it is", next(iter(Cause))))
+    assert caplog.messages == ["GPU 0 is as it is", "a GPU is as it is"]
+    assert desk.events[0] == (reason, f"GPU 0 ({uuid(0)}) is as it is", "Observe", not healthy)
+    assert {labels[1] for labels in desk.counted} == {"healthy" if healthy else "unhealthy"}
+
+
+@pytest.mark.parametrize("told", Told)
+def test_attempts_to_register_are_counted_and_everything_is_logged(
+    told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.registration(told, {"resource": "x.com/gpu-mem"})
+    outcomes = {Told.REGISTERED: ["registered"], Told.NOT_REGISTERED: ["failed"]}.get(told, [])
+    assert [labels[-1] for labels in desk.counted] == outcomes
+    assert [(record.getMessage(), record.levelname == "INFO") for record in caplog.records] == [
+        (told, told is Told.REGISTERED)
+    ]
+
+
+def test_a_run_of_refusals_is_told_in_memory_with_the_advice(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    desk.reports.refused(Kind.MEMORY, 4, Refused(Why.NO_ROOM, "no room"))
+    assert desk.events == []
+    desk.reports.refused_again_and_again(4, "do this")
+    assert desk.events == [
+        ("GPUMemoryFragmented", "Pods of 4 GiB are refused again and again: do this.", "Refuse", True)
+    ]
+    assert caplog.messages == ["refused", "pods of 4 GiB are refused again and again: do this"]
+
+
+@pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])
+def test_settings_that_wait_say_whether_the_node_is_to_be_drained_first(changed: str, *, drain: bool) -> None:
+    running = Sources(NodeSettings, {"api": "off", "node_name": "n"}, {}).read()
+    value = {"share_size": "2GiB", "api": "http://127.0.0.1:1"}[changed]
+    wanted = Sources(NodeSettings, {"api": "off", "node_name": "n", changed: value}, {}).read()
+    desk = Desk()
+    desk.reports.settings_read(reload(running, running))
+    assert desk.events == []
+    desk.reports.settings_read(reload(running, wanted))
+    ((reason, note, _, warning),) = desk.events
+    assert (reason, warning, "drain the node, then " in note) == ("SettingsWait", True, drain)
+    assert note.endswith("spec.nodeName=n")
