@@ -39,7 +39,7 @@ class Book:
         self._keep(self.node.ledger.granted(device_ids, now))
 
     def see(self, device_ids: Iterable[str], *, certain: bool | None = None) -> None:
-        """Hold these IDs because the kubelet's books show them; `certain` says whether those books are complete."""
+        """Hold these IDs because the kubelet's records show them; `certain` says whether those are complete."""
         ledger = self.node.ledger.seen(device_ids)
         self._keep(ledger if certain is None else ledger.sure(certain=certain))
 

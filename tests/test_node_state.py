@@ -49,7 +49,7 @@ def test_what_the_kubelet_shows_is_held() -> None:
     assert book.node.ledger.certain
 
 
-def test_books_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
+def test_records_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
     book = Book(node(4))
     book.see([A0], certain=False)
     assert not book.node.ledger.certain

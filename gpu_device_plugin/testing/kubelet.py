@@ -298,9 +298,9 @@ class Kubelet:
     async def delete(self, pod: Pod, *, force: bool = False) -> Pod:
         """Remove a pod from the API, its grace period over; return what is left of it.
 
-        With `force` its processes are still running, until `process_ended`, while the kubelet's books forget it now.
+        With `force` its processes are still running, until `process_ended`, while the kubelet's records forget it now.
         Containers that are just starting do start (kubelet.go gives the runtime's SyncPod a context that the end of the
-        pod does not cancel), with whatever the books still say of their devices.
+        pod does not cancel), with whatever its records still say of their devices.
         The sync loop deletes, so this waits for an Allocate that hangs.
         """
         if self._process:
@@ -473,11 +473,9 @@ class Kubelet:
         return pod
 
     def _put_container(self, uid: str, container: Container) -> None:
-        books = self._pods if uid in self._pods else self._left_behind
-        pod = books[uid]
-        books[uid] = replace(
-            pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)
-        )
+        pods = self._pods if uid in self._pods else self._left_behind
+        pod = pods[uid]
+        pods[uid] = replace(pod, containers=tuple(container if c.name == container.name else c for c in pod.containers))
         self._tick()
 
     @staticmethod

@@ -161,7 +161,7 @@ class Invented:
 
 
 class World:
-    """The node, and what is known of it from outside the agent: the kubelet's books and the GPUs themselves."""
+    """The node, and what is known of it from outside the agent: the kubelet's records and the GPUs themselves."""
 
     def __init__(
         self, kubelet: Kubelet, settings: Mapping[str, str], shares: Shares, invented: Invented | None

@@ -34,8 +34,8 @@ from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
-from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.programs.doctor import runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
@@ -163,7 +163,7 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> t
     """
     problems = {name: why for name in ("", *texts.profiles) if (why := _problem(sources, texts, name))}
     settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
-    last = Remembered(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
+    last = StateFile(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
     if last is not None and last in texts.profiles and last not in problems:
         settings = below(sources.read(last, texts), where)
     return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
@@ -225,7 +225,7 @@ async def examined(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         share_mib=settings.share_size_mib,
-        share_mib_in_force=Remembered(settings.device_plugin_dir, SHARE_SIZE).number(),
+        share_mib_in_force=StateFile(settings.device_plugin_dir, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
         exclude_gpus=settings.exclude_gpus,
         devices=settings.devices,

@@ -1,4 +1,4 @@
-"""The cluster as `inspect` shows it, made out of what the API says by the same books that the extender keeps."""
+"""The cluster as `inspect` shows it, made out of what the API says by the same ledger that the extender keeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpu_device_plugin.core.contract.annotations import (
 from gpu_device_plugin.core.contract.nodefacts import read_facts
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
-from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
+from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.settings.knobs import nearest
 
@@ -183,7 +183,7 @@ class _Pod(msgspec.Struct, gc=False):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, Told]:
+def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
     """Return one pod, with what else may explain its fate. Nothing of its environment is read.
 
     Raises:
@@ -197,7 +197,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), _Condition())
-    return pod, Told(
+    return pod, SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
         message=status.message or "",
@@ -229,12 +229,12 @@ class _Event(msgspec.Struct, rename="camel", gc=False):
     event_time: str | None = None
 
 
-def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
+def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple[str, ...]:
     """Return the latest warnings among a pod's Events, the last one last, without what stands on the pod itself.
 
     Args:
         raw_events: Events of API group ``""`` as JSON.
-        told: what stands on the pod.
+        status: what stands on the pod.
     """
     found: dict[tuple[str, str], str] = {}
     for raw in raw_events:
@@ -243,7 +243,7 @@ def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
         except msgspec.DecodeError:
             continue  # of what is only looked at beside all else
         message = " ".join((event.message or "").split())
-        if event.type == "Warning" and message and message not in {told.message, told.condition}:
+        if event.type == "Warning" and message and message not in {status.message, status.condition}:
             said = (event.reason or "", message)
             found[said] = max(found.get(said, ""), event.last_timestamp or event.event_time or "")
     latest = sorted(found, key=lambda said: (found[said], said))[-_EVENTS:]

@@ -31,12 +31,12 @@ from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.hardware.fake import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
 from gpu_device_plugin.kubelet import checkpoint
-from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
-from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
+from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, StateFile
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.node.advertiser import Advertiser
@@ -149,16 +149,16 @@ class NodeAgent:
             on_grant=self._granted,
         )
         resources = frozenset(resource.name for resource in settings.offered)
-        self.books = Books(
+        self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
             resources,
-            listener=lambda: self.lives.listener,
+            listener=lambda: self.registration.listener,
             in_api=self._pods_in_api,
         )
         self.reconciler = Reconciler(
             self.book,
-            self.books,
+            self.kubelet_records,
             self._metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
@@ -168,16 +168,16 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
-        self.lives = Lives(
+        self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
             self._prepare,
-            self._tell,
+            self._registration_event,
         )
         self.coexistence = Coexistence(settings)
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
         self._paused = Latest(value=False)
         self._equipped = asyncio.Event()
         self._notes: tuple[str, ...] = ()
@@ -387,7 +387,7 @@ class NodeAgent:
 
     async def _serve_kubelet(self) -> NoReturn:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.lives.run(), name="plugins")
+            tasks.create_task(self.registration.run(), name="plugins")
             tasks.create_task(self.reconciler.run(), name="reconcile")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
@@ -452,19 +452,20 @@ class NodeAgent:
         return PodsInApi() if self._cluster is None else self._cluster.pods_in_api()
 
     def _rounded(self) -> None:
-        ended = " ".join(sorted(self.books.over))
+        ended = " ".join(sorted(self.kubelet_records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)
-        if self._cluster is not None and all(self.lives.registrations.values()):
+        if self._cluster is not None and all(self.registration.registrations.values()):
             self._cluster.arrived()
 
-    def _tell(self, told: Told, details: dict[str, object]) -> None:
-        if told is Told.REGISTERED:
+    def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        if event is RegistrationEvent.REGISTERED:
             self.reconciler.registered()
-        if told in (Told.REGISTERED, Told.NOT_REGISTERED):
-            outcome = "registered" if told is Told.REGISTERED else "failed"
+        if event in (RegistrationEvent.REGISTERED, RegistrationEvent.NOT_REGISTERED):
+            outcome = "registered" if event is RegistrationEvent.REGISTERED else "failed"
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), outcome)
-        _log.log(logging.INFO if told is Told.REGISTERED else logging.WARNING, "%s", told, extra=details)
+        level = logging.INFO if event is RegistrationEvent.REGISTERED else logging.WARNING
+        _log.log(level, "%s", event, extra=details)
 
     # --- The Kubernetes API, where there is one -------------------------------------------------------------------
 
@@ -530,7 +531,7 @@ class NodeAgent:
 
     async def _alive(self) -> tuple[str, ...]:
         serving = self._equipped.is_set() and not self.coexistence.others.value
-        if not serving or await self.lives.answer_ourselves():
+        if not serving or await self.registration.answer_ourselves():
             return ()
         return ("our own sockets do not answer",)
 
@@ -540,7 +541,7 @@ class NodeAgent:
             return (self._why_nothing(),)
         unread = () if self.book.node.ledger.certain else ("the kubelet's checkpoint cannot be read; see the log",)
         missing = () if view.state is State.WATCHING else (view.sentence,)
-        return (*missing, *self.coexistence.unmet(), *unread, *self.lives.unmet())
+        return (*missing, *self.coexistence.unmet(), *unread, *self.registration.unmet())
 
     def state(self) -> m.State:
         """Return the node as metrics show it."""
@@ -560,7 +561,7 @@ class NodeAgent:
             ),
             streams=tuple(
                 m.StreamState(resource=name, up=up, without_s=without)
-                for name, (up, without) in self.lives.outages().items()
+                for name, (up, without) in self.registration.outages().items()
             ),
         )
 

@@ -288,7 +288,7 @@ class NodeCluster:
                     self._writer.annotate(pod, changes)
 
     def _actual(self, pod: Pod) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
-        """Return on which GPUs a pod's containers are, by the kubelet's books; nothing unless all of it is known."""
+        """Return on which GPUs a pod's containers are, by the kubelet's records; nothing unless all of it is known."""
         gpus = self._book.node.shares.gpus
         actual = {}
         for container in pod.containers:

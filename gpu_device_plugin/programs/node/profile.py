@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.aio.http import Page
     from gpu_device_plugin.cluster.config import ClusterConfig
-    from gpu_device_plugin.kubelet.remembered import Remembered
+    from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.settings.knobs import Sources, Texts
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -53,7 +53,7 @@ class Choice:
         sources: Sources[NodeSettings],
         settings: NodeSettings,
         config: ClusterConfig,
-        remembered: Remembered,
+        remembered: StateFile,
     ) -> None:
         """Prepare; nothing is sent before `made`.
 

@@ -250,5 +250,5 @@ class WaitingPods:
 
 
 def kubelet_uid(pod: Pod) -> str:
-    """Return the UID by which the kubelet's own books know a pod."""
+    """Return the UID by which the kubelet's own records know a pod."""
     return pod.annotations.get(STATIC_POD, pod.uid)

@@ -102,7 +102,7 @@ class Running:
         return f"http://127.0.0.1:{self.extender.ports['http']}"
 
     def free(self, node: str) -> list[int]:
-        """Return the free shares of a node's GPUs, 0 for one in whole use, as the extender has it in its books."""
+        """Return the free shares of a node's GPUs, 0 for one in whole use, as the extender has it in its ledger."""
         return [0 if room.whole else room.free for room in self.extender.fleet.candidates[node].rooms]
 
 

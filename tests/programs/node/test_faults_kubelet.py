@@ -32,7 +32,7 @@ def offered(node: World, resource: str) -> set[str]:
 
 
 async def several_rounds() -> None:
-    """Let the agent compare its books with the kubelet's a few times."""
+    """Let the agent compare its ledger with the kubelet's records a few times."""
     await asyncio.sleep(0.35)
 
 
@@ -101,7 +101,7 @@ async def test_a2_a_broken_stream_costs_a_registration_and_nothing_of_what_is_kn
         agent = await node.start_agent()
         made = await node.kubelet.admit(pod("p", mem=3))
         node.kubelet.drop_streams()
-        await node.until(lambda: agent.lives.registrations[MEM] == 2)
+        await node.until(lambda: agent.registration.registrations[MEM] == 2)
         await node.ready()
         assert node.held == made.devices(MEM)
         assert (node.healthy(MEM), node.healthy(COUNT)) == (28, 1)
@@ -156,7 +156,7 @@ async def test_a8_an_old_plugin_of_the_same_name_that_ends_late_is_survived() ->
         await old.start()
         agent = await node.start_agent()
         await old.stop()
-        await node.until(lambda: agent.lives.registrations[MEM] == 2)
+        await node.until(lambda: agent.registration.registrations[MEM] == 2)
         await node.ready()
         await node.healthy_is(MEM, 28)
 
@@ -290,7 +290,7 @@ async def test_a13_ids_never_leave_the_list_whatever_happens_to_the_hardware() -
 
 
 async def test_a14_after_a_force_delete_the_fence_stays_while_processes_run() -> None:
-    """The kubelet's books are empty at once; the processes end later."""
+    """The kubelet's records are empty at once; the processes end later."""
     async with world([T4 | {"processes": 2}], process_wait="1h") as node:
         await node.start_agent()
         made = await node.kubelet.admit(pod("p", mem=3))

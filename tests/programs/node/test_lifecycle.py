@@ -21,7 +21,7 @@ import pytest
 
 from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
-from gpu_device_plugin.kubelet.life import DirectoryGoneError
+from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import _exit_code, main
@@ -309,7 +309,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
         node.kubelet.drop_streams(MEM)
-        await node.until(lambda: bool(agent.lives.unmet()))
+        await node.until(lambda: bool(agent.registration.unmet()))
         status, text = await page(port, "/readyz")
         assert status == 503
         assert "aliyun.com/gpu-mem" in text
@@ -359,7 +359,7 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
         assert await agent._alive() == ()
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
-        await node.until(lambda: not agent.lives._served)
+        await node.until(lambda: not agent.registration._served)
         assert await agent._alive() == ("our own sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()

@@ -18,8 +18,8 @@ from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.core.contract.annotations import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.matching import Call, Match
-from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Record
+from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.reconciler import Reconciler
@@ -228,7 +228,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
     learned: list[Record] = []
     reconciler = Reconciler(
         book,
-        Books(tmp_path, tmp_path / "nobody", frozenset({MEM})),
+        KubeletRecords(tmp_path, tmp_path / "nobody", frozenset({MEM})),
         NoMetrics(),
         resend=lambda: None,
         readings=dict,
