@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.hardware.monitor import _Child
+from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.programs.demo.world import Agent
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def test_a_signal_to_a_process_that_is_gone_is_none() -> None:
 
 async def test_the_drivers_process_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """As one does that has said why the driver cannot be used."""
-    child = _Child(lambda: None)
+    child = DriverProcess(lambda: None)
     transport, _ = await asyncio.get_running_loop().subprocess_exec(lambda: child, *WHEN_TOLD)
     cast("asyncio.WriteTransport", transport.get_pipe_transport(0)).write(b"\n")
     until_it_has_ended(transport.get_pid())

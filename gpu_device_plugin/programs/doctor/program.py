@@ -29,8 +29,9 @@ from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.telling.diagnosing import Unknown, document, examine, exit_code, lines
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS, ApiSeen, NodeSymptoms
-from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.description import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods

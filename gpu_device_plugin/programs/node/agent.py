@@ -28,8 +28,9 @@ from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.limiting import enforcement
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.description import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 from gpu_device_plugin.kubelet.records import KubeletRecords
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.hardware.monitor import HardwareView, HealthChange, Load, XidSeen
+    from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, Load, XidSeen
     from gpu_device_plugin.kubelet.checkpoint import Record
     from gpu_device_plugin.programs.node.cluster import NodeCluster
 
@@ -309,7 +310,7 @@ class NodeAgent:
             if view.inventory.gpus and not remembered:
                 remembered = True
                 if self._cluster is not None:
-                    self.hardware.remember(await self._cluster.gpus_before(_REMEMBER_S))
+                    self.hardware.restore_order(await self._cluster.gpus_before(_REMEMBER_S))
             self._equip(self.hardware.view.value)
 
     async def _follow_pause(self) -> None:

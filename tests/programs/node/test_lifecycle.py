@@ -20,7 +20,8 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.listeners import who_listens
-from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
 from gpu_device_plugin.programs.node.agent import NodeAgent
