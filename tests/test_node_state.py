@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger, Reading
 from gpu_device_plugin.node_state import Book
-from gpu_device_plugin.testing.nodes import ids, node
+from tests.nodes import ids, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -32,7 +32,6 @@ from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.plugin_registry import Dialling
 from gpu_device_plugin.testing.pods import pod
-from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
@@ -45,6 +44,7 @@ from tests.kubelet.kubelet_under_test import (
     registered,
 )
 from tests.kubelet.real_kubelet import RealKubelet
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence

@@ -29,8 +29,8 @@ from gpu_device_plugin.kubelet.registration_loop import (
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
 from tests.kubelet.kubelet_under_test import eventually
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 
 if TYPE_CHECKING:

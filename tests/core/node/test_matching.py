@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted, match
 from gpu_device_plugin.core.node.preferring import Question, spread_over
-from gpu_device_plugin.testing.nodes import node
+from tests.nodes import node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.offers import Offer, offers
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node

@@ -27,7 +27,7 @@ from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Rea
 from gpu_device_plugin.core.node.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
-from gpu_device_plugin.testing.nodes import node, uuid
+from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

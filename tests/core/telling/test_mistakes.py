@@ -8,7 +8,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
-from gpu_device_plugin.testing.views import node_view
+from tests.views import node_view
 
 MEM, COUNT = Resource(Kind.MEMORY, "aliyun.com/gpu-mem"), Resource(Kind.COUNT, "aliyun.com/gpu-count")
 BOTH = (MEM, COUNT)

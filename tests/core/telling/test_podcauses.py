@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.telling.podcauses import SchedulingStatus, causes
-from gpu_device_plugin.testing.views import node_view
+from tests.views import node_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

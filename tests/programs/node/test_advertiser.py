@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.advertiser import Advertiser
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

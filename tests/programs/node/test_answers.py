@@ -16,7 +16,7 @@ from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.answers import NobodyWaits, NodeAnswers
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 from tests.programs.node.harness import COUNT as COUNT_NAME
 from tests.programs.node.harness import T4, gpus_of, pod, world
 

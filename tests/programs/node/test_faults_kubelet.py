@@ -17,7 +17,7 @@ from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.testing.pods import Kind
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.programs.node.harness import COUNT, MEM, T4, container, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadabl
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import Book
 from gpu_device_plugin.programs.node.reconciler import Reconciler
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterable

@@ -26,8 +26,8 @@ from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.nodes import ids
-from gpu_device_plugin.testing.nodes import node as gpus
+from tests.nodes import ids
+from tests.nodes import node as gpus
 from tests.programs.node.cluster_harness import promise
 from tests.programs.node.harness import MEM
 
