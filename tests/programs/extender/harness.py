@@ -23,13 +23,13 @@ from gpu_device_plugin.settings.extender import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
+from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from gpu_device_plugin.testing.cluster import Trouble
-    from gpu_device_plugin.testing.scheduler import Outcome
+    from tests.scheduler_double.scheduler import Outcome
 
 Json = dict[str, Any]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from gpu_device_plugin.testing.cluster_kinds import NODES, PODS, RefusedError
-from gpu_device_plugin.testing.scheduler_events import may_help
-from gpu_device_plugin.testing.scheduler_extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
-from gpu_device_plugin.testing.scheduler_nodes import (
+from tests.scheduler_double.events import may_help
+from tests.scheduler_double.extender import NO_VICTIM, Extender, ExtenderConfig, ExtenderError, Filtered
+from tests.scheduler_double.nodes import (
     EXTENDER,
     FIT,
     Node,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.testing.cluster_kinds import NODES, PODS
-from gpu_device_plugin.testing.scheduler_nodes import AFFINITY, CORDON, EXTENDER, FIT, counts_on_a_node
+from tests.scheduler_double.nodes import AFFINITY, CORDON, EXTENDER, FIT, counts_on_a_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import aiohttp
 
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
-from gpu_device_plugin.testing.scheduler_nodes import Status, containers
+from tests.scheduler_double.nodes import Status, containers
 
 if TYPE_CHECKING:
     import ssl
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gpu_device_plugin.testing.builders import Json
-    from gpu_device_plugin.testing.scheduler_nodes import Node
+    from tests.scheduler_double.nodes import Node
 
 _SCORE_SCALE = 10
 """An extender's scores end at 10, the scheduler's own at 100."""
