@@ -201,7 +201,7 @@ class RegistrationLoop:
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
                         tasks.create_task(_until(over, lambda: self._watch(changed, again)), name="watch the sockets"),
-                        tasks.create_task(_until(over, self._check), name="call our own sockets"),
+                        tasks.create_task(_until(over, self._keep_checking), name="call our own sockets"),
                         tasks.create_task(_until(over, lambda: self._register_all(again)), name="register"),
                     ]
                     reason: str = await over
@@ -251,11 +251,8 @@ class RegistrationLoop:
             raise
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
-    async def _register_all(self, again: asyncio.Event) -> NoReturn:
-        # Kubelets before 1.25 take a registration before they look whether anybody answers.
-        for served in self._served:
-            if not await answers(served.socket):
-                raise RegistrationOverError(f"the socket of {served.plugin.resource.name} does not answer")
+    async def _register_all(self, again: asyncio.Event) -> None:
+        await self._check()  # kubelets before 1.25 take a registration before they look whether anybody answers
         kubelet = self._directory / sockets.KUBELET_SOCKET
         wait, complaint, name = self.timings.retry_first, "", ""
         while True:
@@ -267,7 +264,6 @@ class RegistrationLoop:
                         served.registered = True
                         self.registrations[name] += 1
                         self._on_event(RegistrationEvent.REGISTERED, {"resource": name})
-                break
             except NotRegisteredError as error:
                 if str(error) != complaint:
                     complaint = str(error)
@@ -277,8 +273,8 @@ class RegistrationLoop:
                         await again.wait()
                 again.clear()
                 wait = min(wait * 2, self.timings.retry_most)
-        await asyncio.Event().wait()
-        raise AssertionError  # pragma: no cover
+            else:
+                return
 
     async def _watch(self, changed: asyncio.Event, again: asyncio.Event) -> NoReturn:
         """End a registration that has become worthless; set `again` when it is worth trying to register at once."""
@@ -308,12 +304,15 @@ class RegistrationLoop:
         elif now - served.streamless_since >= self.timings.stream_grace:
             raise RegistrationOverError(f"the kubelet stopped listening to {served.plugin.resource.name}")
 
-    async def _check(self) -> NoReturn:
+    async def _check(self) -> None:
+        for served in self._served:
+            if not await answers(served.socket):
+                raise RegistrationOverError(f"the socket of {served.plugin.resource.name} does not answer")
+
+    async def _keep_checking(self) -> NoReturn:
         while True:
             await asyncio.sleep(self.timings.self_check)
-            for served in self._served:
-                if not await answers(served.socket):
-                    raise RegistrationOverError(f"the socket of {served.plugin.resource.name} does not answer")
+            await self._check()
 
     async def _tear_down(self) -> None:
         ended, self._served = self._served, []
@@ -334,7 +333,7 @@ def _remove(socket: Path) -> None:
         socket.unlink()
 
 
-async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[NoReturn]]) -> None:
+async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[None]]) -> None:
     """Do this until it finds that the registration is over, and say so.
 
     It fails nobody by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets that it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from gpu_device_plugin.aio import children
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.programs.demo.world import Agent
@@ -95,3 +97,13 @@ async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(
         until_it_has_ended(process.pid)
         await end()
         assert (process.returncode, warnings(caplog)) == (-signal.SIGKILL, [])
+
+
+def test_every_signal_to_a_child_goes_through_here() -> None:
+    package = Path(children.__file__).parents[1]
+    senders = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"os\.kill(pg)?\(|\.(send_signal|terminate)\(", path.read_text())
+    }
+    assert senders == {"aio/children.py"}
