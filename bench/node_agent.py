@@ -160,7 +160,7 @@ def first_list(run: Run) -> tuple[int, list[str]]:
 
 
 def allocate(run: Run, ids: Sequence[str], calls: int) -> list[float]:
-    """Allocate again and again, as pods come and go, and keep the kubelet's books; return the times in ms."""
+    """Allocate again and again, as pods come and go, and keep the kubelet's records; return the times in ms."""
     wanted = blocks(ids)
     chosen = [wanted[i % len(wanted)] for i in range(calls)]
     samples = [run.mem.call("Allocate", allocating(block)) for block in chosen]

@@ -54,7 +54,7 @@ XIDS = Count("gpushare_xids_total", "XID errors that the driver reported.", ("gp
 MALFORMED_ANNOTATIONS = Count("gpushare_malformed_annotations_total", "Annotations on pods that could not be read.")
 API_ERRORS = Count("gpushare_api_errors_total", "Failed calls to the Kubernetes API.", ("verb", "error"))
 LEDGER_DRIFT = Count(
-    "gpushare_ledger_drift_total", "Device IDs on which our books and the kubelet's differed.", ("direction",)
+    "gpushare_ledger_drift_total", "Device IDs on which our ledger and the kubelet's records differed.", ("direction",)
 )
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
@@ -83,7 +83,7 @@ VERDICTS = Count(
 BINDS = Count("gpushare_extender_binds_total", "Pods that the scheduler wanted bound, by outcome.", ("outcome",))
 DRIFT = Count(
     "gpushare_extender_drift_total",
-    "Pods that turned out to hold something else than our books had, by kind.",
+    "Pods that turned out to hold something else than our ledger had, by kind.",
     ("kind",),
 )
 

@@ -39,7 +39,7 @@ class NodeState:
         self._keep(self.node.ledger.granted(device_ids, now))
 
     def see(self, device_ids: Iterable[str], *, certain: bool | None = None) -> None:
-        """Hold these IDs because the kubelet's books show them, see `Ledger.seen`."""
+        """Hold these IDs because the kubelet's records show them, see `Ledger.seen`."""
         self._keep(self.node.ledger.seen(device_ids, certain=certain))
 
     def set_foreign(self, foreign: Mapping[str, str]) -> None:

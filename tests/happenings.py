@@ -1,4 +1,4 @@
-"""Lives of a world with real sockets: what happens to it, one thing after another, as chance chooses."""
+"""RegistrationLoop of a world with real sockets: what happens to it, one thing after another, as chance chooses."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_device_plugin.core.node.ledger import Evidence, Hold, Ledger, Reading
 from gpu_device_plugin.node_state import NodeState
-from gpu_device_plugin.testing.nodes import ids, node
+from tests.nodes import ids, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -49,7 +49,7 @@ def test_what_the_kubelet_shows_is_held() -> None:
     assert state.node.ledger.certain
 
 
-def test_books_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
+def test_records_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
     state = NodeState(node(4))
     state.see([A0], certain=False)
     assert not state.node.ledger.certain

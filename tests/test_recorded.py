@@ -86,7 +86,7 @@ def test_a_scheduler_knows_the_gpus_of_a_node(version: str, writer: Writer) -> N
 
 
 async def _extender_beside(version: str, writer: Writer, stage: str, names: set[str]) -> list[int]:
-    """Start today's extender in a cluster as it was recorded; return the free shares of each GPU in its books."""
+    """Start today's extender in a cluster as it was recorded; return the free shares of each GPU in its ledger."""
     node, pods = read(version, "node.json"), read(version, "pods.json")
     sizes = [gpu["shares"] for gpu in json.loads(node["annotations"][wire.NODE_GPUS])["gpus"]]
     async with extender_harness.world() as world:

@@ -34,7 +34,7 @@ _SIGKILL = 9
 
 
 def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Driver:
-    """Open what `source` names: ``nvml``, or a description for `hardware/fake.py` with its times.
+    """Open what `source` names: ``nvml``, or a description, with its times.
 
     Raises:
         HardwareError: it cannot be used.

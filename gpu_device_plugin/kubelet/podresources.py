@@ -13,7 +13,7 @@ from gpu_device_plugin.kubelet._proto import (
     podresources_pb2,
     podresources_pb2_grpc,
 )
-from gpu_device_plugin.kubelet.failures import in_short
+from gpu_device_plugin.kubelet.grpc_errors import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
-from gpu_device_plugin.kubelet.failures import in_short
+from gpu_device_plugin.kubelet.grpc_errors import in_short
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -187,7 +187,7 @@ class NodeSettings(ProgramSettings):
         "60s", duration(), "How long GPUs are offered although nobody could ask how they are.", live=True
     )
     reconcile_interval_s: float = knob(
-        "10s", duration(), "How often what we gave is compared with the kubelet's own books.", live=True
+        "10s", duration(), "How often what we gave is compared with the kubelet's own records.", live=True
     )
     process_wait_s: float = knob(
         "60s",

@@ -1,7 +1,6 @@
-"""What an API server keeps, and the changes it refuses: objects, one version counter, and the history for watches.
+"""What an API server keeps: objects, one version counter, and the history for watches.
 
-Nothing here knows HTTP; `cluster` serves it. The rules are those of Kubernetes 1.36, for the kinds that this product
-touches, and stricter in one point: the spec of a pod cannot be changed at all.
+Nothing here knows HTTP; `cluster` serves it. What may be written on an object stands in `cluster_kinds`.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ import math
 import secrets
 import uuid
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.testing.selectors import SelectorError, field_selector, label_selector
+from gpu_device_plugin.testing.cluster_kinds import KINDS, PODS, RefusedError, Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,86 +32,6 @@ Key = tuple[str, str]
 
 KEPT_CHANGES = 10_000
 """A watch that is further behind must list again."""
-
-
-class RefusedError(Exception):
-    """A request that the API server answers with an error."""
-
-    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-        self.message = message
-        self.details = details or {}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A kind of object that the store keeps."""
-
-    plural: str
-    kind: str
-    group: str = ""
-    namespaced: bool = True
-    subresources: frozenset[str] = frozenset()
-    fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
-    """Field selectors besides those on metadata."""
-
-    @property
-    def api_version(self) -> str:
-        """As written in objects."""
-        return f"{self.group}/v1" if self.group else "v1"
-
-    @property
-    def full(self) -> str:
-        """As written in messages."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
-        """Return whether an object is meant by both selectors; raise RefusedError if they cannot be read."""
-        known: dict[str, Callable[[Mapping[str, Any]], str]] = {
-            "metadata.name": lambda found: found["metadata"]["name"],
-            **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
-            **self.fields,
-        }
-        try:
-            by_fields, by_labels = field_selector(fields, known), label_selector(labels)
-        except SelectorError as error:
-            raise RefusedError(400, "BadRequest", str(error)) from error
-        return lambda found: by_fields(found) and by_labels(found)
-
-
-PODS = Served(
-    "pods",
-    "Pod",
-    subresources=frozenset({"status", "binding"}),
-    fields={
-        "spec.nodeName": lambda found: found["spec"].get("nodeName", ""),
-        "spec.schedulerName": lambda found: found["spec"].get("schedulerName", ""),
-        "status.phase": lambda found: found.get("status", {}).get("phase", ""),
-    },
-)
-NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
-EVENTS = Served("events", "Event", group="events.k8s.io")
-CORE_EVENTS = Served(
-    "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
-)
-"""The same objects by their older form, only to be listed."""
-LEASES = Served("leases", "Lease", group="coordination.k8s.io")
-KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES)}
-
-
-def core_event(event: Json) -> Json:
-    """Return an Event as API group ``""`` has it (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
-    names = {
-        "note": "message",
-        "regarding": "involvedObject",
-        "reportingController": "reportingComponent",
-        "deprecatedFirstTimestamp": "firstTimestamp",
-        "deprecatedLastTimestamp": "lastTimestamp",
-    }
-    ours = {names.get(key, key): value for key, value in event.items()}
-    return {"involvedObject": {}, "firstTimestamp": None, "lastTimestamp": None, **ours}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +143,7 @@ class Store:
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", _time(datetime.now(UTC)))
         new.update(apiVersion=served.api_version, kind=served.kind)
-        _CREATE_RULES.get(served, _no_rule)(new, as_given)
+        served.on_create(new, as_given)
         return self._commit(served, key, None, new)
 
     def change(
@@ -264,7 +183,7 @@ class Store:
             part = "spec" if subresource == "status" else "status"
             after.pop(part, None)
             after.update({part: before[part]} if part in before else {})
-        _CHANGE_RULES.get(served, _no_change_rule)(before, after)
+        served.on_change(before, after)
         admit(before, after)
         if old.get("finalizers") and not new.get("finalizers") and old.get("deletionGracePeriodSeconds") == 0:
             return self._commit(served, key, before, None)
@@ -342,169 +261,6 @@ class Store:
         return kept
 
 
-def _no_rule(_new: Json, _as_given: bool) -> None:  # noqa: FBT001 - shape of a table's entries
-    return
-
-
-def _no_change_rule(_before: Json, _after: Json) -> None:
-    return
-
-
-def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
-    name, spec = new["metadata"]["name"], new.setdefault("spec", {})
-    if not spec.get("containers"):
-        raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
-    for container in (*spec["containers"], *spec.get("initContainers", ())):
-        resources = container.setdefault("resources", {})
-        limits = resources.get("limits", {})
-        for resource, quantity in limits.items():
-            limits[resource] = canonical_quantity(str(quantity))
-        if limits:
-            resources["requests"] = {**limits, **resources.get("requests", {})}
-    spec.setdefault("schedulerName", "default-scheduler")
-    spec.setdefault("terminationGracePeriodSeconds", 30)
-    if not as_given:
-        new.pop("status", None)
-    new.setdefault("status", {}).setdefault("phase", "Pending")
-
-
-def _change_pod(before: Json, after: Json) -> None:
-    if before["spec"] != after["spec"]:
-        raise invalid(
-            PODS,
-            before["metadata"]["name"],
-            "spec",
-            "FieldValueForbidden",
-            f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}",
-        )
-
-
-def _create_event(new: Json, _as_given: bool) -> None:  # noqa: FBT001
-    name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
-    for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
-        if not new.get(required):
-            raise invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
-    for limited, longest in (("note", 1024), ("reason", 128), ("action", 128), ("reportingInstance", 128)):
-        if len(new.get(limited, "").encode()) > longest:
-            raise invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
-    if new["type"] not in {"Normal", "Warning"}:
-        raise invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
-    if not (new.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
-        raise invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
-    _check_series(name, new)
-
-
-def _change_event(before: Json, after: Json) -> None:
-    name = before["metadata"]["name"]
-    for part in before.keys() | after.keys():
-        if part not in {"metadata", "series"} and before.get(part) != after.get(part):
-            raise invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
-    _check_series(name, after)
-
-
-def _check_series(name: str, event: Json) -> None:
-    series = event.get("series")
-    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
-        raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
-
-
-def _create_lease(new: Json, _as_given: bool) -> None:  # noqa: FBT001
-    _check_lease(new)
-
-
-def _change_lease(_before: Json, after: Json) -> None:
-    _check_lease(after)
-
-
-def _check_lease(lease: Json) -> None:
-    spec = lease.setdefault("spec", {})
-    for absent in [key for key, value in spec.items() if value is None]:
-        del spec[absent]
-    for number, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
-        if spec.get(number, least) < least:
-            message = f"must be greater than {'or equal to ' if not least else ''}0"
-            raise invalid(LEASES, lease["metadata"]["name"], f"spec.{number}", "FieldValueInvalid", message)
-
-
-_CREATE_RULES: dict[Served, Callable[[Json, bool], None]] = {
-    PODS: _create_pod,
-    EVENTS: _create_event,
-    LEASES: _create_lease,
-}
-_CHANGE_RULES: dict[Served, Callable[[Json, Json], None]] = {
-    PODS: _change_pod,
-    EVENTS: _change_event,
-    LEASES: _change_lease,
-}
-
-
-def canonical_quantity(text: str) -> str:
-    """Write a whole number as the API server does: ``1000`` becomes ``1k``; anything else stays."""
-    if not (text.isascii() and text.isdigit()):
-        return text
-    number, suffixes = int(text), iter(("", "k", "M", "G", "T", "P", "E"))
-    suffix = next(suffixes)
-    while number and number % 1000 == 0 and suffix != "E":
-        number, suffix = number // 1000, next(suffixes)
-    return f"{number}{suffix}"
-
-
-_MERGE_KEYS = {
-    "addresses": "type",
-    "conditions": "type",
-    "containers": "name",
-    "env": "name",
-    "initContainers": "name",
-    "ownerReferences": "uid",
-    "schedulingGates": "name",
-    "taints": "key",
-    "volumes": "name",
-}
-"""Lists that a strategic merge patch merges, with the field that identifies an entry."""
-
-
-def merge(target: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge(merged.get(key), value)
-    return merged
-
-
-def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
-    """Apply a strategic merge patch; of its directives, ``$patch: delete`` in lists and ``$patch: replace``."""
-    if isinstance(patch, list) and name in _MERGE_KEYS:
-        return _merge_lists(target or [], patch, _MERGE_KEYS[name])
-    if not isinstance(patch, dict):
-        return patch
-    if patch.get("$patch") == "replace":
-        return {key: value for key, value in patch.items() if key != "$patch"}
-    merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        elif not key.startswith("$"):
-            merged[key] = strategic_merge(merged.get(key), value, key)
-    return merged
-
-
-def _merge_lists(target: list[Json], patch: list[Json], key: str) -> list[Json]:
-    merged = {entry[key]: entry for entry in target}
-    for entry in patch:
-        if entry.get(key) is None:
-            raise RefusedError(400, "BadRequest", f"map: {entry} does not contain declared merge key: {key}")
-        if entry.get("$patch") == "delete":
-            merged.pop(entry[key], None)
-        else:
-            merged[entry[key]] = strategic_merge(merged.get(entry[key]), entry)
-    return list(merged.values())
-
-
 def _time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -524,10 +280,3 @@ def _conflict(served: Served, key: Key, why: str) -> RefusedError:
 def _binding_conflict(key: Key, why: str) -> RefusedError:
     message = f'Operation cannot be fulfilled on pods/binding "{key[1]}": {why}'
     return RefusedError(409, "Conflict", message, {"name": key[1], "kind": "pods/binding"})
-
-
-def invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
-    """Return the refusal of an object for what stands in one of its fields."""
-    cause = {"reason": why, "message": message, "field": where}
-    details = {"name": name, "kind": served.kind, "causes": [cause]}
-    return RefusedError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)

@@ -89,7 +89,7 @@ class Grant:
 
 @dataclass
 class DeviceManager:
-    """The books of one kubelet process. Belongs to one event loop, and suspends only where it calls a plugin."""
+    """The devices as one kubelet process knows them. In one event loop; suspends only where it calls a plugin."""
 
     checkpoint: Path
     version: Version
@@ -164,8 +164,8 @@ class DeviceManager:
         """Drop the resources whose plugin stayed away too long; return their names."""
         gone = [resource for resource in self.healthy | self.unhealthy if self._is_gone(resource)]
         for resource in gone:
-            for books in (self.endpoints, self.healthy, self.unhealthy):
-                books.pop(resource, None)
+            for known in (self.endpoints, self.healthy, self.unhealthy):
+                known.pop(resource, None)
         if gone:
             self._write_checkpoint_if_possible()
         return gone

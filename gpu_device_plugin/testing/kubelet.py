@@ -7,14 +7,10 @@ unlink it, or remove `device_plugin_dir`.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import random
-import shutil
-import stat
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -28,20 +24,22 @@ from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import (
     add_PodResourcesListerServicer_to_server as add_v1_to_server,
 )
 from gpu_device_plugin.testing.device_checkpoint import FILE_NAME
-from gpu_device_plugin.testing.device_manager import AdmissionError, Amount, DeviceManager, KubeletPanic
+from gpu_device_plugin.testing.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.gate import Gate
+from gpu_device_plugin.testing.kubelet_files import serve, wipe
+from gpu_device_plugin.testing.kubelet_process import KubeletProcess
+from gpu_device_plugin.testing.node_pods import NodePods, stopped
 from gpu_device_plugin.testing.plugin_registry import (
     Dialling,
     Journal,
     PluginRegistry,
-    is_extended_resource_name,
 )
 from gpu_device_plugin.testing.pod_resources import PodResources, PodResourcesAlpha
-from gpu_device_plugin.testing.pods import Container, Kind, Pod, effective_requests
+from gpu_device_plugin.testing.pods import Container, Kind, Pod
 from gpu_device_plugin.testing.versions import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -54,23 +52,6 @@ T = TypeVar("T")
 
 _LONGEST_SOCKET_PATH = 107
 """Bytes; sun_path of Linux has 108 with the zero at its end."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """Everything that ends with one kubelet process."""
-
-    manager: DeviceManager
-    registry: PluginRegistry
-    servers: tuple[grpc.aio.Server, grpc.aio.Server]
-    seen: set[str]
-    """UIDs of the pods that its sources have told it about."""
-    sync_loop: asyncio.Lock
-    """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without deadline.
-
-    A lock that spans awaits is what we never do ourselves and what the real kubelet does.
-    """
-    ended: asyncio.Event
 
 
 class Kubelet:
@@ -117,13 +98,9 @@ class Kubelet:
         self._dialling = dialling or Dialling()
         self._numa_hint = None if numa_hint is None else frozenset(numa_hint)
         self._choices, self._orders = random.Random(seed), random.Random(seed)
-        self._pods: dict[str, Pod] = {}
-        self._left_behind: dict[str, Pod] = {}
-        """Pods that are gone from the API while their processes are not, or while their containers are starting."""
-        self._starting: set[str] = set()
-        """UIDs of the pods whose containers are being started."""
+        self._pods = NodePods()
         self._created = 0
-        self._process: _Process | None = None
+        self._process: KubeletProcess | None = None
         if len(os.fsencode(self.pod_resources_socket)) > _LONGEST_SOCKET_PATH:
             raise ValueError(
                 f"{self.pod_resources_socket}: a unix socket's path has at most {_LONGEST_SOCKET_PATH} bytes; "
@@ -132,7 +109,7 @@ class Kubelet:
 
     def __repr__(self) -> str:
         state = repr(self._process.manager) if self._process else "down"
-        return f"<Kubelet {self.version} {self.node}: {len(self._pods)} pods, {state}>"
+        return f"<Kubelet {self.version} {self.node}: {len(self._pods.in_api)} pods, {state}>"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,10 +137,9 @@ class Kubelet:
             raise RuntimeError("this kubelet is up already")
         for directory in (self.device_plugin_dir, self.pod_resources_socket.parent, self._listening):
             directory.mkdir(parents=True, exist_ok=True)
-        seen: set[str] = set()
         running = {
             (uid, container.name)
-            for uid, known in self._pods.items()
+            for uid, known in self._pods.in_api.items()
             for container in known.containers
             if container.running
         }
@@ -175,12 +151,14 @@ class Kubelet:
             self.version,
             choices=self._choices,
             orders=self._orders,
-            active_pods=lambda: {known.uid for known in self._seen(active_only=True)},
+            active_pods=lambda: (
+                {pod.uid for pod in self._process.seen_pods(active_only=True)} if self._process else set()
+            ),
             is_running=lambda uid, container: (uid, container) in running,
             numa_hint=self._numa_hint,
         )
         manager.read_checkpoint()
-        self._wipe()
+        wipe(self.device_plugin_dir, self.checkpoint, self.version)
         registry = PluginRegistry(
             self.device_plugin_dir,
             manager,
@@ -193,11 +171,17 @@ class Kubelet:
         add_RegistrationServicer_to_server(registry, registration)
         add_v1_to_server(PodResources(manager, self._told, self.version, self.pod_resources_gate), pod_resources)
         add_alpha_to_server(PodResourcesAlpha(manager, self._told, self.pod_resources_gate), pod_resources)
-        self._process = _Process(
-            manager, registry, (registration, pod_resources), seen, asyncio.Lock(), asyncio.Event()
+        self._process = KubeletProcess(
+            manager,
+            registry,
+            (registration, pod_resources),
+            self._pods,
+            lambda: self.node_status,
+            self.start_gate,
+            self._panicked,
         )
-        await self._serve(pod_resources, self.pod_resources_socket)
-        await self._serve(registration, self.registration_socket)
+        await serve(pod_resources, self.pod_resources_socket, self._listening)
+        await serve(registration, self.registration_socket, self._listening)
         if ready:
             await self.sources_ready()
 
@@ -222,9 +206,9 @@ class Kubelet:
     async def reboot(self, *, ready: bool = False) -> None:
         """Restart the node: no process survives, and no socket of a plugin that does not come back by itself."""
         await self.stop()
-        self._left_behind.clear()
+        self._pods.left_behind.clear()
         for known in self.pods:
-            self._pods[known.uid] = self._stopped(known)
+            self._pods.put(stopped(known))
         await self.start(ready=ready)
 
     async def sources_ready(self) -> None:
@@ -233,15 +217,15 @@ class Kubelet:
         Only then it believes in its list of pods and frees the devices of those that are missing.
         """
         process = self._require()
-        for known in sorted(self._pods.values(), key=lambda each: each.created):
+        for known in self.pods:
             if process.ended.is_set():
                 return
-            if known.uid in process.seen or known.uid not in self._pods:
+            if known.uid in process.seen or known.uid not in self._pods.in_api:
                 continue
             if known.terminal:
                 process.seen.add(known.uid)
             else:
-                await self._admit(process, known, None)
+                await process.admit(known)
         process.manager.sources_ready = True
 
     def drop_streams(self, resource: str | None = None) -> None:
@@ -270,10 +254,10 @@ class Kubelet:
             created=self._created if spec.created is None else spec.created,
             containers=tuple(Container(self._as_known(container)) for container in spec.containers),
         )
-        if pod.uid in self._pods:
+        if pod.uid in self._pods.in_api:
             raise ValueError(f"pod {pod.uid} exists already")
-        self._put(pod)
-        return await self._admit(self._process, pod, rejected) if self._process else pod
+        self._pods.put(pod)
+        return await self._process.admit(pod, rejected) if self._process else pod
 
     def finish(self, pod: Pod, phase: str = "Succeeded", *, settled: bool = True) -> Pod:
         """Let all containers of a pod exit. Its devices stay booked until the kubelet collects them.
@@ -282,35 +266,31 @@ class Kubelet:
         a few milliseconds, which end with a second call.
         """
         self._require()
-        return self._put(replace(self._stopped(self.pod(pod)), phase=phase, terminating=not settled))
+        return self._pods.put(replace(stopped(self.pod(pod)), phase=phase, terminating=not settled))
 
     def terminate(self, pod: Pod) -> Pod:
         """Begin to delete a pod: it has its grace period, and holds its devices, until `delete` or `finish`."""
-        return self._put(replace(self.pod(pod), terminating=not self.pod(pod).terminal))
+        return self._pods.put(replace(self.pod(pod), terminating=not self.pod(pod).terminal))
 
     async def delete(self, pod: Pod, *, force: bool = False) -> Pod:
         """Remove a pod from the API, its grace period over; return what is left of it.
 
-        With `force` its processes are still running, until `process_ended`, while the kubelet's books forget it now.
+        With `force` its processes are still running, until `process_ended`, while the kubelet's records forget it now.
         Containers that are just starting do start (kubelet.go gives the runtime's SyncPod a context that the end of the
-        pod does not cancel), with whatever the books still say of their devices.
+        pod does not cancel), with whatever its records still say of their devices.
         The sync loop deletes, so this waits for an Allocate that hangs.
         """
         if self._process:
             async with self._process.sync_loop:
                 pass
-        gone = self._pods.pop(pod.uid)
-        if force and (gone.process_running or gone.uid in self._starting):
-            self._left_behind[gone.uid] = gone
-        else:
-            gone = self._stopped(gone)
+        gone = self._pods.remove(pod.uid, force=force)
         if self._process:
             self._process.seen.discard(gone.uid)
         return gone
 
     def process_ended(self, pod: Pod) -> None:
         """Let the processes of a pod that was deleted by force come to their end. KeyError: there are none."""
-        del self._left_behind[pod.uid]
+        del self._pods.left_behind[pod.uid]
 
     async def restart_container(self, pod: Pod, name: str) -> Pod:
         """Let a container exit and be started again: no Allocate, the old answers anew, PreStartContainer if wanted.
@@ -322,15 +302,15 @@ class Kubelet:
         if not (container.started or container.waiting):
             raise ValueError(f"container {name} of pod {pod.name} was never started: {self.pod(pod)}")
         restarts = container.restarts + container.started
-        self._put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
-        await self._start_containers(process, pod.uid)
-        return self._known(pod.uid) or pod
+        self._pods.put_container(pod.uid, replace(container, started=False, running=False, restarts=restarts))
+        await process.start_containers(pod.uid)
+        return self._pods.known(pod.uid) or pod
 
     def pod(self, pod: Pod | str) -> Pod:
         """Return a pod as it is now, by an older view of it or by its name. KeyError: it is not in the API."""
         if isinstance(pod, Pod):
-            return self._pods[pod.uid]
-        for known in self._pods.values():
+            return self._pods.in_api[pod.uid]
+        for known in self._pods.in_api.values():
             if known.name == pod:
                 return known
         raise KeyError(f"no pod {pod} on {self.node}")
@@ -338,12 +318,12 @@ class Kubelet:
     @property
     def pods(self) -> tuple[Pod, ...]:
         """All pods in the API that are bound to this node, oldest first."""
-        return tuple(sorted(self._pods.values(), key=lambda each: each.created))
+        return self._pods.oldest_first
 
     @property
     def running(self) -> tuple[Pod, ...]:
         """All pods with a running process, those that were deleted by force included."""
-        return tuple(each for each in (*self.pods, *self._left_behind.values()) if each.process_running)
+        return tuple(each for each in (*self.pods, *self._pods.left_behind.values()) if each.process_running)
 
     def device_health(self, pod: Pod) -> Mapping[str, Mapping[str, list[tuple[str, str]]]]:
         """Return allocatedResourcesStatus of the pod: by app container and resource every ID with its health.
@@ -395,36 +375,17 @@ class Kubelet:
 
     # Inside
 
-    def _require(self) -> _Process:
+    def _require(self) -> KubeletProcess:
         if self._process is None:
             raise RuntimeError("this kubelet is down: start it first")
         return self._process
 
-    def _wipe(self) -> None:
-        for entry in self.device_plugin_dir.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # a plugin that ends removes its own sockets meanwhile
-                mode = entry.stat(follow_symlinks=False).st_mode
-                unwanted = not stat.S_ISDIR(mode) if self.version.wipes_every_file else stat.S_ISSOCK(mode)
-                if unwanted and entry != self.checkpoint:
-                    entry.unlink()
-
-    async def _serve(self, server: grpc.aio.Server, socket: Path) -> None:
-        # grpcio unlinks the path it listens on when it stops. A kubelet's socket stays behind as a dead file, so the
-        # server listens elsewhere and the path the plugins know is a second name of that socket.
-        shutil.rmtree(hidden := self._listening / socket.parent.name, ignore_errors=True)
-        hidden.mkdir()
-        server.add_insecure_port(f"unix:{hidden / 's'}")
-        await server.start()
-        _link(hidden / "s", socket)
+    async def _panicked(self, panic: KubeletPanic) -> None:
+        self.panics.append(panic)
+        await self.stop()
 
     def _seen(self, *, active_only: bool) -> list[Pod]:
-        if self._process is None:
-            return []
-        return [
-            self._pods[uid]
-            for uid in sorted(self._process.seen)
-            if uid in self._pods and (self._pods[uid].active or not active_only)
-        ]
+        return self._process.seen_pods(active_only=active_only) if self._process else []
 
     def _told(self, *, active_only: bool) -> list[Pod]:
         known = self._seen(active_only=active_only)
@@ -435,140 +396,3 @@ class Kubelet:
         # A field that a kubelet does not know is not there for it.
         lost = spec.kind is Kind.SIDECAR and not self.version.knows_sidecars
         return replace(spec, kind=Kind.INIT) if lost else spec
-
-    def _put(self, pod: Pod) -> Pod:
-        self._pods[pod.uid] = pod
-        return pod
-
-    def _put_container(self, uid: str, container: Container) -> None:
-        books = self._pods if uid in self._pods else self._left_behind
-        pod = books[uid]
-        books[uid] = replace(
-            pod, containers=tuple(container if c.name == container.name else c for c in pod.containers)
-        )
-
-    @staticmethod
-    def _stopped(pod: Pod) -> Pod:
-        return replace(
-            pod, containers=tuple(replace(container, started=False, running=False) for container in pod.containers)
-        )
-
-    async def _admit(self, process: _Process, pod: Pod, rejected: tuple[str, str] | None) -> Pod:
-        async with process.sync_loop:
-            if process.ended.is_set() or pod.uid not in self._pods:
-                return pod
-            process.seen.add(pod.uid)
-            try:
-                for container in pod.containers:
-                    await self._or_die(process, process.manager.allocate(pod.uid, container.spec))
-            except _EndedError:
-                return self._pods.get(pod.uid, pod)
-            except AdmissionError as error:
-                rejected = ("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
-            else:
-                rejected = rejected or self._predicate(process, pod)
-            pod = self._pods[pod.uid]
-            if rejected:
-                reason, message = rejected
-                return self._put(
-                    replace(
-                        self._stopped(pod),
-                        phase="Failed",
-                        reason=reason,
-                        message=self.version.rejection_prefix + message,
-                    )
-                )
-            for container in pod.containers:
-                devices = {
-                    resource: grant.ids for resource, grant in process.manager.held(pod.uid, container.name).items()
-                }
-                self._put_container(pod.uid, replace(container, devices=devices))
-        await self._start_containers(process, pod.uid)
-        return self._known(pod.uid) or pod
-
-    def _predicate(self, process: _Process, pod: Pod) -> tuple[str, str] | None:
-        # The check of the scheduler, done once more by the kubelet against the node's status in the API. Resources
-        # that are missing there are nobody's: without a plugin's first registration a pod runs without its devices.
-        room = {resource: amount.allocatable for resource, amount in self.node_status.items()}
-        if pod.uid in process.manager.grants:
-            for resource, ids in process.manager.allocated.items():
-                room[resource] = max(room.get(resource, 0), len(ids))
-        others = [known for known in self._seen(active_only=True) if known.uid != pod.uid]
-        for resource, requested in effective_requests(pod.spec).items():
-            if not requested or resource not in room or not is_extended_resource_name(resource):
-                continue
-            used = sum(effective_requests(other.spec).get(resource, 0) for other in others)
-            if used + requested > room[resource]:
-                message = (
-                    f"Node didn't have enough resource: {resource}, requested: {requested}, used: {used}, "
-                    f"capacity: {room[resource]}"
-                )
-                return f"OutOf{resource}", message
-        return None
-
-    async def _start_containers(self, process: _Process, uid: str) -> None:
-        self._starting.add(uid)
-        try:
-            for container in self._pods[uid].containers:
-                if not container.started:
-                    await self._start_container(process, uid, container.spec)
-                if (known := self._known(uid)) is None or not known.container(container.name).started:
-                    return
-        finally:
-            self._starting.discard(uid)
-            if uid in self._left_behind and not self._left_behind[uid].process_running:
-                del self._left_behind[uid]
-        if uid in self._pods and not self._pods[uid].terminal:
-            self._put(replace(self._pods[uid], phase="Running"))
-
-    async def _start_container(self, process: _Process, uid: str, spec: ContainerSpec) -> None:
-        await self.start_gate.passed()
-        try:
-            await self._or_die(process, process.manager.before_start(uid, spec))
-        except _EndedError:
-            return
-        except AdmissionError as error:
-            if known := self._known(uid):
-                waiting = f"CreateContainerConfigError: {error}"
-                self._put_container(uid, replace(known.container(spec.name), waiting=waiting))
-            return
-        if (known := self._known(uid)) is None or known.terminal:
-            return
-        self._put_container(
-            uid,
-            replace(
-                known.container(spec.name),
-                devices={resource: grant.ids for resource, grant in process.manager.held(uid, spec.name).items()},
-                received=process.manager.received(uid, spec.name),
-                started=True,
-                running=spec.kind is not Kind.INIT,
-                waiting=None,
-            ),
-        )
-
-    def _known(self, uid: str) -> Pod | None:
-        return self._pods.get(uid) or self._left_behind.get(uid)
-
-    async def _or_die(self, process: _Process, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except AdmissionError:
-            # The end of a process cuts its calls short; that is no answer to anyone.
-            if process.ended.is_set():
-                raise _EndedError from None
-            raise
-        except KubeletPanic as panic:
-            self.panics.append(panic)
-            await self.stop()
-            raise
-        if process.ended.is_set():
-            raise _EndedError
-
-
-def _link(socket: Path, name: Path) -> None:
-    name.unlink(missing_ok=True)
-    name.hardlink_to(socket)
-
-
-class _EndedError(Exception):
-    """The process ended while it worked on this."""

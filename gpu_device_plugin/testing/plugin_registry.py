@@ -133,7 +133,7 @@ class PluginRegistry(RegistrationServicer):
                 client.hang_up()
 
     async def close(self) -> None:
-        """End every connection at once, with no consequence for the books: their process is dying."""
+        """End every connection at once, with no consequence for the records: their process is dying."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()

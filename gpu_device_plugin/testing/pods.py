@@ -124,7 +124,7 @@ class Pod:
 
     @property
     def process_running(self) -> bool:
-        """Some process of it is alive, whatever the kubelet's books say."""
+        """Some process of it is alive, whatever the kubelet's records say."""
         return any(container.running for container in self.containers)
 
     @property

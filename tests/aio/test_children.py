@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from gpu_device_plugin.aio import children
 from gpu_device_plugin.aio.children import signal_child
-from gpu_device_plugin.hardware.monitor import _Child
+from gpu_device_plugin.hardware.driver_process import DriverProcess
 from gpu_device_plugin.programs.demo.world import Agent
 from tests.patience import until
 
@@ -73,7 +75,7 @@ async def test_a_signal_to_a_process_that_is_gone_is_none() -> None:
 
 async def test_the_drivers_process_may_end_in_the_moment_in_which_it_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """As one does that has said why the driver cannot be used."""
-    child = _Child(lambda: None)
+    child = DriverProcess(lambda: None)
     transport, _ = await asyncio.get_running_loop().subprocess_exec(lambda: child, *WHEN_TOLD)
     cast("asyncio.WriteTransport", transport.get_pipe_transport(0)).write(b"\n")
     until_it_has_ended(transport.get_pid())
@@ -94,3 +96,13 @@ async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(
         until_it_has_ended(process.pid)
         await agent.end(number)
         assert (process.returncode, warnings(caplog)) == (-signal.SIGKILL, [])
+
+
+def test_every_signal_to_a_child_goes_through_here() -> None:
+    package = Path(children.__file__).parents[1]
+    senders = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(r"os\.kill(pg)?\(|\.(send_signal|terminate)\(", path.read_text())
+    }
+    assert senders == {"aio/children.py"}

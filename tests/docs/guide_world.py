@@ -23,10 +23,10 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, Pod, PodSpec
-from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
 from tests.programs.extender.harness import QUICK
 from tests.programs.node.cluster_harness import takes_pods
 from tests.programs.node.harness import NodeWorld, world
+from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -66,7 +66,7 @@ def shared(cluster: Cluster) -> Iterator[Cluster]:
     """The cluster with everything installed, the node labelled, and no pod with a GPU before and after."""
     with needed(cluster, "nothing but what is installed"):
         wait_until_offered(cluster, ALL)
-        cluster.until(lambda: nothing_is_booked(cluster), "agent and extenders have nothing in their books")
+        cluster.until(lambda: nothing_is_booked(cluster), "agent and extenders have nothing in their ledgers")
     yield cluster
     cluster.clear()
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, Timings
+from gpu_device_plugin.hardware.beliefs import HardwareView
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from tests.patience import patience
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import pytest
 
 from gpu_device_plugin.core.telling.diagnosing import examine
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
+from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.programs.doctor.program import Deadlines, Place, examined
 from gpu_device_plugin.settings.node import NodeSettings
 

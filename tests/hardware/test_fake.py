@@ -9,9 +9,9 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.node.health import RecoveryAction
-from gpu_device_plugin.hardware import fake
+from gpu_device_plugin.hardware.description import ACTIONS, CLOSENESS, MODELS, DescriptionError, read
 from gpu_device_plugin.hardware.driver import CONTEXT_LOST, OTHER, HardwareError
-from gpu_device_plugin.hardware.fake import MODELS, DescriptionError, Fake, read
+from gpu_device_plugin.hardware.fake import Fake
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,8 +95,8 @@ def test_gpus_are_connected_as_their_models_usually_are_or_as_described(tmp_path
 
 
 def test_the_names_in_a_description_are_those_of_the_core() -> None:
-    assert [name.replace("-", "_").upper() for name in fake._CLOSENESS] == [level.name for level in Closeness]
-    assert [name.replace("-", "_").upper() for name in fake._ACTIONS] == [action.name for action in RecoveryAction]
+    assert [name.replace("-", "_").upper() for name in CLOSENESS] == [level.name for level in Closeness]
+    assert [name.replace("-", "_").upper() for name in ACTIONS] == [action.name for action in RecoveryAction]
 
 
 def test_a_yaml_file_describes_everything(tmp_path: Path) -> None:

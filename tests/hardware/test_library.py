@@ -19,7 +19,8 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State, Timings, XidSeen
+from gpu_device_plugin.hardware.beliefs import HardwareView, State, XidSeen
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]

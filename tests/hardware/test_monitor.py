@@ -16,18 +16,12 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
-from gpu_device_plugin.core.node.health import Belief, Rules, Verdict
-from gpu_device_plugin.hardware.fake import DescriptionError
+from gpu_device_plugin.core.node.health import Belief, Rules
+from gpu_device_plugin.core.node.xids import Verdict
+from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State, XidSeen
+from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES
-from gpu_device_plugin.hardware.monitor import (
-    Hardware,
-    HardwareContextLost,
-    HardwareView,
-    HealthChange,
-    State,
-    Timings,
-    XidSeen,
-)
+from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
 from tests.patience import patience
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]

@@ -28,7 +28,7 @@ from gpu_device_plugin.testing.device_manager import Amount, KubeletPanic
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.plugin_registry import Dialling
 from gpu_device_plugin.testing.pods import Pod, effective_requests, pod
-from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.patience import eventually
 

@@ -32,7 +32,6 @@ from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.plugin_registry import Dialling
 from gpu_device_plugin.testing.pods import pod
-from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.kubelet_under_test import (
     KubeletUnderTest,
     TheDouble,
@@ -43,6 +42,7 @@ from tests.kubelet.kubelet_under_test import (
     registered,
 )
 from tests.kubelet.real_kubelet import RealKubelet
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class World:
         await eventually(lambda: self.lists(plugin.resource, wanted))
 
     async def lists(self, resource: str, wanted: set[str]) -> bool:
-        """Say whether these are the healthy devices in the kubelet's books."""
+        """Say whether these are the healthy devices in the kubelet's records."""
         return await healthy(self.kubelet, resource) == wanted
 
     async def admit(self, *apps: int, init: Sequence[int] = (), sidecars: Sequence[int] = ()) -> Pod:
@@ -289,7 +289,7 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World)
 
 
 async def test_a_failed_registration_makes_the_kubelet_forget_the_plugin_that_works(world: World) -> None:
-    """Nobody notices then when its stream ends: its devices stay healthy in the books, and pods fail in Allocate."""
+    """Nobody notices then when its stream ends: its devices stay healthy for the kubelet, and pods fail in Allocate."""
     plugin, broken = world.plugin(), world.plugin()
     await world.start(plugin)
     broken.options_gate.refuse("broken")
@@ -795,7 +795,7 @@ async def test_a_kubelet_without_a_checkpoint_has_forgotten_every_allocation(wor
 
 
 async def test_a_pod_whose_devices_were_forgotten_still_counts_by_what_it_asks_for(world: World) -> None:
-    """All eight devices are free in the device manager's books; three are asked for by a pod that has none."""
+    """All eight devices are free for the device manager; three are asked for by a pod that has none."""
     await world.start(world.plugin())
     await world.admit(3)
     await world.kubelet.stop()

@@ -17,7 +17,7 @@ from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError,
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import pod
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM
 from tests.patience import eventually, stretched

@@ -12,7 +12,7 @@ import pytest
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, register
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.scripted_plugin import Script, ScriptedPlugin
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM
 from tests.patience import eventually, stretched

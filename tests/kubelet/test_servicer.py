@@ -16,8 +16,8 @@ from gpu_device_plugin.core.node.offers import Offer
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.servicer import PluginServicer, RefusedError, device_list
-from gpu_device_plugin.testing.nodes import node
 from tests.kubelet.short_paths import short_folder
+from tests.nodes import node
 from tests.patience import eventually
 from tests.resources import COUNT, MEM
 

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.patience import eventually
+from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -12,8 +12,8 @@ import pytest
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.scheduler import ExtenderConfig, Outcome, Scheduler
 from tests.patience import eventually
+from tests.scheduler_double.scheduler import ExtenderConfig, Outcome, Scheduler
 from tests.testing.conftest import passing, scripted
 
 if TYPE_CHECKING:

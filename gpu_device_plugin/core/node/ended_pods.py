@@ -1,4 +1,4 @@
-"""Which pods have ended for the kubelet although its books still show their devices.
+"""Which pods have ended for the kubelet although its records still show their devices.
 
 Kubelets from 1.23 to 1.31 count the pod that they admitted last among the active ones until they admit another, of any
 kind and whatever has become of it (``pendingAdmissionPod`` in devicemanager/manager.go; gone in 1.32; read in the
@@ -60,7 +60,7 @@ def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
 
 @dataclass(frozen=True, slots=True)
 class EndedPods:
-    """What one kubelet process has shown of its pods' ends. A look at its books is a new value.
+    """What one kubelet process has shown of its pods' ends. A look at its records is a new value.
 
     A pod is over when
 
@@ -99,7 +99,7 @@ class EndedPods:
     def stale(
         self, recorded: Mapping[str, frozenset[str]], listed: Mapping[str, frozenset[str]], api: PodsInApi
     ) -> frozenset[str]:
-        """Return the device IDs that the books show for pods only that are over; see `after`.
+        """Return the device IDs that the records show for pods only that are over; see `after`.
 
         Until 1.33 List names pods that have ended as long as the API has them, with what the device manager keeps.
         """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SETTLING_S = 10.0
-"""How long after our answer to Allocate the kubelet's own books may still lack the IDs. It enters them within
+"""How long after our answer to Allocate the kubelet's own records may still lack the IDs. It enters them within
 milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
 
 _IN_USE_MIB = 100
@@ -24,7 +24,7 @@ class Hold:
     """Why one device ID counts as taken."""
 
     granted_at: float | None = None
-    """When we granted it, in monotonic seconds; None once the kubelet's books have shown it."""
+    """When we granted it, in monotonic seconds; None once the kubelet's records have shown it."""
     freed_at: float | None = None
     """When it was first proven free, while nothing showed yet that no process is left on its GPU."""
 
@@ -39,7 +39,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the kubelet's two books said, one after the other. Neither suffices alone.
+    """What the kubelet's two records said, one after the other. Neither suffices alone.
 
     PodResources answers successfully and without pods for about a second after a kubelet restart (longer while the API
     server is away) and never lists ordinary init containers; the checkpoint is only written when a device list arrives
@@ -57,7 +57,7 @@ class Evidence:
 
     @property
     def held(self) -> frozenset[str]:
-        """Device IDs that either book shows for a pod that may not have ended."""
+        """Device IDs that either record shows for a pod that may not have ended."""
         return (self.listed | self.recorded) - self.stale
 
 
@@ -105,7 +105,7 @@ class Ledger:
         return self._with(dict.fromkeys(device_ids, Hold(granted_at=now)))
 
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
-        """Return the ledger after the kubelet's books showed these IDs as taken.
+        """Return the ledger after the kubelet's records showed these IDs as taken.
 
         Args:
             device_ids: the IDs.
@@ -125,18 +125,18 @@ class Ledger:
     ) -> Ledger:
         """Return the ledger without the IDs that are proven free.
 
-        An ID is free when no book shows it for a pod that may not have ended. When that would leave a GPU empty, its
+        An ID is free when no record shows it for a pod that may not have ended. When that would leave a GPU empty, its
         IDs stay until the driver, asked after that was known, shows no process on it, for up to `process_wait_s`: the
         kubelet frees the IDs of a force-deleted pod at once, its processes end later. A claim never ends by time alone.
 
         Args:
-            evidence: the two books, read in the right order, both before `now`.
+            evidence: the two records, read in the right order, both before `now`.
             readings: the newest reading by GPU UUID. A GPU without one, or of which the driver does not tell the
                 processes, waits for none.
             now: monotonic seconds.
-            process_wait_s: longest time to wait for processes of a GPU that the kubelet's books call free.
+            process_wait_s: longest time to wait for processes of a GPU that the kubelet's records call free.
         """
-        # Books that were read before we granted an ID can only show whoever had it before.
+        # Records that were read before we granted an ID can only show whoever had it before.
         held = evidence.held
         ledger = self.seen(
             name

@@ -48,7 +48,7 @@ class Node:
         )
 
     def rooms(self) -> tuple[Room, ...]:
-        """Return every GPU as a demand meets it, by our own books."""
+        """Return every GPU as a demand meets it, by our own ledger."""
         return tuple(self.room(shared) for shared in self.shares.gpus)
 
     def connection(self, a: int, b: int) -> int:

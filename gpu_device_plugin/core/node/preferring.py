@@ -58,7 +58,7 @@ class Question:
                 return dict(promise.shares)
             # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet:
             # their container may have been deleted by force and still be running, and a kubelet that cleans up its
-            # books while an Allocate is on its way can lose an ID that it has just given out.
+            # records while an Allocate is on its way can lose an ID that it has just given out.
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_by_our_books=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
@@ -84,7 +84,7 @@ class Question:
         return tuple(rooms)
 
     def _fresh(self, node: Node, position: int) -> set[int]:
-        """Return the shares of a GPU that are free by our books too."""
+        """Return the shares of a GPU that are free by our ledger too."""
         return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
@@ -99,7 +99,7 @@ class Question:
         return all(len(numbers) <= there.get(position, 0) for position, numbers in self._must.items())
 
     def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
-        """Return the IDs: on each GPU those that must be used, then those free by our books, by their numbers."""
+        """Return the IDs: on each GPU those that must be used, then those free by our ledger, by their numbers."""
         chosen: list[str] = []
         for position, count in sorted(wanted.items()):
             shared = node.shares.gpus[position]

@@ -101,7 +101,7 @@ def _kubelet(node: NodeSymptoms) -> Iterator[Finding]:
         )
 
 
-def _books(node: NodeSymptoms) -> Iterator[Finding]:
+def _records(node: NodeSymptoms) -> Iterator[Finding]:
     for problem in filter(None, (node.pod_resources_problem, node.checkpoint_problem)):
         yield error(*_split(problem))
     if not node.pod_resources_problem and not node.checkpoint_problem:
@@ -283,7 +283,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "shares": _shares,
         "kubelet directory": _directory,
         "kubelet": _kubelet,
-        "kubelet's books": _books,
+        "kubelet's records": _records,
         "settings": _settings,
         "agent": _agent,
         "registration": _streams,

@@ -27,8 +27,8 @@ DEFAULT_SCHEDULER = "default-scheduler"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What stands on a pod beside what concerns GPUs."""
+class SchedulingStatus:
+    """How a pod fares with schedulers and kubelets, and what stands on it beside what concerns GPUs."""
 
     scheduler: str = DEFAULT_SCHEDULER
     reason: str = ""
@@ -49,44 +49,44 @@ class Told:
 
 
 def causes(
-    pod: Pod, told: Told, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
+    pod: Pod, status: SchedulingStatus, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
 ) -> tuple[list[str], Ask | None]:
     """Return the plain facts as sentences, and what the pod asks where it is worth looking for a place.
 
     Args:
         pod: the pod.
-        told: what else stands on it.
+        status: what else stands on it.
         resources: what is managed.
         nodes: every node that shares GPUs, by name; None: that is not known.
     """
     resources = tuple(resources)
     name = f"{pod.namespace}/{pod.name}"
     asked = ask(pod, resources)
-    ignored = [f"Ignored: {why}." for why in told.ignored]
-    instead = list(asks_for_others(told.limits, resources))
+    ignored = [f"Ignored: {why}." for why in status.ignored]
+    instead = list(asks_for_others(status.limits, resources))
     if isinstance(asked, Ask) and asked.parts and not (pod.ended or pod.node_name or pod.deleting):
         facts = [
             *asks_in_mib(asked, resources, None if nodes is None else nodes.values()),
-            *_waiting(told, resources, nodes),
+            *_waiting(status, resources, nodes),
         ]
-        return [*ignored, *instead, *facts, *told.events], asked if nodes or nodes is None else None
+        return [*ignored, *instead, *facts, *status.events], asked if nodes or nodes is None else None
     if pod.ended:
-        why = ": ".join(filter(None, (told.reason, told.message)))
+        why = ": ".join(filter(None, (status.reason, status.message)))
         fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
     elif isinstance(asked, Impossible):
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         fact = [f"{name}{where} asks what no node can give: {asked.sentence}."]
     elif not asked.parts and (nothing := _nothing(pod, resources)):
-        fact = [*nothing, *_said(told)]
+        fact = [*nothing, *_said(status)]
     elif not asked.parts:
         names = " nor ".join(resource.name for resource in resources)
         so = "" if instead else ", so GPUs are not what it waits for"
-        fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(told)]
+        fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(status)]
     elif pod.node_name:
-        fact = list(_whereabouts(pod, told, resources, nodes))
+        fact = list(_whereabouts(pod, status, resources, nodes))
     else:
         fact = [f"{name} is being deleted and gets no node any more."]
-    return [*fact, *ignored, *told.events], None
+    return [*fact, *ignored, *status.events], None
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
@@ -100,14 +100,16 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
     ]
 
 
-def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None) -> Iterator[str]:
+def _waiting(
+    status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
+) -> Iterator[str]:
     """Say what a pod that asks for something waits for, wherever it is to go."""
-    if told.gates:
-        yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(told.gates)}."
-    yield from _said(told)
-    if not told.gates and not told.condition_reason and not told.condition:
-        yield f"{told.scheduler} has not looked at it yet; if that stays so, no scheduler of this name runs."
-    if told.scheduler == DEFAULT_SCHEDULER:
+    if status.gates:
+        yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(status.gates)}."
+    yield from _said(status)
+    if not status.gates and not status.condition_reason and not status.condition:
+        yield f"{status.scheduler} has not looked at it yet; if that stays so, no scheduler of this name runs."
+    if status.scheduler == DEFAULT_SCHEDULER:
         yield (
             f"It will be placed by {DEFAULT_SCHEDULER}; if that one does not call the extender, it knows only the sum "
             f"of a node's free GPU memory. Set schedulerName: {SCHEDULER}."
@@ -119,15 +121,15 @@ def _waiting(told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, No
         )
 
 
-def _said(told: Told) -> list[str]:
-    if not told.condition_reason and not told.condition:
+def _said(status: SchedulingStatus) -> list[str]:
+    if not status.condition_reason and not status.condition:
         return []
-    reason = f" ({told.condition_reason})" if told.condition_reason else ""
-    return [f"{told.scheduler} says{reason}: {told.condition or 'nothing more'}"]
+    reason = f" ({status.condition_reason})" if status.condition_reason else ""
+    return [f"{status.scheduler} says{reason}: {status.condition or 'nothing more'}"]
 
 
 def _whereabouts(
-    pod: Pod, told: Told, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
+    pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterable[str]:
     """Say where a pod is."""
     name, usage = f"{pod.namespace}/{pod.name}", usage_of(pod, resources)
@@ -144,27 +146,27 @@ def _whereabouts(
         facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else unlisted
         yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
     if usage.unplaced:
-        yield _why_unplaced(pod, told, resources)
+        yield _why_unplaced(pod, status, resources)
     if since := _moment(pod.annotations.get(ASSUME_TIME, "")):
         yield f"Placed at {since}."
     if pod.annotations.get(ASSIGNED) == "false":
         yield "Its node has not given it the GPU yet."
-    if told.message:
-        yield f"Its status says{f' ({told.reason})' if told.reason else ''}: {told.message}"
+    if status.message:
+        yield f"Its status says{f' ({status.reason})' if status.reason else ''}: {status.message}"
 
 
-def _why_unplaced(pod: Pod, told: Told, resources: tuple[Resource, ...]) -> str:
+def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...]) -> str:
     try:
         promises(pod, resources)
     except MalformedAnnotationError as error:
         return f"What is written on it of its GPU makes no sense: {error}."
-    if told.scheduler == DEFAULT_SCHEDULER:
+    if status.scheduler == DEFAULT_SCHEDULER:
         return (
             f"Nobody has written on it which GPU it has: it was placed by {DEFAULT_SCHEDULER}; if that one does not "
             f"call the extender, set schedulerName: {SCHEDULER}."
         )
     return (
-        f"Nobody has written on it which GPU it has: {told.scheduler} did not ask the extender, or somebody set the "
+        f"Nobody has written on it which GPU it has: {status.scheduler} did not ask the extender, or somebody set the "
         "pod's nodeName."
     )
 

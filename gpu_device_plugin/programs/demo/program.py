@@ -116,7 +116,7 @@ class Stage:
         real = "the GPUs of this machine" if gpus == "nvml" else f"invented GPUs ({gpus})"
         lines = _paragraph(
             f"A kubelet made for the purpose, {real}, and between them the agent as it runs in a cluster. Everything "
-            "below is read from the kubelet's books; pods are real to both, and run nothing.",
+            "below is read from the kubelet's records; pods are real to both, and run nothing.",
             self._look().width,
         )
         self._write(*lines, "")

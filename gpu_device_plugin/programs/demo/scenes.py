@@ -308,7 +308,7 @@ async def _recover(story: Story) -> None:
 async def _crash(story: Story) -> None:
     world = story.world
     before, offered = story.running(), world.offered()
-    story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's books, then registers.")
+    story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's records, then registers.")
     await world.agent.end(signal.SIGKILL)
     await story.expect("Nothing is offered while it is away.", lambda: not any(world.offered().values()))
     await story.pause(1.5)
@@ -335,7 +335,7 @@ async def _restart_kubelet(story: Story) -> None:
 
 async def _end(story: Story) -> None:
     world = story.world
-    story.say("All pods end. No call tells a device plugin so: the agent finds it in the kubelet's books.")
+    story.say("All pods end. No call tells a device plugin so: the agent finds it in the kubelet's records.")
     await story.end()
     await story.expect(
         "Every share and every whole GPU is offered again.", lambda: world.offered() == story.offered_at_first

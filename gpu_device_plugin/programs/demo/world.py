@@ -21,8 +21,9 @@ from gpu_device_plugin.core.model.shares import Shares, parse_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
-from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, HardwareView, State
+from gpu_device_plugin.hardware.beliefs import HardwareView, State
+from gpu_device_plugin.hardware.description import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.programs.demo.report import Holder
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
@@ -151,7 +152,7 @@ class Invented:
 
 
 class World:
-    """The node, and what is known of it from outside the agent: the kubelet's books and the GPUs themselves."""
+    """The node, and what is known of it from outside the agent: the kubelet's records and the GPUs themselves."""
 
     def __init__(
         self, kubelet: Kubelet, settings: Mapping[str, str], shares: Shares, invented: Invented | None

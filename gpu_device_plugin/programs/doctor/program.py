@@ -30,13 +30,14 @@ from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, s
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
-from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.description import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from gpu_device_plugin.kubelet import checkpoint
 from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
-from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.programs.doctor import runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
@@ -165,7 +166,7 @@ def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> t
     reading = {name: partial(sources.read, name, texts) for name in ("", *texts.profiles)}
     problems = {name: why for name, read in reading.items() if (why := _problem(read, UsageError))}
     settings = below(sources.read(texts=replace(texts, default=None) if "" in problems else texts), where)
-    last = Remembered(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
+    last = StateFile(settings.device_plugin_dir, PROFILE).read() if texts.folder else None
     if last is not None and last in texts.profiles and last not in problems:
         settings = below(sources.read(last, texts), where)
     return settings, Profiles(texts.folder, tuple(texts.profiles), last, problems)
@@ -227,7 +228,7 @@ async def examined(
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
         share_mib=settings.share_size_mib,
-        share_mib_in_force=Remembered(folder, SHARE_SIZE).number(),
+        share_mib_in_force=StateFile(folder, SHARE_SIZE).number(),
         reserve_mib=settings.reserve_mib,
         exclude_gpus=settings.exclude_gpus,
         devices=settings.devices,

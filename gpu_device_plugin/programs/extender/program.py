@@ -79,8 +79,8 @@ class Timings:
     look_s: float = 5.0
     """How often to look what became of a binding that is in doubt."""
     settle_s: float = 2.0
-    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent's look at both books and
-    at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
+    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent's look at both records
+    and at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
     tick_s: float = 0.5
     """How often to let go of pods that vanished."""
     quiet_s: float = 1.0
@@ -368,7 +368,7 @@ class Extender:
     def _drifted(self, before: Entry, now: Entry) -> None:
         self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
         _log.warning(
-            "a pod has other GPUs than our books had",
+            "a pod has other GPUs than our ledger had",
             extra={
                 "pod": f"{now.namespace}/{now.name}",
                 "node": now.node,

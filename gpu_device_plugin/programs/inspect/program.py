@@ -154,15 +154,15 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
 
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
     namespace = arguments.namespace or kubectl.namespace()
-    pod, told = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
+    pod, status = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
     raw_events = _aside(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
     raw_nodes = _aside(kubectl, _NODES, [], missing)
     raw_pods = _aside(kubectl, _PODS, _COUNTING, missing)
-    told = replace(told, events=events(raw_events or (), told))
+    status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
-    lines, asked = causes(pod, told, resources, None if found is None else {node.name: node for node in found.nodes})
+    lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
     unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if found is None:
         waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
@@ -173,7 +173,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     around = surroundings(raw_nodes or ())
     kept_away = {
         node.name: Kept(
-            exclusions(node, around.get(node.name, Surroundings()), told.terms), besides(node, asked, resources)
+            exclusions(node, around.get(node.name, Surroundings()), status.terms), besides(node, asked, resources)
         )
         for node in found.nodes
     }

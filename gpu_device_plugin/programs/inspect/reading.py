@@ -1,4 +1,4 @@
-"""The cluster as `inspect` shows it, made out of what the API says by the same books that the extender keeps."""
+"""The cluster as `inspect` shows it, made out of what the API says by the same ledger that the extender keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
-from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, Told
+from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.inspect.objects import Condition, Named, Node, Resources, Shape, decoded
 from gpu_device_plugin.settings.knobs import nearest
@@ -167,7 +167,7 @@ class _Pod(Named):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, Told]:
+def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
     """Return one pod, with what else may explain its fate. Nothing of its environment is read.
 
     Raises:
@@ -178,7 +178,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
     refused = next((one for one in conditions if one.type == "PodScheduled" and one.status != "True"), Condition())
-    return pod, Told(
+    return pod, SchedulingStatus(
         scheduler=spec.scheduler_name or DEFAULT_SCHEDULER,
         reason=status.reason or "",
         message=status.message or "",
@@ -210,12 +210,12 @@ class _Event(Shape):
     event_time: str | None = None
 
 
-def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
+def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple[str, ...]:
     """Return the latest warnings among a pod's Events, the last one last, without what stands on the pod itself.
 
     Args:
         raw_events: Events of API group ``""`` as JSON.
-        told: what stands on the pod.
+        status: what stands on the pod.
     """
     found: dict[tuple[str, str], str] = {}
     for raw in raw_events:
@@ -224,7 +224,7 @@ def events(raw_events: Iterable[msgspec.Raw], told: Told) -> tuple[str, ...]:
         except UnreadableObjectError:
             continue  # of what is only looked at beside all else
         message = " ".join((event.message or "").split())
-        if event.type == "Warning" and message and message not in {told.message, told.condition}:
+        if event.type == "Warning" and message and message not in {status.message, status.condition}:
             said = (event.reason or "", message)
             found[said] = max(found.get(said, ""), event.last_timestamp or event.event_time or "")
     latest = sorted(found, key=lambda said: (found[said], said))[-_EVENTS:]

@@ -24,10 +24,11 @@ from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
-from gpu_device_plugin.hardware.fake import DescriptionError
-from gpu_device_plugin.hardware.monitor import Hardware, State, Timings
-from gpu_device_plugin.kubelet.books import Books
-from gpu_device_plugin.kubelet.life import Lives, Plugin, Told
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.description import DescriptionError
+from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.kubelet.records import KubeletRecords
+from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.kubelet.sockets import DirectoryError, NodeLock, check_directory, remove_stale_sockets
 from gpu_device_plugin.node_state import NodeState
@@ -113,16 +114,16 @@ class NodeAgent:
         self.equipment = Equipment(self.hardware, self.state, self._metrics, settings.exclude_gpus, gpus_before)
         self.coexistence = Coexistence(settings)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
-        self.books = Books(
+        self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
             settings.pod_resources_socket,
             frozenset(resource.name for resource in settings.offered),
-            listener=lambda: self.lives.listener,
+            listener=lambda: self.registration.listener,
             in_api=PodsInApi if cluster is None else cluster.pods_in_api,
         )
         self.reconciler = Reconciler(
             self.state,
-            self.books,
+            self.kubelet_records,
             self._metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
@@ -140,14 +141,14 @@ class NodeAgent:
             on_refusal=self._refused,
             on_grant=self.reconciler.granted,
         )
-        self.lives = Lives(
+        self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
             self._prepare,
-            self._registration,
+            self._registration_event,
         )
         self._lock = NodeLock(settings.device_plugin_dir)
-        self._handover = Handover(settings, self.books)
+        self._handover = Handover(settings, self.kubelet_records)
 
     def __repr__(self) -> str:
         return f"<NodeAgent {self.settings.node_name or 'standalone'}: {self.state!r}>"
@@ -239,7 +240,7 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         await self.equipment.there.wait()
-        await serve_while_alone(self.lives, self.reconciler, self.coexistence, self.reports)
+        await serve_while_alone(self.registration, self.reconciler, self.coexistence, self.reports)
 
     async def _prepare(self) -> None:
         """Be as true as can be before anything is registered."""
@@ -258,10 +259,10 @@ class NodeAgent:
             observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
         )
 
-    def _registration(self, told: Told, details: dict[str, object]) -> None:
-        if told is Told.REGISTERED:
+    def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        if event is RegistrationEvent.REGISTERED:
             self.reconciler.registered()
-        self.reports.registration(told, details)
+        self.reports.registration(event, details)
 
     def _refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         self.reports.refused(kind, amount, refused)
@@ -271,7 +272,7 @@ class NodeAgent:
 
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
-        if self.cluster is not None and all(self.lives.registrations.values()):
+        if self.cluster is not None and all(self.registration.registrations.values()):
             self.cluster.arrived()
 
     def _readings(self) -> Mapping[str, Reading]:

@@ -15,7 +15,7 @@ from gpu_device_plugin.kubelet.listening import listened_to
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.kubelet.life import Lives
+    from gpu_device_plugin.kubelet.registration_loop import RegistrationLoop
     from gpu_device_plugin.programs.node.reconciler import Reconciler
     from gpu_device_plugin.programs.node.reports import Reports
     from gpu_device_plugin.settings.node import NodeSettings
@@ -78,7 +78,9 @@ class Coexistence:
         )
 
 
-async def serve_while_alone(lives: Lives, reconciler: Reconciler, coexistence: Coexistence, reports: Reports) -> None:
+async def serve_while_alone(
+    lives: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
+) -> None:
     """Keep our resources registered, and our ledger true, whenever we are alone; say so when we are not. Never ends."""
     coexistence.look()  # before the first registration, whichever task ran first
     serving: asyncio.Task[NoReturn] | None = None
@@ -97,7 +99,7 @@ async def serve_while_alone(lives: Lives, reconciler: Reconciler, coexistence: C
             refused = bool(others)
 
 
-async def _serve(lives: Lives, reconciler: Reconciler) -> NoReturn:
+async def _serve(lives: RegistrationLoop, reconciler: Reconciler) -> NoReturn:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(lives.run(), name="plugins")
         tasks.create_task(reconciler.run(), name="reconcile")

@@ -10,7 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks
-from gpu_device_plugin.hardware.monitor import State
+from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.model.gpus import Gpu
-    from gpu_device_plugin.hardware.monitor import Hardware, HardwareView
+    from gpu_device_plugin.hardware.beliefs import HardwareView
+    from gpu_device_plugin.hardware.monitor import Hardware
     from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Equipment:
                 self._metrics.count(m.CHILD_RESTARTS, str(view.state), times=view.child_restarts - restarts)
             restarts = view.child_restarts
             if view.inventory.gpus and gpus_before is not None:
-                self._hardware.remember(await gpus_before(_REMEMBER_S))
+                self._hardware.restore_order(await gpus_before(_REMEMBER_S))
                 gpus_before = None
             self._equip(self._hardware.view.value)
         raise AssertionError  # pragma: no cover (a Latest never ends)

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.equipping import share_size
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
-from gpu_device_plugin.kubelet.remembered import ENDED_PODS, SHARE_SIZE, Remembered
+from gpu_device_plugin.kubelet.statefile import ENDED_PODS, SHARE_SIZE, StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from gpu_device_plugin.kubelet.books import Books
+    from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.settings.node import NodeSettings
 
 
 class Handover:
     """The share size in use, and the pods that have ended though the kubelet's checkpoint shows them."""
 
-    def __init__(self, settings: NodeSettings, books: Books) -> None:
+    def __init__(self, settings: NodeSettings, books: KubeletRecords) -> None:
         """Read and write beside the kubelet's sockets; only the lock's holder writes."""
         self._settings = settings
         self._books = books
-        self._share_size = Remembered(settings.device_plugin_dir, SHARE_SIZE)
-        self._ended_pods = Remembered(settings.device_plugin_dir, ENDED_PODS)
+        self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
+        self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
 
     def __repr__(self) -> str:
         return f"<Handover {self._share_size!r}, {self._ended_pods!r}>"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.hardware.monitor import State
+from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -49,7 +49,7 @@ async def serving_probes(
 async def alive(agent: NodeAgent) -> tuple[str, ...]:
     """Return what only a restart can mend."""
     serving_now = agent.equipment.there.is_set() and not agent.coexistence.others.value
-    return ("our own sockets do not answer",) if serving_now and not await agent.lives.answer_ourselves() else ()
+    return ("our own sockets do not answer",) if serving_now and not await agent.registration.answer_ourselves() else ()
 
 
 async def ready(agent: NodeAgent) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
     unseen = () if view.state is State.WATCHING else (view.sentence,)
     certain = agent.state.node.ledger.certain
     unread = () if certain else ("the kubelet's checkpoint cannot be read; see the log",)
-    return (*unseen, *agent.coexistence.unmet(), *unread, *agent.lives.unmet())
+    return (*unseen, *agent.coexistence.unmet(), *unread, *agent.registration.unmet())
 
 
 def metrics_state(agent: NodeAgent) -> m.State:
@@ -81,6 +81,6 @@ def metrics_state(agent: NodeAgent) -> m.State:
         ),
         streams=tuple(
             m.StreamState(resource=name, up=up, without_s=without)
-            for name, (up, without) in agent.lives.outages().items()
+            for name, (up, without) in agent.registration.outages().items()
         ),
     )

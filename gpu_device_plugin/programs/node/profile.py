@@ -20,7 +20,7 @@ from gpu_device_plugin.settings.node import settings_for
 
 if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
-    from gpu_device_plugin.kubelet.remembered import Remembered
+    from gpu_device_plugin.kubelet.statefile import StateFile
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -48,7 +48,7 @@ class Choice:
         sources: Sources[NodeSettings],
         settings: NodeSettings,
         config: ClusterConfig,
-        remembered: Remembered,
+        remembered: StateFile,
     ) -> None:
         """Prepare; nothing is sent before `made`.
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
-from gpu_device_plugin.kubelet.life import DirectoryGoneError
-from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
+from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import DirectoryError
+from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.node.agent import NodeAgent, reach_api
 from gpu_device_plugin.programs.rereading import Rereading
@@ -79,7 +79,7 @@ class NodeProgram:
         self._sources = sources
         self._settings = settings
         self._make_agent = agent
-        self._remembered = Remembered(settings.device_plugin_dir, PROFILE)
+        self._remembered = StateFile(settings.device_plugin_dir, PROFILE)
         self._label = ""
         """The profile that our node's label names, as far as we know."""
         self._in_force = ""

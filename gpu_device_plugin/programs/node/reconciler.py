@@ -1,4 +1,4 @@
-"""Keep our ledger and the kubelet's books together: before registering, after every grant, and now and then."""
+"""Keep our ledger and the kubelet's records together: before registering, after every grant, and now and then."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
-    from gpu_device_plugin.kubelet.books import Books
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
+    from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ that asks for them has the kubelet write a file for nothing, so that such rounds
 
 
 class Reconciler:
-    """Reads the kubelet's books into ours."""
+    """Reads the kubelet's records into our ledger."""
 
     def __init__(
         self,
         state: NodeState,
-        books: Books,
+        records: KubeletRecords,
         metrics: m.Metrics,
         *,
         resend: Callable[[], None],
@@ -50,11 +50,11 @@ class Reconciler:
         interval_s: float,
         process_wait_s: float,
     ) -> None:
-        """Keep `state` together with `books`.
+        """Keep `state` together with `records`.
 
         Args:
             state: our ledger.
-            books: the kubelet's.
+            records: the kubelet's.
             metrics: where to count.
             resend: sends the list of devices once more.
             readings: the newest reading of each GPU.
@@ -63,7 +63,7 @@ class Reconciler:
             process_wait_s: see `Ledger.reconciled`.
         """
         self._state = state
-        self._books = books
+        self._records = records
         self._metrics = metrics
         self._resend = resend
         self._readings = readings
@@ -84,12 +84,12 @@ class Reconciler:
         self._users: frozenset[str] = frozenset()
 
     def __repr__(self) -> str:
-        return f"<Reconciler of {self._books!r}>"
+        return f"<Reconciler of {self._records!r}>"
 
     def granted(self) -> None:
         """Look at the checkpoint soon: a container was just given devices, which what is written now does not show."""
         with contextlib.suppress(CheckpointUnreadableError):
-            self._at_grant = self._books.stamp()
+            self._at_grant = self._records.stamp()
         self._slower = 1
         self._granted.set()
 
@@ -109,12 +109,12 @@ class Reconciler:
         self._users = users
 
     async def prepare(self) -> None:
-        """Read both books; nothing is registered, so that nothing can be given out meanwhile.
+        """Read both records; nothing is registered, so that nothing can be given out meanwhile.
 
-        Takes nothing away: what is no longer in the books is released later, when it is proven free.
+        Takes nothing away: what is no longer in the records is released later, when it is proven free.
         """
         self._read()
-        listed = await self._books.listed()
+        listed = await self._records.listed()
         if listed is not None:
             self._state.see(listed)
 
@@ -141,7 +141,7 @@ class Reconciler:
             except TimeoutError:
                 patience_s *= 3
             found = self._read()
-            seen = found is not None and await self._books.look(found)
+            seen = found is not None and await self._records.look(found)
             await asyncio.sleep(_BETWEEN_S)
             ledger = self._state.node.ledger
             confirmed = seen and ledger.certain and all(hold.granted_at is None for hold in ledger.holds.values())
@@ -170,7 +170,7 @@ class Reconciler:
         if self._state.node.ledger.foreign:  # nothing else tells when they are free
             self._resend()
         try:
-            found = await self._books.evidence(lambda: self._state.node.ledger.holds, self._resend)
+            found = await self._records.evidence(lambda: self._state.node.ledger.holds, self._resend)
         except CheckpointUnreadableError as error:
             self._complain(error)
             return frozenset()
@@ -195,10 +195,10 @@ class Reconciler:
 
     def _read(self) -> Checkpoint | None:
         try:
-            found = self._books.recorded()
+            found = self._records.recorded()
         except CheckpointUnreadableError as error:
             self._complain(error)
-            # Once complete, our books stay so: whatever is given out from then on is given out by us.
+            # Once complete, our ledger stays so: whatever is given out from then on is given out by us.
             if not self._ever_read:
                 self._state.see((), certain=False)
             return None
@@ -208,7 +208,7 @@ class Reconciler:
     def _take_over(self, found: Checkpoint) -> None:
         self._complaint = ""
         self._ever_read = True
-        ids = self._books.held(found)
+        ids = self._records.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
             # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
             ids -= self._state.node.ledger.holds.keys()
@@ -218,7 +218,7 @@ class Reconciler:
 
     def _look_beside(self, found: Checkpoint) -> None:
         """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
-        others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._books.resources).items()}
+        others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._records.resources).items()}
         foreign = {uuid: others[uuid] for uuid in others if self._state.node.shares.by_uuid(uuid) is not None}
         if foreign != self._state.node.ledger.foreign:
             for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():

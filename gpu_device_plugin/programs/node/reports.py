@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.kubelet.life import Told
+from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.programs.node.coexistence import ALLOW
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Kind
     from gpu_device_plugin.core.node.admitting import Refused
     from gpu_device_plugin.core.node.others import Sighting
-    from gpu_device_plugin.hardware.monitor import HealthChange, XidSeen
+    from gpu_device_plugin.hardware.beliefs import HealthChange, XidSeen
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.knobs import Reload
     from gpu_device_plugin.settings.node import NodeSettings
@@ -51,10 +51,10 @@ class Reports:
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
         self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 
-    def registration(self, told: Told, details: dict[str, object]) -> None:
+    def registration(self, told: RegistrationEvent, details: dict[str, object]) -> None:
         """The kubelet has registered a resource, or has not, or has to register all of them anew."""
-        registered = told is Told.REGISTERED
-        if registered or told is Told.NOT_REGISTERED:
+        registered = told is RegistrationEvent.REGISTERED
+        if registered or told is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", told, extra=details)
 

@@ -70,7 +70,7 @@ class WaitingPods:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Follow `mirror`, which someone else runs; `shares` are the node's GPUs."""
-        self._mirror = mirror
+        self.mirror = mirror
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
         self._metrics = metrics
@@ -102,15 +102,15 @@ class WaitingPods:
         found = self.find_now(call)
         if found.match is not None:
             return found
-        self._mirror.hurry()
-        if self._in_vain and self._mirror.problem is not None:
+        self.mirror.hurry()
+        if self._in_vain and self.mirror.problem is not None:
             return found
 
         def explained(_pods: object) -> Matched | None:
             answer = self.find_now(call)
             return answer if answer.match is not None else None
 
-        late = await self._mirror.wait_for(explained, WAIT_S)
+        late = await self.mirror.wait_for(explained, WAIT_S)
         self._in_vain = late is None
         return late or self.find_now(call)
 
@@ -154,7 +154,7 @@ class WaitingPods:
         """Return the pods with containers that have no devices yet, in the order in which they were admitted."""
         return tuple(
             waiting
-            for pod in self._mirror.pods.values()
+            for pod in self.mirror.pods.values()
             # The kubelet asks for all containers of a pod before it starts the first.
             if pod.phase == "Pending" and not pod.deleting and (waiting := self._waiting(pod)) is not None
         )
@@ -235,7 +235,7 @@ class WaitingPods:
                 return  # the checkpoint does not tell yet
             heir = further
         del self._guesses[guessed]
-        pod = self._mirror.pods.get(heir[0])
+        pod = self.mirror.pods.get(heir[0])
         inherited = self._swapped.get(heir) or (self._read(pod).promises.get(heir[1:]) if pod is not None else None)
         if inherited is not None:
             self._swapped[guessed] = inherited
@@ -243,8 +243,8 @@ class WaitingPods:
             self._begun = owner[0]
 
     def _forget(self) -> None:
-        there = {kubelet_uid(pod) for pod in self._mirror.pods.values()}
+        there = {kubelet_uid(pod) for pod in self.mirror.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
-        self._malformed &= self._mirror.pods.keys()
-        self._written = {uid: known for uid, known in self._written.items() if uid in self._mirror.pods}
+        self._malformed &= self.mirror.pods.keys()
+        self._written = {uid: known for uid, known in self._written.items() if uid in self.mirror.pods}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}

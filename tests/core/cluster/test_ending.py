@@ -16,7 +16,7 @@ from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.testing.views import node_view, pod_on
+from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse

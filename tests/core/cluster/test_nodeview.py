@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpu_device_plugin.core.cluster.nodeview import Held, Loose
-from gpu_device_plugin.testing.views import node_view, pod_on
+from tests.views import node_view, pod_on
 
 
 def test_every_gpu_says_who_is_on_it_in_the_order_of_names() -> None:

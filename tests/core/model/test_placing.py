@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.model.placing import Demand, Obstacle, Placement, Refusal, Room, place
 from gpu_device_plugin.core.model.policy import POLICIES, Rank
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.testing.nodes import node
+from tests.nodes import node
 
 BINPACK, SPREAD = POLICIES["binpack"], POLICIES["spread"]
 

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
 from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which pods have ended for the kubelet although its books still show their devices, and what it takes to say so."""
+"""Which pods have ended for the kubelet although its records still show their devices, and what it takes to say so."""
 
 from __future__ import annotations
 

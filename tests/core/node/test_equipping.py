@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
-from gpu_device_plugin.testing.nodes import node
+from tests.nodes import node
 
 LIMITS = "memory limits: advisory: its driver has no limits of memory, which come with r615"
 

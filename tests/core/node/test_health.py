@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.node.health import (
-    XIDS,
     Belief,
     Cause,
     Cleared,
@@ -19,12 +18,12 @@ from gpu_device_plugin.core.node.health import (
     RecoveryAction,
     Rules,
     Unwatched,
-    Verdict,
     Xid,
     change,
     judge,
     step,
 )
+from gpu_device_plugin.core.node.xids import XIDS, Verdict
 
 GPU = "GPU-a"
 GOOD = Probe(GPU, ecc_uncorrected=0, remap_pending=False, remap_failed=False, recovery_action=RecoveryAction.NONE)

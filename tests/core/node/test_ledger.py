@@ -23,13 +23,13 @@ def seen(at: float = 1000.0, **processes: int | None) -> dict[str, Reading]:
     return {f"GPU-{letter}": Reading(count, at) for letter, count in processes.items()}
 
 
-def books(listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0) -> Evidence:
+def evidence(listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0) -> Evidence:
     """What PodResources and the checkpoint say; both nothing unless told otherwise."""
     return Evidence(frozenset(listed or ()), began, frozenset(recorded or ()))
 
 
 def held(*names: str) -> Ledger:
-    """A ledger of IDs that the kubelet's books have shown."""
+    """A ledger of IDs that the kubelet's records have shown."""
     return Ledger().seen(names)
 
 
@@ -76,7 +76,7 @@ def test_certainty_is_kept_through_every_change() -> None:
     assert ledger.seen((), certain=False) is ledger
     assert not ledger.granted([B0], 1.0).certain
     assert not ledger.seen([B0]).certain
-    assert not ledger.reconciled(books({A0}), NOBODY, 200.0, 60.0).certain
+    assert not ledger.reconciled(evidence({A0}), NOBODY, 200.0, 60.0).certain
     assert ledger.seen((), certain=True) == held(A0, A1)
 
 
@@ -88,11 +88,11 @@ def test_certainty_is_kept_through_every_change() -> None:
 def test_an_id_stays_while_either_book_shows_it(listed: set[str], recorded: set[str]) -> None:
     """PodResources lists no init containers and is empty after a restart; a checkpoint may be old."""
     ledger = held(A0)
-    assert ledger.reconciled(books(listed, recorded), NOBODY, 200.0, 60.0) is ledger
+    assert ledger.reconciled(evidence(listed, recorded), NOBODY, 200.0, 60.0) is ledger
 
 
 def test_an_id_is_free_when_both_books_omit_it() -> None:
-    left = held(A0, A1, WHOLE).reconciled(books({A0}, {A1}), NOBODY, 200.0, 60.0)
+    left = held(A0, A1, WHOLE).reconciled(evidence({A0}, {A1}), NOBODY, 200.0, 60.0)
     assert left == held(A0, A1)
     assert (left.use("GPU-a"), left.use("GPU-b")) == (Use(frozenset({0, 1})), FREE)
 
@@ -115,72 +115,72 @@ def test_a_grant_that_the_books_show_only_for_a_pod_that_has_ended_is_not_confir
 
 
 def test_the_books_show_nothing_new_to_the_ledger_that_it_is_not_told_with_see() -> None:
-    """Reconciling releases IDs. What appears in the books belongs to a grant of ours, or is seen at the start."""
-    assert held(A0).reconciled(books({A0, A1}, {B0}), NOBODY, 200.0, 60.0) == held(A0)
+    """Reconciling releases IDs. What appears in the records belongs to a grant of ours, or is seen at the start."""
+    assert held(A0).reconciled(evidence({A0, A1}, {B0}), NOBODY, 200.0, 60.0) == held(A0)
 
 
 @pytest.mark.parametrize(
     ("began", "free"), [(99.0, False), (100.0, False), (109.9, False), (110.0, True), (500.0, True)]
 )
 def test_a_grant_is_only_doubted_by_a_list_that_began_ten_seconds_later(began: float, *, free: bool) -> None:
-    """Granted at 100; the kubelet enters the IDs in its books after our answer, not before."""
+    """Granted at 100; the kubelet enters the IDs in its records after our answer, not before."""
     assert SETTLING_S == 10.0
     ledger = Ledger().granted([A0], 100.0)
-    assert (A0 not in ledger.reconciled(books(began=began), NOBODY, 1000.0, 60.0).holds) is free
+    assert (A0 not in ledger.reconciled(evidence(began=began), NOBODY, 1000.0, 60.0).holds) is free
 
 
 def test_a_grant_that_the_books_have_shown_is_free_as_soon_as_they_omit_it() -> None:
-    ledger = Ledger().granted([A0], 100.0).reconciled(books({A0}, began=100.0), NOBODY, 100.1, 60.0)
+    ledger = Ledger().granted([A0], 100.0).reconciled(evidence({A0}, began=100.0), NOBODY, 100.1, 60.0)
     assert ledger == held(A0)
-    assert ledger.reconciled(books(began=101.0), NOBODY, 101.0, 60.0) == Ledger()
+    assert ledger.reconciled(evidence(began=101.0), NOBODY, 101.0, 60.0) == Ledger()
 
 
-def test_books_read_before_a_grant_do_not_confirm_it() -> None:
+def test_records_read_before_a_grant_do_not_confirm_it() -> None:
     """They show who had the ID before. Were they believed, the next look could call it free before it is settled."""
     ledger = Ledger().granted([A0], 100.0)
-    for stale in (books({A0}, began=99.9), books(recorded={A0}, began=99.9)):
+    for stale in (evidence({A0}, began=99.9), evidence(recorded={A0}, began=99.9)):
         assert ledger.reconciled(stale, NOBODY, 100.1, 60.0) is ledger
 
 
 def test_a_gpu_that_would_be_empty_waits_for_its_processes() -> None:
     """A force-deleted pod: the kubelet frees its IDs at once, its processes end at 125."""
     start = held(A0, A1, WHOLE)
-    waiting = start.reconciled(books(began=120.0), seen(a=2, b=0), 121.0, 60.0)
+    waiting = start.reconciled(evidence(began=120.0), seen(a=2, b=0), 121.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=121.0)}
     assert waiting.use("GPU-b") == FREE
-    assert waiting.reconciled(books(began=122.0), seen(a=1), 123.0, 60.0) is waiting
-    assert waiting.reconciled(books(began=125.0), seen(a=0), 126.0, 60.0) == Ledger()
+    assert waiting.reconciled(evidence(began=122.0), seen(a=1), 123.0, 60.0) is waiting
+    assert waiting.reconciled(evidence(began=125.0), seen(a=0), 126.0, 60.0) == Ledger()
 
 
 @pytest.mark.parametrize(("now", "free"), [(121.0, False), (180.9, False), (181.0, True)])
 def test_processes_are_waited_for_no_longer_than_told(now: float, *, free: bool) -> None:
     """First proven free at 121, longest wait 60 s."""
-    waiting = held(WHOLE).reconciled(books(began=120.0), seen(b=1), 121.0, 60.0)
-    later = waiting.reconciled(books(began=now), seen(b=1), now, 60.0)
+    waiting = held(WHOLE).reconciled(evidence(began=120.0), seen(b=1), 121.0, 60.0)
+    later = waiting.reconciled(evidence(began=now), seen(b=1), now, 60.0)
     assert (later == Ledger()) is free
 
 
 def test_a_wait_counts_from_the_last_id_that_was_free() -> None:
     """A second pod came and went while the first one's processes were waited for."""
-    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
-    both = waiting.seen([A1]).reconciled(books(began=150.0), seen(a=1), 151.0, 60.0)
+    waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
+    both = waiting.seen([A1]).reconciled(evidence(began=150.0), seen(a=1), 151.0, 60.0)
     assert both.holds == {A0: Hold(freed_at=121.0), A1: Hold(freed_at=151.0)}
-    assert both.reconciled(books(began=181.0), seen(a=1), 210.9, 60.0) is both
-    assert both.reconciled(books(began=181.0), seen(149.0, a=0), 181.0, 60.0) is both
-    assert both.reconciled(books(began=181.0), seen(a=1), 211.0, 60.0) == Ledger()
+    assert both.reconciled(evidence(began=181.0), seen(a=1), 210.9, 60.0) is both
+    assert both.reconciled(evidence(began=181.0), seen(149.0, a=0), 181.0, 60.0) is both
+    assert both.reconciled(evidence(began=181.0), seen(a=1), 211.0, 60.0) == Ledger()
 
 
 @pytest.mark.parametrize(("began", "free"), [(90.0, False), (120.9, False), (121.0, True), (122.0, True)])
 def test_only_a_reading_from_after_an_id_was_free_says_that_no_process_is_left(began: float, *, free: bool) -> None:
-    """The books were read by 121. A container that began after an older reading is not in it."""
-    waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
+    """The records were read by 121. A container that began after an older reading is not in it."""
+    waiting = held(A0).reconciled(evidence(began=120.0), seen(90.0, a=0), 121.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=121.0)}
     assert (waiting.released(seen(began, a=0), 123.0, 60.0) == Ledger()) is free
-    assert (waiting.reconciled(books(began=122.0), seen(began, a=0), 123.0, 60.0) == Ledger()) is free
+    assert (waiting.reconciled(evidence(began=122.0), seen(began, a=0), 123.0, 60.0) == Ledger()) is free
 
 
 def test_a_driver_that_does_not_answer_is_waited_for_as_long_as_for_processes() -> None:
-    waiting = held(A0).reconciled(books(began=120.0), seen(90.0, a=0), 121.0, 60.0)
+    waiting = held(A0).reconciled(evidence(began=120.0), seen(90.0, a=0), 121.0, 60.0)
     assert waiting.released(seen(90.0, a=0), 180.9, 60.0) is waiting
     assert waiting.released(seen(90.0, a=0), 181.0, 60.0) == Ledger()
 
@@ -192,54 +192,54 @@ def test_nothing_is_released_that_was_not_proven_free() -> None:
 
 def test_what_waits_is_released_when_something_else_of_its_gpu_is_taken() -> None:
     """The kubelet gave another share out meanwhile, so that no fence depends on the first one any more."""
-    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
+    waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
     assert waiting.granted([A1], 122.0).released(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
 
 
 def test_what_waits_and_is_granted_anew_is_not_released() -> None:
-    waiting = held(A0).reconciled(books(began=120.0), seen(a=1), 121.0, 60.0)
+    waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
     again = waiting.granted([A0], 122.0)
     assert again.released(seen(a=0), 500.0, 60.0) is again
     assert again.seen([A0]).released(seen(a=0), 500.0, 60.0) == held(A0)
 
 
 def test_without_waiting_processes_are_ignored() -> None:
-    assert held(A0).reconciled(books(), seen(a=9), 101.0, 0.0) == Ledger()
+    assert held(A0).reconciled(evidence(), seen(a=9), 101.0, 0.0) == Ledger()
 
 
 def test_where_nvml_does_not_say_nobody_is_waited_for() -> None:
-    assert held(A0).reconciled(books(), seen(a=None), 101.0, 60.0) == Ledger()
-    assert held(A0).reconciled(books(), NOBODY, 101.0, 60.0) == Ledger()
+    assert held(A0).reconciled(evidence(), seen(a=None), 101.0, 60.0) == Ledger()
+    assert held(A0).reconciled(evidence(), NOBODY, 101.0, 60.0) == Ledger()
 
 
 def test_processes_on_a_gpu_that_stays_in_use_explain_themselves() -> None:
     """One of two shares is free; the processes may be those of the other."""
-    assert held(A0, A1).reconciled(books({A1}), seen(a=1), 101.0, 60.0) == held(A1)
+    assert held(A0, A1).reconciled(evidence({A1}), seen(a=1), 101.0, 60.0) == held(A1)
 
 
 def test_a_whole_gpu_in_use_explains_processes_too() -> None:
-    assert held(B0, WHOLE).reconciled(books({WHOLE}), seen(b=1), 101.0, 60.0) == held(WHOLE)
-    assert held(B0, WHOLE).reconciled(books({B0}), seen(b=1), 101.0, 60.0) == held(B0)
+    assert held(B0, WHOLE).reconciled(evidence({WHOLE}), seen(b=1), 101.0, 60.0) == held(WHOLE)
+    assert held(B0, WHOLE).reconciled(evidence({B0}), seen(b=1), 101.0, 60.0) == held(B0)
 
 
 def test_both_uses_of_a_gpu_wait_together() -> None:
-    waiting = held(B0, WHOLE).reconciled(books(), seen(b=1), 101.0, 60.0)
+    waiting = held(B0, WHOLE).reconciled(evidence(), seen(b=1), 101.0, 60.0)
     assert waiting.holds == {B0: Hold(freed_at=101.0), WHOLE: Hold(freed_at=101.0)}
 
 
 def test_every_gpu_waits_for_its_own_processes() -> None:
-    waiting = held(A0, B0).reconciled(books(), seen(a=1, b=1), 101.0, 60.0)
+    waiting = held(A0, B0).reconciled(evidence(), seen(a=1, b=1), 101.0, 60.0)
     assert waiting.holds == {A0: Hold(freed_at=101.0), B0: Hold(freed_at=101.0)}
-    assert waiting.reconciled(books(), seen(a=1), 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
+    assert waiting.reconciled(evidence(), seen(a=1), 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
 
 
 def test_a_wait_is_forgotten_when_the_books_show_the_id_again() -> None:
-    waiting = held(A0).reconciled(books(), seen(a=1), 101.0, 60.0)
-    assert waiting.reconciled(books({A0}, began=102.0), seen(a=1), 102.0, 60.0) == held(A0)
+    waiting = held(A0).reconciled(evidence(), seen(a=1), 101.0, 60.0)
+    assert waiting.reconciled(evidence({A0}, began=102.0), seen(a=1), 102.0, 60.0) == held(A0)
 
 
 def test_one_gpu_waits_while_another_is_released() -> None:
-    left = held(A0, B0).reconciled(books(), seen(a=1, b=0), 101.0, 60.0)
+    left = held(A0, B0).reconciled(evidence(), seen(a=1, b=0), 101.0, 60.0)
     assert left.holds == {A0: Hold(freed_at=101.0)}
     assert left.use("GPU-a") == Use(frozenset({0}))
 

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted, match
 from gpu_device_plugin.core.node.preferring import Question, spread_over
-from gpu_device_plugin.testing.nodes import node
+from tests.nodes import node
 
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 
@@ -424,7 +424,7 @@ def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
         if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
             assert spread_over(world.node, given).keys() <= allowed
         world.taken[each.uid] = set(given)
-        # The books show that it was this one, and whoever was taken for it inherits its promise.
+        # The records show that it was this one, and whoever was taken for it inherits its promise.
         heir, left = matched.match.pod.uid, next(other for other in waiting if other.uid == each.uid).wanted[0].promise
         waiting = [
             replace(other, wanted=(replace(other.wanted[0], promise=left),)) if other.uid == heir else other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.node.ledger import Ledger, Use
-from gpu_device_plugin.testing.nodes import ids, node
+from tests.nodes import ids, node
 
 
 def test_rooms_tell_of_each_gpu_what_a_demand_has_to_know() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.offers import Offer, offers
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
@@ -55,7 +55,7 @@ def test_use_within_one_resource_changes_nothing_there() -> None:
 
 
 def test_ids_in_use_never_flip_because_of_a_fence() -> None:
-    """The kubelet's books show both uses of GPU 0: what is in use stays as it was, what is free is fenced."""
+    """The kubelet's records show both uses of GPU 0: what is in use stays as it was, what is free is fenced."""
     there = node(3, used={0: [1]}, whole=[0])
     assert healthy(there, MEMORY) == {*ids(0, [1])}
     assert healthy(there, COUNT) == {uuid(0)}

@@ -1,9 +1,9 @@
 """One node over time: pods come and go, the kubelet and the agent restart, GPUs break, and nothing is given twice.
 
 The kubelet is a model of the device manager's rules: it chooses at random inside what is preferred, fills up at random
-outside of it, hands the devices of init containers on, frees only what has ended, and tells of it in two books, neither
-of which is complete. Up to 1.31 it keeps the pod that it admitted last. The agent has access to the Kubernetes API, or
-has none.
+outside of it, hands the devices of init containers on, frees only what has ended, and tells of it in two records,
+neither of which is complete. Up to 1.31 it keeps the pod that it admitted last. The agent has access to the Kubernetes
+API, or has none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpu_device_plugin.core.node.ledger import SETTLING_S, Evidence, Ledger, Rea
 from gpu_device_plugin.core.node.matching import Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
-from gpu_device_plugin.testing.nodes import node, uuid
+from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -54,7 +54,7 @@ class Asked:
 
 @dataclass
 class Running:
-    """A pod in the kubelet's books."""
+    """A pod in the kubelet's records."""
 
     uid: str
     """A static pod's has no dashes."""
@@ -65,7 +65,7 @@ class Running:
     inits: set[int] = field(default_factory=set)
     promises: dict[int, Promise] = field(default_factory=dict)
     ended: bool = False
-    """It is not active any more; what the books show of it waits to be collected."""
+    """It is not active any more; what the records show of it waits to be collected."""
     gone: bool = False
     """It is not in the API any more, and the kubelet knows."""
 
@@ -153,7 +153,7 @@ class Kubelet:
         self.write()
 
     def admit(self, uid: int, asked: list[Asked], random: Random, answered: Callable[[], float]) -> None:
-        """Allocate for each container of a pod; on failure what it got until then stays in the books for a while.
+        """Allocate for each container of a pod; on failure what it got until then stays in the records for a while.
 
         `answered` is called when the agent has answered and nothing is written yet; it tells the time.
         """
@@ -276,7 +276,7 @@ class OneNode(RuleBasedStateMachine):
 
     @rule(asked=CONTAINERS, random=RANDOMS)
     def admit_while_the_agent_looks(self, asked: list[Asked], random: Random) -> None:
-        """List and a checkpoint come between our answer to Allocate and the entry in the kubelet's books."""
+        """List and a checkpoint come between our answer to Allocate and the entry in the kubelet's records."""
         kubelet, between = self.kubelet, list[Evidence]()
 
         def look() -> float:
@@ -311,7 +311,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: any(pod.static and pod.gone for pod in self.kubelet.pods.values()))
     @rule(random=RANDOMS)
     def a_static_pod_is_put_back(self, random: Random) -> None:
-        """It has the same UID, and what the books show for it is its own again: nobody is asked."""
+        """It has the same UID, and what the records show for it is its own again: nobody is asked."""
         kubelet = self.kubelet
         uid = random.choice([uid for uid, pod in kubelet.pods.items() if pod.static and pod.gone])
         if uid not in self.lingering:
@@ -412,7 +412,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: not self.lingering)
     @rule(readable=st.booleans())
     def restart_the_agent(self, *, readable: bool) -> None:
-        """It knows nothing but the kubelet's books: first the checkpoint, then List."""
+        """It knows nothing but the kubelet's records: first the checkpoint, then List."""
         ledger = Ledger().seen((), certain=readable)
         if readable:
             ledger = ledger.seen(frozenset().union(*self.kubelet.checkpoint.values()))
@@ -454,7 +454,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: not self.lingering)
     @rule()
     def quiet(self) -> None:
-        """Nothing happens for a while: the ledger says what the kubelet's books say, and the lists follow from it."""
+        """Nothing happens for a while: the ledger says what the kubelet's records say, and the lists follow from it."""
         self.clock += SETTLING_S
         self.kubelet.forgetful = False
         self.looking = None

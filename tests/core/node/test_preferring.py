@@ -16,7 +16,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -151,7 +151,7 @@ def test_a_whole_gpu_of_an_init_container_is_used_again_and_joined_by_its_neighb
 
 
 def test_a_whole_gpu_that_we_do_not_know_free_yet_is_the_second_choice() -> None:
-    """The kubelet offers GPU 0, which is still in whole use by our books: a pod was deleted a moment ago."""
+    """The kubelet offers GPU 0, which is still in whole use by our ledger: a pod was deleted a moment ago."""
     there = node(4, 4, 4, whole=[0], closeness={(0, 1): 7})
     assert count(there, range(3), 2).answer(there, BINPACK) == (uuid(1), uuid(2))
     assert count(there, range(3), 3).answer(there, BINPACK) == (uuid(0), uuid(1), uuid(2))

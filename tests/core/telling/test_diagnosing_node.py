@@ -88,7 +88,7 @@ def test_of_a_node_that_is_well_everything_is_told_and_nothing_is_wrong() -> Non
         "shares: 2 GPUs, 30 shares of 1 GiB (4000 are the most)",
         "kubelet directory: /var/lib/kubelet/device-plugins can be written",
         "kubelet: listens on /var/lib/kubelet/device-plugins/kubelet.sock",
-        "kubelet's books: PodResources answers, and the checkpoint can be read",
+        "kubelet's records: PodResources answers, and the checkpoint can be read",
         "agent: version 0.1.0 is ready (http://127.0.0.1:9445)",
         "registration: the kubelet listens to aliyun.com/gpu-mem",
         "registration: the kubelet listens to aliyun.com/gpu-count",
@@ -300,11 +300,11 @@ def test_the_kubelets_side() -> None:
     assert of("kubelet", kubelet_listens=False)[0].startswith(
         "error: no process listens on /var/lib/kubelet/device-plugins/kubelet.sock -> start the kubelet"
     )
-    assert of("kubelet's books", pod_resources_problem="no answer; is it running?", checkpoint_problem="damaged") == [
+    assert of("kubelet's records", pod_resources_problem="no answer; is it running?", checkpoint_problem="damaged") == [
         "error: no answer -> is it running?",
         "error: damaged -> see the agent's log",
     ]
-    assert of("kubelet's books", checkpoint_problem="damaged") == ["error: damaged -> see the agent's log"]
+    assert of("kubelet's records", checkpoint_problem="damaged") == ["error: damaged -> see the agent's log"]
 
 
 # --- The agent --------------------------------------------------------------------------------------------------------

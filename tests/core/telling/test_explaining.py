@@ -9,9 +9,9 @@ from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
-from gpu_device_plugin.testing.views import node_view, pod_on
 from tests.names import MEM
 from tests.resources import RESOURCES
+from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView

@@ -8,8 +8,8 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
-from gpu_device_plugin.testing.views import node_view
 from tests.resources import COUNT, MEM
+from tests.views import node_view
 
 BOTH = (MEM, COUNT)
 INSTEAD = "write aliyun.com/gpu-mem: N for N units of the memory of one GPU or aliyun.com/gpu-count: 1 for a whole GPU."

@@ -21,9 +21,9 @@ from gpu_device_plugin.core.telling.nodechecks import (
     besides,
     exclusions,
 )
-from gpu_device_plugin.testing.views import node_view, pod_on
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
+from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.nodeview import NodeView

@@ -16,7 +16,7 @@ from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import short_uuid, wide
-from gpu_device_plugin.testing.views import node_view, pod_on
+from tests.views import node_view, pod_on
 
 # --- Columns ----------------------------------------------------------------------------------------------------------
 

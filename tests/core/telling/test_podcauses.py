@@ -13,16 +13,18 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, ASSIGNED, ASSUME_TI
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.podcauses import Told, causes
-from gpu_device_plugin.testing.views import node_view
+from gpu_device_plugin.core.telling.podcauses import SchedulingStatus, causes
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
+from tests.views import node_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NODES = {"n": node_view("n", (15, 15))}
-OURS = Told(scheduler="gpushare-scheduler", condition_reason="Unschedulable", condition="0/1 nodes are available")
+OURS = SchedulingStatus(
+    scheduler="gpushare-scheduler", condition_reason="Unschedulable", condition="0/1 nodes are available"
+)
 
 
 def pod(limits: dict[str, int] | None = None, **more: object) -> Pod:
@@ -41,13 +43,13 @@ def test_a_scheduler_that_says_less() -> None:
     reason, text = replace(OURS, condition=""), replace(OURS, condition_reason="")
     assert causes(pod(), reason, RESOURCES, NODES)[0] == ["gpushare-scheduler says (Unschedulable): nothing more"]
     assert causes(pod(), text, RESOURCES, NODES)[0] == ["gpushare-scheduler says: 0/1 nodes are available"]
-    assert causes(pod(), Told(scheduler="mine"), RESOURCES, NODES)[0] == [
+    assert causes(pod(), SchedulingStatus(scheduler="mine"), RESOURCES, NODES)[0] == [
         "mine has not looked at it yet; if that stays so, no scheduler of this name runs."
     ]
 
 
 def test_a_pod_behind_gates() -> None:
-    lines, asked = causes(pod(), Told(scheduler="mine", gates=("quota", "license")), RESOURCES, NODES)
+    lines, asked = causes(pod(), SchedulingStatus(scheduler="mine", gates=("quota", "license")), RESOURCES, NODES)
     assert lines == ["No scheduler looks at it before its scheduling gates are removed: quota, license."]
     assert asked is not None
 
@@ -76,7 +78,10 @@ def test_where_no_node_may_be_read_nothing_is_said_of_any() -> None:
     assert lines == ["gpushare-scheduler says (Unschedulable): 0/1 nodes are available"]
     assert asked == Ask((Part(Demand(Kind.MEMORY, 4)),))
     there = pod(node_name="n", annotations={IDX: "1"})
-    assert causes(there, Told(), RESOURCES, None) == (["default/web is on node n (Pending).", "  GPU 1: 4 units"], None)
+    assert causes(there, SchedulingStatus(), RESOURCES, None) == (
+        ["default/web is on node n (Pending).", "  GPU 1: 4 units"],
+        None,
+    )
 
 
 def test_what_kubernetes_said_of_it_comes_last() -> None:
@@ -133,11 +138,13 @@ def test_limits_that_make_no_sense_are_told() -> None:
 
 
 def test_a_pod_that_has_ended() -> None:
-    refused = Told(reason="UnexpectedAdmissionError", message="no GPU has room")
+    refused = SchedulingStatus(reason="UnexpectedAdmissionError", message="no GPU has room")
     assert causes(pod(phase="Failed", node_name="n"), refused, RESOURCES, NODES)[0] == [
         "default/web has ended (Failed): UnexpectedAdmissionError: no GPU has room"
     ]
-    assert causes(pod(phase="Succeeded"), Told(), RESOURCES, NODES)[0] == ["default/web has ended (Succeeded)."]
+    assert causes(pod(phase="Succeeded"), SchedulingStatus(), RESOURCES, NODES)[0] == [
+        "default/web has ended (Succeeded)."
+    ]
 
 
 def test_a_pod_that_is_being_deleted_before_it_has_a_node() -> None:
@@ -198,7 +205,7 @@ def test_a_pod_that_has_a_whole_gpu_of_a_node_that_is_gone() -> None:
         annotations={ALLOCATION: '{"0":{"3":15}}', ASSIGNED: "false", ASSUME_TIME: "yesterday"},
         deleting=True,
     )
-    assert causes(there, Told(message="the node was lost"), RESOURCES, NODES)[0] == [
+    assert causes(there, SchedulingStatus(message="the node was lost"), RESOURCES, NODES)[0] == [
         "default/web is being deleted from node gone (Pending).",
         "That node is gone, or shares no GPUs (any more).",
         "  GPU 3 (not listed by its node): all",
@@ -206,7 +213,7 @@ def test_a_pod_that_has_a_whole_gpu_of_a_node_that_is_gone() -> None:
         "Its status says: the node was lost",
     ]
     memory = pod(node_name="gone", annotations={IDX: "0"})
-    assert causes(memory, Told(reason="NodeLost", message="x"), RESOURCES, NODES)[0][-2:] == [
+    assert causes(memory, SchedulingStatus(reason="NodeLost", message="x"), RESOURCES, NODES)[0][-2:] == [
         "  GPU 0 (not listed by its node): 4 units",
         "Its status says (NodeLost): x",
     ]
@@ -220,7 +227,7 @@ def test_a_pod_on_a_node_that_does_not_name_its_gpus() -> None:
 
 def test_a_pod_of_which_nobody_has_written_the_gpu() -> None:
     there = pod(node_name="n")
-    assert causes(there, Told(), RESOURCES, NODES)[0][1] == (
+    assert causes(there, SchedulingStatus(), RESOURCES, NODES)[0][1] == (
         "Nobody has written on it which GPU it has: it was placed by default-scheduler; if that one does not call the "
         "extender, set schedulerName: gpushare-scheduler."
     )

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.programs.demo.report import GpuRow, Holder, Look, Tone, rows, table
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 
 
 def holder(name: str, position: int, *numbers: int) -> Holder:

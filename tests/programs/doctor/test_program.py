@@ -97,12 +97,12 @@ async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -
         api="off",
     )
     seen = await examined(settings, NOWHERE, QUICK, 0)
-    told = found(seen, "driver", "kubelet directory", "kubelet", "kubelet's books", "agent", "API server")
+    told = found(seen, "driver", "kubelet directory", "kubelet", "kubelet's records", "agent", "API server")
     assert {check: [each.severity for each in findings] for check, findings in told.items()} == {
         "driver": ["error"],
         "kubelet directory": ["error"],
         "kubelet": ["error"],
-        "kubelet's books": ["error"],
+        "kubelet's records": ["error"],
         "agent": ["error"],
         "API server": ["unknown"],
     }

@@ -24,14 +24,14 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.scheduler import ExtenderConfig, Scheduler
 from tests.patience import eventually, stretched
+from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from gpu_device_plugin.testing.cluster import Trouble
-    from gpu_device_plugin.testing.scheduler import Outcome
+    from tests.scheduler_double.scheduler import Outcome
 
 Json = dict[str, Any]
 
@@ -104,7 +104,7 @@ class Running:
         return f"http://127.0.0.1:{self.extender.ports['http']}"
 
     def free(self, node: str) -> list[int]:
-        """Return the free shares of a node's GPUs, 0 for one in whole use, as the extender has it in its books."""
+        """Return the free shares of a node's GPUs, 0 for one in whole use, as the extender has it in its ledger."""
         return [0 if room.whole else room.free for room in self.extender.fleet.candidates[node].rooms]
 
 

@@ -49,7 +49,7 @@ def one_gpu(w: ExtenderWorld, *names: str) -> None:
     ids=str,
 )
 async def test_a_binding_that_was_made_but_not_answered_counts_once(trouble: Trouble) -> None:
-    """The promise on the pod is the one in the books, and the next pod finds the rest."""
+    """The promise on the pod is the one in the ledger, and the next pod finds the rest."""
     async with world() as w:
         w.node("a", 8, 8)
         await w.start()

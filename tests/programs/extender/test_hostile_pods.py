@@ -37,8 +37,8 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.programs.extender.verbs import Verbs
 from gpu_device_plugin.programs.node.waiting import WaitingPods
-from gpu_device_plugin.testing import nodes
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
+from tests import nodes
 from tests.programs.extender.test_verbs import node_gpus
 from tests.resources import RESOURCES
 from tests.work import counted

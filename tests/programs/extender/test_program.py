@@ -477,7 +477,7 @@ async def test_a_pod_that_turns_out_to_be_elsewhere_is_noticed() -> None:
         await w.seen()
         assert w.only.free("a") == [8, 5]
         assert 'gpushare_extender_drift_total{kind="moved"} 1.0' in await w.metrics()
-        assert any("a pod has other GPUs than our books had" in line for line in w.logs)
+        assert any("a pod has other GPUs than our ledger had" in line for line in w.logs)
 
 
 async def test_status_updates_cost_nothing() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
-from gpu_device_plugin.testing.cluster_store import RefusedError
+from gpu_device_plugin.testing.cluster_kinds import RefusedError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
 from tests.programs.extender.harness import ALLOCATION, QUICK, held, world
 
@@ -206,12 +206,12 @@ class Cluster:
                 assert taken[at] <= NODES[node][at], f"GPU {at} of {node} is given before its process ended"
 
     async def quiet(self) -> None:
-        """When all is over, the books are what another extender makes of the cluster."""
+        """When all is over, the ledger is what another extender makes of the cluster."""
         self.w.api.heal()
         self.lagging = False
         await self.nodes_come_back()
         other = await self.w.start()
-        await self.w.until(lambda: self.books(self.w.running[0]) == self.books(other))
+        await self.w.until(lambda: self.ledger(self.w.running[0]) == self.ledger(other))
         fleets = [running.extender.fleet for running in self.w.running]
         await self.w.until(lambda: gpus_known(fleets[0]) == gpus_known(fleets[1]))
         if not any(each.claimed or each.until is not None for each in fleets[0].entries.values()):
@@ -219,7 +219,7 @@ class Cluster:
         await self.w.stop(other)
 
     @staticmethod
-    def books(running: Running) -> dict[str, Any]:
+    def ledger(running: Running) -> dict[str, Any]:
         """Return who takes what, without claims and without those of whom nobody knows how they ended."""
         entries = running.extender.fleet.entries.values()
         return {each.uid: (each.node, each.usage) for each in entries if not each.claimed and each.until is None}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_device_plugin.kubelet.life import Timings
+from gpu_device_plugin.kubelet.registration_loop import Timings
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 QUICK = {"probe_interval": "50ms", "reconcile_interval": "100ms"}
 """Settings under which nothing that a test waits for takes long."""
-LIFE = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
-"""The same for a life."""
+REGISTRATION = Timings(poll=0.05, stream_grace=0.3, retry_first=0.02, retry_most=0.2)
+"""The same for the registration loop."""
 
 NOTHING = Amount(0, 0)
 
@@ -56,7 +56,7 @@ class NodeWorld:
         """Start an agent and wait for nothing."""
         assert self.task is None
         self.agent = NodeAgent(Sources(NodeSettings, flags=self.settings, environ={}).read(), dev=self.dev)
-        self.agent.lives.timings = LIFE
+        self.agent.registration.timings = REGISTRATION
         self.task = asyncio.create_task(self.agent.run())
         return self.agent
 
@@ -64,7 +64,7 @@ class NodeWorld:
         """Wait until the kubelet listens to both resources."""
         assert self.agent is not None
         agent = self.agent
-        await self.until(lambda: bool(agent.state.node.shares.gpus) and not agent.lives.unmet())
+        await self.until(lambda: bool(agent.state.node.shares.gpus) and not agent.registration.unmet())
         await self.until(lambda: self._listened_to() >= {r.name for r in agent.settings.offered})
 
     def _listened_to(self) -> set[str]:
@@ -140,8 +140,8 @@ class NodeWorld:
     async def listed(self, made: Pod) -> None:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""
         assert self.agent is not None
-        books = self.agent.books
-        await self.until(lambda: made.uid in books._endings.names)
+        records = self.agent.kubelet_records
+        await self.until(lambda: made.uid in records._endings.names)
 
     @property
     def sockets(self) -> set[str]:

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.ledger import Evidence
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.advertiser import Advertiser
-from gpu_device_plugin.testing.nodes import ids, node, uuid
+from tests.nodes import ids, node, uuid
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:

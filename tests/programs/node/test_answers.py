@@ -16,8 +16,8 @@ from gpu_device_plugin.core.node.preferring import UNMATCHED
 from gpu_device_plugin.kubelet.servicer import RefusedError
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.answers import NodeAnswers
-from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests import names
+from tests.nodes import ids, node, uuid
 from tests.programs.node.harness import T4, gpus_of, pod, world
 from tests.resources import COUNT, MEM
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from gpu_device_plugin.hardware.monitor import State
+from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
 from gpu_device_plugin.testing.pods import Kind
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
 from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
 
@@ -97,7 +97,7 @@ async def test_a2_a_broken_stream_costs_a_registration_and_nothing_of_what_is_kn
         agent = await node.start_agent()
         made = await node.kubelet.admit(pod("p", mem=3))
         node.kubelet.drop_streams()
-        await node.until(lambda: agent.lives.registrations[MEM] == 2)
+        await node.until(lambda: agent.registration.registrations[MEM] == 2)
         await node.ready()
         assert node.held == made.devices(MEM)
         assert (node.healthy(MEM), node.healthy(COUNT)) == (28, 1)
@@ -152,7 +152,7 @@ async def test_a8_an_old_plugin_of_the_same_name_that_ends_late_is_survived() ->
         await old.start()
         agent = await node.start_agent()
         await old.stop()
-        await node.until(lambda: agent.lives.registrations[MEM] == 2)
+        await node.until(lambda: agent.registration.registrations[MEM] == 2)
         await node.ready()
         await node.healthy_is(MEM, 28)
 
@@ -286,7 +286,7 @@ async def test_a13_ids_never_leave_the_list_whatever_happens_to_the_hardware() -
 
 
 async def test_a14_after_a_force_delete_the_fence_stays_while_processes_run() -> None:
-    """The kubelet's books are empty at once; the processes end later."""
+    """The kubelet's records are empty at once; the processes end later."""
     async with world([T4 | {"processes": 2}], process_wait="1h") as node:
         await node.start_agent()
         made = await node.kubelet.admit(pod("p", mem=3))

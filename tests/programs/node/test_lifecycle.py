@@ -19,8 +19,9 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.listeners import who_listens
-from gpu_device_plugin.hardware.monitor import HardwareContextLost, State
-from gpu_device_plugin.kubelet.life import DirectoryGoneError
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.monitor import HardwareContextLost
+from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
 from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
 from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.agent import NodeAgent
@@ -52,7 +53,7 @@ async def kubelet_restarts(node: NodeWorld) -> None:
 
 async def kubelet_is_down_for_a_while(node: NodeWorld) -> None:
     await node.kubelet.stop()
-    await node.until(lambda: node.agent is not None and bool(node.agent.lives.unmet()))
+    await node.until(lambda: node.agent is not None and bool(node.agent.registration.unmet()))
     await node.kubelet.start(ready=False)
 
 
@@ -312,7 +313,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
         node.kubelet.drop_streams(MEM)
-        await node.until(lambda: bool(agent.lives.unmet()))
+        await node.until(lambda: bool(agent.registration.unmet()))
         status, text = await page(port, "/readyz")
         assert status == 503
         assert "aliyun.com/gpu-mem" in text

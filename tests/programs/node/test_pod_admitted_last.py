@@ -1,4 +1,4 @@
-"""Kubelets from 1.23 to 1.31 keep the pod that they admitted last in their books: its GPU becomes free all the same.
+"""Kubelets from 1.23 to 1.31 keep the pod that they admitted last in their records: its GPU becomes free all the same.
 
 What they have dropped is told from what they do not know yet, or do not list: nothing is freed that may be in use.
 """

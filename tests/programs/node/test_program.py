@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from gpu_device_plugin.kubelet.remembered import PROFILE, Remembered
+from gpu_device_plugin.kubelet.statefile import PROFILE, StateFile
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import NodeProgram
 from gpu_device_plugin.settings.node import NodeSettings
@@ -24,7 +24,7 @@ from tests.names import MEM
 from tests.patience import patience
 from tests.programs.doctor.test_agent import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.node.harness import LIFE, gpus_of, pod
+from tests.programs.node.harness import REGISTRATION, gpus_of, pod
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
 
     def agent(*args: Any, **kwargs: Any) -> NodeAgent:
         node.agent = NodeAgent(*args, dev=node.dev, **kwargs)
-        node.agent.lives.timings = LIFE
+        node.agent.registration.timings = REGISTRATION
         if node.agent.cluster is not None:
             node.agent.cluster.look_s = 0.1
         return node.agent
@@ -349,4 +349,4 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
 
 
 def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:
-    assert repr(Remembered(tmp_path, PROFILE)) == "<Remembered gpushare/profile: None>"
+    assert repr(StateFile(tmp_path, PROFILE)) == "<StateFile gpushare/profile: None>"

@@ -92,7 +92,7 @@ async def test_whole_gpus_are_given_as_promised() -> None:
 
 
 async def test_a_pod_without_a_promise_leaves_what_is_promised_to_others() -> None:
-    """GPU 0 has 14, of which 10 are promised; 6 would fit there by our books and go to GPU 1."""
+    """GPU 0 has 14, of which 10 are promised; 6 would fit there by our ledger and go to GPU 1."""
     async with cluster() as there:
         await there.start_agent()
         free = await there.schedule(pod("free", mem=6))
@@ -341,7 +341,7 @@ async def test_what_was_written_on_a_pod_is_written_again_if_it_is_removed() -> 
 
 
 async def test_a_pod_whose_gpu_is_not_here_any_more_is_left_alone() -> None:
-    """The kubelet still has it in its books. Where it is nobody can say by position."""
+    """The kubelet still has it in its records. Where it is nobody can say by position."""
     async with cluster([T4]) as there:
         await there.start_agent()
         gone = await there.run(pod("gone", mem=3))
@@ -622,7 +622,7 @@ async def test_c9_a_promise_on_a_pod_that_was_never_bound_reserves_nothing() -> 
 
 
 async def test_c10_a_pod_that_ends_frees_its_memory_at_once() -> None:
-    """The agent looks into the kubelet's books when the watch tells, and not only every so often."""
+    """The agent looks into the kubelet's records when the watch tells, and not only every so often."""
     async with cluster("fake:1xT4", reconcile_interval="10m") as there:
         await there.start_agent()
         a = await there.run(pod("a", count=1), promise(0))

@@ -129,7 +129,7 @@ class Node:
             await self.world.until(lambda: set(agent.state.node.unhealthy) == broken)
 
     async def quiet(self) -> None:
-        """Our books equal the kubelet's, but for what ended too soon after it was given, or is kept for a process."""
+        """Our ledger is what the kubelet has, but for what ended too soon after its grant, or is kept for a process."""
         await self.world.ready()
         kubelet = self.world.kubelet
         await self.world.until(lambda: self._confirmed() == set().union(*kubelet.allocated.values()))

@@ -1,4 +1,4 @@
-"""Our ledger and the kubelet's books: what is taken over when, and what happens when they cannot be read."""
+"""Our ledger and the kubelet's records: what is taken over when, and what happens when they cannot be read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.node.ledger import Evidence, Reading
-from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record
+from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
-from gpu_device_plugin.testing.nodes import ids, node, uuid
 from tests.names import MEM
+from tests.nodes import ids, node, uuid
 from tests.patience import eventually
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 DAMAGED = CheckpointUnreadableError("it is damaged")
 
 
-class Scripted(Books):
-    """Books in which a test writes."""
+class Scripted(KubeletRecords):
+    """KubeletRecords in which a test writes."""
 
     def __init__(self) -> None:
         super().__init__(Path("/none"), Path("/none"), frozenset({MEM}))
@@ -84,7 +84,7 @@ class Desk:
     """A reconciler and everything it speaks to."""
 
     state: NodeState
-    books: Scripted = field(default_factory=Scripted)
+    records: Scripted = field(default_factory=Scripted)
     resent: int = 0
     processes: dict[str, int] = field(default_factory=dict)
     """What runs on each GPU; the driver tells it when it is asked."""
@@ -96,7 +96,7 @@ class Desk:
     def __post_init__(self) -> None:
         self.reconciler = Reconciler(
             self.state,
-            self.books,
+            self.records,
             self,
             resend=self._resend,
             readings=lambda: self.readings,
@@ -129,8 +129,8 @@ class Desk:
 
     async def rounds(self, count: int) -> None:
         """Wait until so many more rounds have begun, and the last but one is over."""
-        until = self.books.rounds + count + 1
-        await eventually(lambda: self.books.rounds >= until)
+        until = self.records.rounds + count + 1
+        await eventually(lambda: self.records.rounds >= until)
 
 
 @asynccontextmanager
@@ -148,8 +148,8 @@ async def running(desk: Desk) -> AsyncIterator[Desk]:
 
 async def test_what_either_book_shows_is_taken_over_before_registering() -> None:
     desk = Desk(NodeState(node(8, 8)))
-    desk.books.write(*ids(0, [0]))
-    desk.books.list = frozenset(ids(1, [5]))
+    desk.records.write(*ids(0, [0]))
+    desk.records.list = frozenset(ids(1, [5]))
     await desk.reconciler.prepare()
     assert desk.held == {*ids(0, [0]), *ids(1, [5])}
     assert desk.reconciler.records.value == (Record("p", "c", MEM, frozenset(ids(0, [0]))),)
@@ -166,23 +166,23 @@ async def test_nothing_is_released_before_registering() -> None:
 
 async def test_a_kubelet_that_does_not_answer_is_no_obstacle() -> None:
     desk = Desk(NodeState(node(8)))
-    desk.books.write(*ids(0, [0]))
-    desk.books.list = None
+    desk.records.write(*ids(0, [0]))
+    desk.records.list = None
     await desk.reconciler.prepare()
     assert desk.held == set(ids(0, [0]))
 
 
 async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(NodeState(node(8)))
-    desk.books.checkpoint = DAMAGED
+    desk.records.checkpoint = DAMAGED
     await desk.reconciler.prepare()
     assert not desk.certain
     async with running(desk):
         await desk.rounds(2)
         assert not desk.certain
         assert caplog.messages == ["the kubelet's checkpoint cannot be read"], "once, however often it is tried"
-        desk.books.write(*ids(0, [3]))
-        desk.books.list = frozenset(ids(0, [3]))
+        desk.records.write(*ids(0, [3]))
+        desk.records.list = frozenset(ids(0, [3]))
         await eventually(lambda: desk.certain)
         assert desk.held == set(ids(0, [3]))
 
@@ -190,12 +190,12 @@ async def test_a_checkpoint_never_read_leaves_us_uncertain_until_it_is(caplog: p
 async def test_a_checkpoint_never_read_is_looked_at_soon_after_registering() -> None:
     """The kubelet writes it anew with the first list. No round comes to help."""
     desk = Desk(NodeState(node(8)), interval_s=3600)
-    desk.books.checkpoint = DAMAGED
+    desk.records.checkpoint = DAMAGED
     async with running(desk):
         desk.reconciler.registered()
-        await eventually(lambda: desk.books.reads >= 2)
+        await eventually(lambda: desk.records.reads >= 2)
         assert not desk.certain
-        desk.books.write(*ids(0, [1]))
+        desk.records.write(*ids(0, [1]))
         await eventually(lambda: desk.certain)
         assert desk.held == set(ids(0, [1]))
 
@@ -204,7 +204,7 @@ async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None
     """Whatever was given out since, we gave out."""
     desk = Desk(NodeState(node(8)))
     await desk.reconciler.prepare()
-    desk.books.checkpoint = DAMAGED
+    desk.records.checkpoint = DAMAGED
     await desk.reconciler.prepare()
     assert desk.certain
 
@@ -214,14 +214,14 @@ async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None
 
 async def test_what_both_books_omit_is_released() -> None:
     desk = Desk(NodeState(node(8, used={0: [1, 2]})))
-    desk.books.write(*ids(0, [1]))
+    desk.records.write(*ids(0, [1]))
     async with running(desk):
         await eventually(lambda: desk.held == set(ids(0, [1])))
 
 
 async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixture) -> None:
     desk = Desk(NodeState(node(8, used={0: [1]})))
-    desk.books.checkpoint = DAMAGED
+    desk.records.checkpoint = DAMAGED
     async with running(desk):
         await desk.rounds(3)
         assert desk.held == set(ids(0, [1]))
@@ -230,7 +230,7 @@ async def test_a_damaged_checkpoint_proves_nothing(caplog: pytest.LogCaptureFixt
 
 async def test_without_evidence_everything_stays() -> None:
     desk = Desk(NodeState(node(8, used={0: [1]})))
-    desk.books.list = None
+    desk.records.list = None
     async with running(desk):
         await desk.rounds(3)
         assert desk.held == set(ids(0, [1]))
@@ -240,7 +240,7 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk = Desk(NodeState(node(8)))
-    desk.books.list = frozenset(ids(0, [1, 2]))
+    desk.records.list = frozenset(ids(0, [1, 2]))
     async with running(desk):
         await eventually(lambda: desk.held == set(ids(0, [1, 2])))
         await desk.rounds(2)
@@ -287,14 +287,14 @@ async def test_the_end_of_a_pod_makes_a_round_at_once() -> None:
 async def test_rounds_that_cost_the_kubelet_a_file_for_nothing_become_rarer() -> None:
     """The IDs of an init container are never listed: every round has the checkpoint written to show the same again."""
     desk = Desk(NodeState(node(8, used={0: [1]})), interval_s=0.02)
-    desk.books.write(*ids(0, [1]))
+    desk.records.write(*ids(0, [1]))
     began = time.monotonic()
     async with running(desk):
-        await eventually(lambda: desk.books.rounds == 4)
+        await eventually(lambda: desk.records.rounds == 4)
         # 1 + 1 + 2 + 3 times the interval (the first such round tells nothing yet), where even distances need 4.
         assert time.monotonic() - began >= 7 * 0.02
         assert desk.resent == 4
-        desk.books.list = frozenset(ids(0, [1]))
+        desk.records.list = frozenset(ids(0, [1]))
         await desk.rounds(1)
         resent = desk.resent
         await desk.rounds(2)
@@ -306,7 +306,7 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
 ) -> None:
     """A resource of former settings, or another plugin's; only the checkpoint shows them, which has to be asked for."""
     desk = Desk(NodeState(node(8, 8)))
-    desk.books.checkpoint = Checkpoint(
+    desk.records.checkpoint = Checkpoint(
         (
             Record("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
             Record("p", "c", "old.com/gpu-mem", frozenset("x")),
@@ -318,22 +318,22 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
         assert len(caplog.messages) == 1
         assert "in use through a resource that is not offered here" in caplog.messages[0]
         assert desk.held == set()
-        desk.books.checkpoint = Checkpoint()
+        desk.records.checkpoint = Checkpoint()
         await eventually(lambda: not desk.state.node.ledger.foreign)
 
 
 async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_granted() -> None:
     """It shows whoever had the IDs before."""
     desk = Desk(NodeState(node(8)), interval_s=3600)
-    desk.books.write(*ids(0, [1, 2]))
-    desk.books.checkpoint = replace(desk.books.recorded(), stamp=(1, 1, 1))
-    desk.books.stamped = (1, 1, 1)
+    desk.records.write(*ids(0, [1, 2]))
+    desk.records.checkpoint = replace(desk.records.recorded(), stamp=(1, 1, 1))
+    desk.records.stamped = (1, 1, 1)
     desk.state.claim(ids(0, [1]), time.monotonic())
     desk.reconciler.granted()
     await desk.reconciler.prepare()
     holds = desk.state.node.ledger.holds
     assert {name: hold.granted_at is None for name, hold in holds.items()} == {"GPU-0::1": False, "GPU-0::2": True}
-    desk.books.checkpoint = replace(desk.books.recorded(), stamp=(2, 2, 2))
+    desk.records.checkpoint = replace(desk.records.recorded(), stamp=(2, 2, 2))
     await desk.reconciler.prepare()
     assert all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values())
 
@@ -346,7 +346,7 @@ async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
     async with running(desk):
         await asyncio.sleep(0)
         desk.state.claim(ids(0, [1]), time.monotonic())
-        desk.books.write(*ids(0, [1]))
+        desk.records.write(*ids(0, [1]))
         desk.reconciler.granted()
         await eventually(lambda: all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values()))
         assert desk.reconciler.records.value[0].device_ids == set(ids(0, [1]))
@@ -359,40 +359,40 @@ async def test_grants_in_a_row_are_one_reading() -> None:
         await asyncio.sleep(0)
         for _ in range(5):
             desk.reconciler.granted()
-        await eventually(lambda: desk.books.reads == 1)
+        await eventually(lambda: desk.records.reads == 1)
         other.reconciler.granted()
-        await eventually(lambda: other.books.reads == 1)
+        await eventually(lambda: other.records.reads == 1)
         other.reconciler.granted()
-        await eventually(lambda: other.books.reads == 2)
-        assert desk.books.reads == 1
+        await eventually(lambda: other.records.reads == 2)
+        assert desk.records.reads == 1
 
 
 async def test_once_registered_the_kubelet_is_asked_until_it_has_listed_every_pod_of_its_checkpoint() -> None:
     """It may have been started just now. Nobody asks once it has."""
     desk = Desk(NodeState(node(8)))
-    desk.books.write(*ids(0, [1]))
-    desk.books.looks_wanted = 3
+    desk.records.write(*ids(0, [1]))
+    desk.records.looks_wanted = 3
     async with running(desk):
         desk.reconciler.registered()
-        await eventually(lambda: len(desk.books.looks) == 3)
-        assert desk.books.looks == [desk.books.checkpoint] * 3
+        await eventually(lambda: len(desk.records.looks) == 3)
+        assert desk.records.looks == [desk.records.checkpoint] * 3
         await desk.rounds(50)
-        assert len(desk.books.looks) == 3
+        assert len(desk.records.looks) == 3
 
 
 async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -> None:
     desk = Desk(NodeState(node(8)), interval_s=3600)
-    desk.books.checkpoint = DAMAGED
+    desk.records.checkpoint = DAMAGED
     async with running(desk):
         desk.reconciler.granted()
-        await eventually(lambda: desk.books.reads >= 2)
-        assert not desk.books.looks
+        await eventually(lambda: desk.records.reads >= 2)
+        assert not desk.records.looks
 
 
 def test_it_says_whose_books_it_reads() -> None:
     assert (
         repr(Desk(NodeState(node(8))).reconciler)
-        == "<Reconciler of <Books /none/kubelet_internal_checkpoint and /none>>"
+        == "<Reconciler of <KubeletRecords /none/kubelet_internal_checkpoint and /none>>"
     )
 
 
@@ -405,7 +405,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
     state = NodeState(node(4))
     reconciler = Reconciler(
         state,
-        Books(tmp_path, tmp_path / "none", frozenset({MEM})),
+        KubeletRecords(tmp_path, tmp_path / "none", frozenset({MEM})),
         m.NoMetrics(),
         resend=lambda: None,
         readings=dict,

@@ -10,14 +10,14 @@ import pytest
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.health import Cause
-from gpu_device_plugin.hardware.monitor import HealthChange
-from gpu_device_plugin.kubelet.life import Told
+from gpu_device_plugin.hardware.beliefs import HealthChange
+from gpu_device_plugin.kubelet.registration_loop import RegistrationEvent
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.settings.knobs import reload
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.testing.nodes import node, uuid
+from tests.nodes import node, uuid
 
 if TYPE_CHECKING:
     from gpu_device_plugin import metrics as m
@@ -54,17 +54,19 @@ def test_a_gpu_is_called_by_its_position(*, healthy: bool, reason: str, caplog: 
     assert {labels[1] for labels in desk.counted} == {"healthy" if healthy else "unhealthy"}
 
 
-@pytest.mark.parametrize("told", Told)
+@pytest.mark.parametrize("told", RegistrationEvent)
 def test_attempts_to_register_are_counted_and_everything_is_logged(
-    told: Told, caplog: pytest.LogCaptureFixture
+    told: RegistrationEvent, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk = Desk()
     with caplog.at_level("INFO"):
         desk.reports.registration(told, {"resource": "x.com/gpu-mem"})
-    outcomes = {Told.REGISTERED: ["registered"], Told.NOT_REGISTERED: ["failed"]}.get(told, [])
+    outcomes = {RegistrationEvent.REGISTERED: ["registered"], RegistrationEvent.NOT_REGISTERED: ["failed"]}.get(
+        told, []
+    )
     assert [labels[-1] for labels in desk.counted] == outcomes
     assert [(record.getMessage(), record.levelname == "INFO") for record in caplog.records] == [
-        (told, told is Told.REGISTERED)
+        (told, told is RegistrationEvent.REGISTERED)
     ]
 
 

@@ -18,18 +18,18 @@ from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match
-from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record
+from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 from gpu_device_plugin.testing.builders import container, pod
 from gpu_device_plugin.testing.cluster import ApiServer
-from gpu_device_plugin.testing.nodes import ids
-from gpu_device_plugin.testing.nodes import node as gpus
 from tests import resources
 from tests.names import MEM
+from tests.nodes import ids
+from tests.nodes import node as gpus
 from tests.patience import eventually, patience
 from tests.programs.node.cluster_harness import promise
 
@@ -221,7 +221,7 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
         assert (await there.waiting.find(nobody)).match is not None
 
 
-class CountingBooks(Books):
+class CountingBooks(KubeletRecords):
     """Counts how often the checkpoint is read."""
 
     reads = 0

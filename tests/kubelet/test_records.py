@@ -1,4 +1,4 @@
-"""The kubelet's two books, read in the order in which together they prove that a device is free."""
+"""The kubelet's two records, read in the order in which together they prove that a device is free."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.ended_pods import PodsInApi
-from gpu_device_plugin.kubelet.books import Books
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
+from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.testing.kubelet import Kubelet
 from gpu_device_plugin.testing.pods import pod
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM
 from tests.patience import eventually
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Desk:
-    """A kubelet with one plugin, and us before its books."""
+    """A kubelet with one plugin, and us before its records."""
 
     kubelet: Kubelet
     plugin: ScriptedPlugin
-    books: Books
+    records: KubeletRecords
     held: set[str] = field(default_factory=set)
     """What we hold."""
     resent: int = 0
@@ -47,7 +47,7 @@ class Desk:
 
     async def evidence(self) -> tuple[frozenset[str], frozenset[str], bool] | None:
         """Return what was listed, what was recorded, and whether a checkpoint was waited for."""
-        found = await self.books.evidence(lambda: self.held, self.resend, patience_s=0.3)
+        found = await self.records.evidence(lambda: self.held, self.resend, patience_s=0.3)
         return None if found is None else (found[0].listed, found[0].recorded, found[1] is not None)
 
 
@@ -58,14 +58,14 @@ async def desk(version: tuple[int, int] = (1, 36)) -> AsyncIterator[Desk]:
             plugin = ScriptedPlugin(kubelet.device_plugin_dir, MEM, dict.fromkeys("abcd", True))
             await plugin.start()
             await eventually(lambda: MEM in kubelet.amounts)
-            books = Books(
+            records = KubeletRecords(
                 kubelet.device_plugin_dir,
                 kubelet.pod_resources_socket,
                 frozenset({MEM}),
                 listener=lambda: made.listener,
                 in_api=lambda: made.in_api,
             )
-            made = Desk(kubelet, plugin, books)
+            made = Desk(kubelet, plugin, records)
             try:
                 yield made
             finally:
@@ -76,9 +76,9 @@ async def test_while_everything_we_hold_is_listed_the_kubelet_has_nothing_to_wri
     async with desk() as node:
         made = await node.kubelet.admit(pod("p", {MEM: 2}))
         node.held = set(made.devices(MEM))
-        stamp = node.books.stamp()
+        stamp = node.records.stamp()
         assert await node.evidence() == (made.devices(MEM), made.devices(MEM), False)
-        assert (node.resent, node.books.stamp()) == (0, stamp)
+        assert (node.resent, node.records.stamp()) == (0, stamp)
 
 
 async def test_an_id_is_free_when_both_books_omit_it_the_second_written_after_the_first_was_asked() -> None:
@@ -86,7 +86,7 @@ async def test_an_id_is_free_when_both_books_omit_it_the_second_written_after_th
         one, two = await node.kubelet.admit(pod("one", {MEM: 1})), await node.kubelet.admit(pod("two", {MEM: 1}))
         node.held = set(one.devices(MEM) | two.devices(MEM))
         await node.kubelet.delete(one)
-        assert node.books.recorded().device_ids(frozenset({MEM})) == node.held, "the kubelet has not written since"
+        assert node.records.recorded().device_ids(frozenset({MEM})) == node.held, "the kubelet has not written since"
         assert await node.evidence() == (two.devices(MEM), two.devices(MEM), True)
         assert node.resent == 1
 
@@ -105,7 +105,7 @@ async def test_without_an_answer_to_list_there_is_no_evidence() -> None:
         node.held = {"a"}
         node.kubelet.pod_resources_gate.refuse("no")
         assert await node.evidence() is None
-        assert await node.books.listed() is None
+        assert await node.records.listed() is None
         assert node.resent == 0
 
 
@@ -125,7 +125,7 @@ async def test_a1_an_empty_list_of_a_kubelet_that_does_not_know_us_proves_nothin
         await node.kubelet.restart()
         await other.start()
         await eventually(lambda: "x.com/y" in node.kubelet.amounts)
-        found = await node.books.evidence(lambda: node.held, lambda: other.list({"z": False}))
+        found = await node.records.evidence(lambda: node.held, lambda: other.list({"z": False}))
         assert found is None
         await other.stop()
 
@@ -151,7 +151,7 @@ async def test_a_damaged_checkpoint_is_not_evidence_but_an_error() -> None:
             node.kubelet.checkpoint.with_name("new").replace(node.kubelet.checkpoint)
 
         with pytest.raises(CheckpointUnreadableError):
-            await node.books.evidence(lambda: node.held, damage)
+            await node.records.evidence(lambda: node.held, damage)
 
 
 # --- Up to 1.31 the pod admitted last stays in the checkpoint ---------------------------------------------------------
@@ -165,14 +165,14 @@ async def desk_of_131(*, looked: bool = True) -> AsyncIterator[tuple[Desk, froze
         made = await node.kubelet.admit(pod("last", {MEM: 2}))
         node.held = set(made.devices(MEM))
         if looked:
-            assert await node.books.look(node.books.recorded())
+            assert await node.records.look(node.records.recorded())
         await node.kubelet.delete(made)
         yield node, made.devices(MEM)
 
 
 async def stale(node: Desk) -> frozenset[str]:
-    """Return which IDs both books show for a pod only that has ended."""
-    found = await node.books.evidence(lambda: node.held, node.resend, patience_s=5)
+    """Return which IDs both records show for a pod only that has ended."""
+    found = await node.records.evidence(lambda: node.held, node.resend, patience_s=5)
     assert found is not None
     return found[0].stale
 
@@ -180,7 +180,7 @@ async def stale(node: Desk) -> frozenset[str]:
 async def test_what_a_pod_had_is_stale_that_this_kubelet_has_listed_and_lists_no_more() -> None:
     async with desk_of_131() as (node, had):
         assert await stale(node) == had
-        assert node.books.held(node.books.recorded()) == set()
+        assert node.records.held(node.records.recorded()) == set()
         node.held = set()
         assert await stale(node) == had, "without a new checkpoint"
         assert node.resent == 1
@@ -193,20 +193,20 @@ async def test_nothing_is_stale_any_more_from_the_moment_on_at_which_the_kubelet
     async with desk_of_131() as (node, had):
         assert await stale(node) == had
         node.listener = listener
-        assert node.books.held(node.books.recorded()) == had
+        assert node.records.held(node.records.recorded()) == had
 
 
 async def test_what_a_pod_had_that_was_never_seen_is_not_stale() -> None:
     async with desk_of_131(looked=False) as (node, had):
         assert await stale(node) == set()
-        assert node.books.held(node.books.recorded()) == had
+        assert node.records.held(node.records.recorded()) == had
 
 
 async def test_nothing_is_stale_for_a_kubelet_that_frees_what_has_ended() -> None:
     async with desk_of_131() as (node, had):
         node.in_api = None
         assert await stale(node) == set()
-        assert node.books.held(node.books.recorded()) == had
+        assert node.records.held(node.records.recorded()) == had
         node.in_api = PodsInApi()
         assert await stale(node) == set(), "what was seen before is forgotten"
 
@@ -214,9 +214,9 @@ async def test_nothing_is_stale_for_a_kubelet_that_frees_what_has_ended() -> Non
 async def test_where_nobody_has_to_be_asked_no_look_is_taken() -> None:
     async with desk((1, 31)) as node:
         node.kubelet.pod_resources_gate.hold()
-        await node.books.look(node.books.recorded())
+        await node.records.look(node.records.recorded())
         node.in_api, node.listener = PodsInApi(), None
-        await node.books.look(node.books.recorded())
+        await node.records.look(node.records.recorded())
         assert node.kubelet.pod_resources_gate.waiting == 0
         node.kubelet.pod_resources_gate.release()
 
@@ -226,7 +226,7 @@ async def test_what_one_kubelet_process_has_listed_says_nothing_of_what_another_
     async with desk_of_131() as (node, had):
         node.listener = listener
         assert await stale(node) == set()
-        assert node.books.held(node.books.recorded()) == had
+        assert node.records.held(node.records.recorded()) == had
         node.listener = 1
         assert await stale(node) == set(), "nor is it remembered"
 
@@ -240,7 +240,7 @@ async def test_a_kubelet_that_ends_while_it_is_asked_has_said_nothing() -> None:
         node.listener = 2
         gate.release()
         assert await asked == set()
-        assert node.books.held(node.books.recorded()) == had
+        assert node.records.held(node.records.recorded()) == had
 
 
 async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said_nothing() -> None:
@@ -250,7 +250,7 @@ async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said
             node.listener = 2
             node.resend()
 
-        found = await node.books.evidence(lambda: node.held, ends, patience_s=5)
+        found = await node.records.evidence(lambda: node.held, ends, patience_s=5)
         assert found is not None
         assert (found[0].recorded, found[0].stale) == (had, frozenset())
 
@@ -258,7 +258,7 @@ async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said
 async def test_a_look_that_gets_no_answer_changes_nothing() -> None:
     async with desk_of_131() as (node, had):
         node.kubelet.pod_resources_gate.refuse("no", times=1)
-        assert not await node.books.look(node.books.recorded())
+        assert not await node.records.look(node.records.recorded())
         assert await stale(node) == had
 
 
@@ -266,6 +266,6 @@ async def test_of_a_pod_that_is_listed_without_its_devices_nothing_is_known_with
     async with desk((1, 31)) as node:
         node.in_api = PodsInApi()
         made = await node.kubelet.admit(pod("p", {}, init=[{MEM: 3}]))
-        assert not await node.books.look(node.books.recorded())
+        assert not await node.records.look(node.records.recorded())
         node.in_api = PodsInApi(names={made.uid: "default/p"})
-        assert await node.books.look(node.books.recorded())
+        assert await node.records.look(node.records.recorded())

@@ -36,7 +36,7 @@ class DirectoryGoneError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How patient a life is, in seconds."""
+    """How patient the loop is, in seconds."""
 
     poll: float = 1.0
     """Between two looks at the sockets; inotify usually is quicker."""
@@ -56,7 +56,7 @@ class Plugin:
 
     resource: Resource
     servicer: Callable[[], PluginServicer]
-    """A new servicer for every life."""
+    """A new servicer for every registration."""
 
 
 @dataclass(slots=True)
@@ -89,8 +89,8 @@ class _Served:
     streamless_since: float | None = None
 
 
-class Told(StrEnum):
-    """What a life has to tell."""
+class RegistrationEvent(StrEnum):
+    """What the log and the metrics learn of a registration."""
 
     REGISTERED = "registered"
     NOT_REGISTERED = "not registered, trying again"
@@ -98,12 +98,12 @@ class Told(StrEnum):
     NO_DIRECTORY = "the device-plugin directory is missing, waiting"
 
 
-class LifeOverError(Exception):
+class RegistrationOverError(Exception):
     """Something made this registration worthless; the message says what."""
 
 
-class Lives:
-    """All resources of a node, served one life after another.
+class RegistrationLoop:
+    """All resources of a node, served by one registration after another.
 
     For probes and metrics there are `unmet`, `registrations` and `outages`.
     """
@@ -113,7 +113,7 @@ class Lives:
         directory: Path,
         plugins: Sequence[Plugin],
         prepare: Callable[[], Awaitable[None]],
-        tell: Callable[[Told, dict[str, object]], None],
+        on_event: Callable[[RegistrationEvent, dict[str, object]], None],
         timings: Timings | None = None,
     ) -> None:
         """Serve `plugins` in `directory`.
@@ -121,25 +121,25 @@ class Lives:
         Args:
             directory: the kubelet's device-plugin directory.
             plugins: what to serve.
-            prepare: run at the start of every life, when nothing is registered: nothing can be allocated through us
-                then, so that what the kubelet's books show is complete.
-            tell: takes one fact for the log, (what happened, details).
+            prepare: run before every registration, when nothing is registered: nothing can be allocated through us
+                then, so that what the kubelet's records show is complete.
+            on_event: called with every event and its details, for the log.
             timings: how patient to be.
         """
         self._directory = directory
         self._plugins = plugins
         self._prepare = prepare
-        self._tell = tell
+        self._on_event = on_event
         self.timings = Timings() if timings is None else timings
         """May be replaced at any time."""
         self._served: list[_Served] = []
-        self._lives = 0
+        self._rounds = 0
         self.registrations: dict[str, int] = {plugin.resource.name: 0 for plugin in plugins}
         """How often each resource was registered."""
         self._outages = {plugin.resource.name: _Outage(since=time.monotonic()) for plugin in plugins}
 
     def __repr__(self) -> str:
-        return f"<Lives in {self._directory}: {'; '.join(self.unmet()) or 'all registered'}>"
+        return f"<RegistrationLoop in {self._directory}: {'; '.join(self.unmet()) or 'all registered'}>"
 
     def outages(self) -> dict[str, tuple[bool, float]]:
         """Return for each resource whether the kubelet listens, and for how many seconds in all it has not."""
@@ -150,9 +150,9 @@ class Lives:
         """A number for the kubelet process that listens to every resource; None while there is none.
 
         It stays the same only as long as the process does: one that ends takes its streams with it, and no other
-        opens them again in the same life.
+        opens them again in the same round.
         """
-        return None if self.unmet() else self._lives
+        return None if self.unmet() else self._rounds
 
     def unmet(self) -> tuple[str, ...]:
         """Return what is missing for this node to serve pods, as sentences; empty when nothing is."""
@@ -171,7 +171,7 @@ class Lives:
         return bool(self._served) and all([await answers(served.socket) for served in self._served])
 
     async def run(self) -> NoReturn:
-        """Serve until cancelled; then, and between two lives, streams are ended and our sockets removed.
+        """Serve until cancelled; then, and between two rounds, streams are ended and our sockets removed.
 
         Raises:
             DirectoryGoneError: only a restart of the process can help.
@@ -180,16 +180,16 @@ class Lives:
         wait = 0.0
         while True:
             began = time.monotonic()
-            reason = await self._live()
-            self._tell(Told.OVER, {"reason": reason})
-            # A life that ends as soon as it began would otherwise be followed by another at once, and so on.
+            reason = await self._round()
+            self._on_event(RegistrationEvent.OVER, {"reason": reason})
+            # A round that ends as soon as it began would otherwise be followed by another at once, and so on.
             short = time.monotonic() - began < self.timings.retry_first * 10
             wait = min(max(wait * 2, self.timings.retry_first), self.timings.retry_most) if short else 0.0
             await asyncio.sleep(wait)
 
-    async def _live(self) -> str:
-        """Live once; return why it ended."""
-        self._lives += 1
+    async def _round(self) -> str:
+        """Register once, and watch; return why that ended."""
+        self._rounds += 1
         await self._directory_there()
         changed, again = asyncio.Event(), asyncio.Event()
         over = asyncio.get_running_loop().create_future()
@@ -201,13 +201,13 @@ class Lives:
                 async with asyncio.TaskGroup() as tasks:
                     parts = [
                         tasks.create_task(_until(over, lambda: self._watch(changed, again)), name="watch the sockets"),
-                        tasks.create_task(_until(over, self._check), name="call our own sockets"),
+                        tasks.create_task(_until(over, self._keep_checking), name="call our own sockets"),
                         tasks.create_task(_until(over, lambda: self._register_all(again)), name="register"),
                     ]
                     reason: str = await over
                     for part in parts:
                         part.cancel()
-        except LifeOverError as error:
+        except RegistrationOverError as error:
             return str(error)
         finally:
             await self._tear_down()
@@ -219,14 +219,14 @@ class Lives:
         except sockets.DirectoryError as error:
             if sockets.links(self._directory) is not None:
                 raise
-            raise LifeOverError(f"the device-plugin directory was removed: {error}") from error
+            raise RegistrationOverError(f"the device-plugin directory was removed: {error}") from error
 
     async def _directory_there(self) -> None:
-        told = False
+        reported = False
         while (links := sockets.links(self._directory)) is None:
-            if not told:
-                self._tell(Told.NO_DIRECTORY, {"directory": str(self._directory)})
-                told = True
+            if not reported:
+                self._on_event(RegistrationEvent.NO_DIRECTORY, {"directory": str(self._directory)})
+                reported = True
             await asyncio.sleep(self.timings.poll)
         if links == 0:
             raise DirectoryGoneError(
@@ -247,15 +247,12 @@ class Lives:
             _remove(socket)
             await server.stop(None)
             if isinstance(error, RuntimeError):
-                raise LifeOverError(f"listening on {socket}: {error}") from error
+                raise RegistrationOverError(f"listening on {socket}: {error}") from error
             raise
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
-    async def _register_all(self, again: asyncio.Event) -> NoReturn:
-        # Kubelets before 1.25 take a registration before they look whether anybody answers.
-        for served in self._served:
-            if not await answers(served.socket):
-                raise LifeOverError(f"the socket of {served.plugin.resource.name} does not answer")
+    async def _register_all(self, again: asyncio.Event) -> None:
+        await self._check()  # kubelets before 1.25 take a registration before they look whether anybody answers
         kubelet = self._directory / sockets.KUBELET_SOCKET
         wait, complaint, name = self.timings.retry_first, "", ""
         while True:
@@ -266,22 +263,21 @@ class Lives:
                         await register(kubelet, served.socket, name, served.servicer.options)
                         served.registered = True
                         self.registrations[name] += 1
-                        self._tell(Told.REGISTERED, {"resource": name})
-                break
+                        self._on_event(RegistrationEvent.REGISTERED, {"resource": name})
             except NotRegisteredError as error:
                 if str(error) != complaint:
                     complaint = str(error)
-                    self._tell(Told.NOT_REGISTERED, {"resource": name, "why": complaint})
+                    self._on_event(RegistrationEvent.NOT_REGISTERED, {"resource": name, "why": complaint})
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await again.wait()
                 again.clear()
                 wait = min(wait * 2, self.timings.retry_most)
-        await asyncio.Event().wait()
-        raise AssertionError  # pragma: no cover
+            else:
+                return
 
     async def _watch(self, changed: asyncio.Event, again: asyncio.Event) -> NoReturn:
-        """End the life when it has become worthless; set `again` when it is worth trying to register at once."""
+        """End a registration that has become worthless; set `again` when it is worth trying to register at once."""
         kubelet = self._directory / sockets.KUBELET_SOCKET
         was = sockets.identity(kubelet)
         while True:
@@ -291,11 +287,11 @@ class Lives:
             changed.clear()
             for served in self._served:
                 if sockets.identity(served.socket) != served.identity:
-                    raise LifeOverError(f"the socket of {served.plugin.resource.name} was removed")
+                    raise RegistrationOverError(f"the socket of {served.plugin.resource.name} was removed")
                 self._look_at_stream(served, time.monotonic())
             now = sockets.identity(kubelet)
             if now is not None and was is not None and now != was:
-                raise LifeOverError("the kubelet was restarted")
+                raise RegistrationOverError("the kubelet was restarted")
             if was is None and now is not None:
                 again.set()
             was = now or was
@@ -306,14 +302,17 @@ class Lives:
         elif served.streamless_since is None:
             served.streamless_since = now
         elif now - served.streamless_since >= self.timings.stream_grace:
-            raise LifeOverError(f"the kubelet stopped listening to {served.plugin.resource.name}")
+            raise RegistrationOverError(f"the kubelet stopped listening to {served.plugin.resource.name}")
 
-    async def _check(self) -> NoReturn:
+    async def _check(self) -> None:
+        for served in self._served:
+            if not await answers(served.socket):
+                raise RegistrationOverError(f"the socket of {served.plugin.resource.name} does not answer")
+
+    async def _keep_checking(self) -> NoReturn:
         while True:
             await asyncio.sleep(self.timings.self_check)
-            for served in self._served:
-                if not await answers(served.socket):
-                    raise LifeOverError(f"the socket of {served.plugin.resource.name} does not answer")
+            await self._check()
 
     async def _tear_down(self) -> None:
         ended, self._served = self._served, []
@@ -330,18 +329,18 @@ class Lives:
 
 
 def _remove(socket: Path) -> None:
-    with contextlib.suppress(OSError):  # the next life, or the next instance, removes it or says why not
+    with contextlib.suppress(OSError):  # the next round, or the next instance, removes it or says why not
         socket.unlink()
 
 
-async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[NoReturn]]) -> None:
-    """Do this until it finds that the life is over, and say so.
+async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[None]]) -> None:
+    """Do this until it finds that the registration is over, and say so.
 
     It fails nobody by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets that it
     was cancelled, so that whoever stops us at that moment would wait for ever.
     """
     try:
         await work()
-    except LifeOverError as error:
+    except RegistrationOverError as error:
         if not over.done():
             over.set_result(str(error))

@@ -1,4 +1,4 @@
-"""Read the kubelet's two books, PodResources and the checkpoint, in the order in which together they are proof."""
+"""Read the kubelet's two records, PodResources and the checkpoint, in the order in which together they are proof."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LOOK_S = 0.02
 """Between two looks whether the kubelet has written its checkpoint; it takes 1 to 100 ms."""
 
 
-class Books:
-    """The kubelet's books about some resources."""
+class KubeletRecords:
+    """The kubelet's records about some resources."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Books:
             pod_resources: its PodResources socket.
             resources: ours, by name.
             listener: a number for the kubelet process that listens to us, None while there is none.
-            in_api: what the API shows of the pods here; None where this kubelet's books need no third witness.
+            in_api: what the API shows of the pods here; None where this kubelet's records need no third witness.
         """
         self._checkpoint = directory / checkpoint.NAME
         self._pod_resources = pod_resources
@@ -49,11 +49,11 @@ class Books:
         self._listener = listener
         self._in_api = in_api
         self._endings = EndedPods()
-        self._told_by: int | None = None
-        """The kubelet process that showed these endings."""
+        self._shown_by: int | None = None
+        """The kubelet process that showed these ended_pods."""
 
     def __repr__(self) -> str:
-        return f"<Books {self._checkpoint} and {self._pod_resources}>"
+        return f"<KubeletRecords {self._checkpoint} and {self._pod_resources}>"
 
     def recorded(self) -> Checkpoint:
         """Read the checkpoint. Raises CheckpointUnreadableError."""
@@ -66,7 +66,7 @@ class Books:
     @property
     def over(self) -> frozenset[str]:
         """UIDs of pods that the checkpoint still shows and that have ended."""
-        return self._endings.over if self._listener() == self._told_by is not None else frozenset()
+        return self._endings.over if self._listener() == self._shown_by is not None else frozenset()
 
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods of which it is not known that they have ended."""
@@ -104,8 +104,8 @@ class Books:
         """Take note of a List that began after this checkpoint was read, while `listener` listened to us."""
         in_api = self._in_api()
         same = listener is not None and listener == self._listener()
-        before = self._endings if listener == self._told_by else EndedPods()
-        self._told_by = listener if same else None
+        before = self._endings if listener == self._shown_by else EndedPods()
+        self._shown_by = listener if same else None
         if not same or in_api is None:
             self._endings = EndedPods()
         else:
@@ -113,7 +113,7 @@ class Books:
 
     def _stale(self, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
         in_api = self._in_api()
-        if in_api is None or self._told_by is None or self._told_by != self._listener():
+        if in_api is None or self._shown_by is None or self._shown_by != self._listener():
             return frozenset()
         return self._endings.stale(recorded.by_pod(self.resources), listed, in_api)
 
@@ -132,7 +132,7 @@ class Books:
 
         Returns:
             The evidence and the checkpoint it rests on, None instead of the latter where List shows all that we hold;
-            None if either book said nothing.
+            None if either record said nothing.
 
         Raises:
             CheckpointUnreadableError: the checkpoint is there and cannot be read.

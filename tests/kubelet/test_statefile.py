@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.kubelet.remembered import PROFILE, SHARE_SIZE, Remembered
+from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("profile", ["", "big", "a.b_c-d"])
 def test_the_next_agent_reads_what_was_written(tmp_path: Path, profile: str) -> None:
     (tmp_path / "gpushare").mkdir()
-    Remembered(tmp_path, PROFILE).write("another")
-    Remembered(tmp_path, PROFILE).write(profile)
-    assert Remembered(tmp_path, PROFILE).read() == profile
+    StateFile(tmp_path, PROFILE).write("another")
+    StateFile(tmp_path, PROFILE).write(profile)
+    assert StateFile(tmp_path, PROFILE).read() == profile
     assert [path.name for path in (tmp_path / "gpushare").iterdir()] == ["profile"]
 
 
@@ -28,7 +28,7 @@ def test_a_damaged_file_is_not_taken_for_no_profile(tmp_path: Path, damaged: byt
     """After a power cut it may be empty, while the API server, which lost its power too, cannot be asked."""
     (tmp_path / "gpushare").mkdir()
     (tmp_path / "gpushare" / "profile").write_bytes(damaged)
-    assert Remembered(tmp_path, PROFILE).read() is None
+    assert StateFile(tmp_path, PROFILE).read() is None
 
 
 @pytest.mark.parametrize("number", [b"9" * 5000, b"0", b"-1", "\u0661".encode(), b"1e3", b"9" * 13, b" 1"])
@@ -36,7 +36,7 @@ def test_a_share_size_that_is_no_number_is_nobodys(tmp_path: Path, number: bytes
     """Python refuses to read 5,000 digits as a number, with an exception of its own."""
     (tmp_path / "gpushare").mkdir()
     (tmp_path / "gpushare" / "share-size").write_bytes(number + b"\n")
-    assert Remembered(tmp_path, SHARE_SIZE).number() is None
+    assert StateFile(tmp_path, SHARE_SIZE).number() is None
 
 
 def test_what_stands_in_the_place_of_a_file_holds_no_agent_up_and_is_replaced(
@@ -49,13 +49,13 @@ def test_what_stands_in_the_place_of_a_file_holds_no_agent_up_and_is_replaced(
     precious.write_text("256\n")
     path = tmp_path / "gpushare" / "share-size"
     os.mkfifo(path)
-    assert Remembered(tmp_path, SHARE_SIZE).number() is None
+    assert StateFile(tmp_path, SHARE_SIZE).number() is None
     path.unlink()
     path.symlink_to(precious)
     (tmp_path / "gpushare" / ".share-size.new").symlink_to(precious)
-    assert Remembered(tmp_path, SHARE_SIZE).number() is None
-    Remembered(tmp_path, SHARE_SIZE).write("1024")
-    assert Remembered(tmp_path, SHARE_SIZE).number() == 1024
+    assert StateFile(tmp_path, SHARE_SIZE).number() is None
+    StateFile(tmp_path, SHARE_SIZE).write("1024")
+    assert StateFile(tmp_path, SHARE_SIZE).number() == 1024
     assert precious.read_text() == "256\n"
     assert [str(vars(record)["why"]) for record in caplog.records][:2] == [
         "it is no regular file",
@@ -68,6 +68,6 @@ def test_a_word_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.
     caplog.set_level(logging.WARNING)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "gpushare").symlink_to("elsewhere")
-    Remembered(tmp_path, PROFILE).write("big")
+    StateFile(tmp_path, PROFILE).write("big")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert "what the next agent of this node has to know is not written down" in caplog.messages

@@ -18,12 +18,18 @@ from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import Grant
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginStub
-from gpu_device_plugin.kubelet.life import DirectoryGoneError, Lives, Plugin, Timings, Told
 from gpu_device_plugin.kubelet.registration import answers
+from gpu_device_plugin.kubelet.registration_loop import (
+    DirectoryGoneError,
+    Plugin,
+    RegistrationEvent,
+    RegistrationLoop,
+    Timings,
+)
 from gpu_device_plugin.kubelet.servicer import PluginServicer
 from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.scripted_plugin import ScriptedPlugin
+from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.patience import eventually, patience, rounds
 from tests.resources import COUNT, MEM
@@ -81,23 +87,23 @@ class Node:
     deaf: bool = False
     refusing: asyncio.Event = field(default_factory=asyncio.Event)
     answers: Answers = field(default_factory=Answers)
-    told: list[tuple[Told, dict[str, object]]] = field(default_factory=list)
+    events: list[tuple[RegistrationEvent, dict[str, object]]] = field(default_factory=list)
     prepared: list[set[str]] = field(default_factory=list)
     """Our sockets that were there, at each preparation."""
-    lives: Lives = field(init=False)
+    registration: RegistrationLoop = field(init=False)
     task: asyncio.Task[NoReturn] | None = None
 
     def __post_init__(self) -> None:
-        self.lives = Lives(
+        self.registration = RegistrationLoop(
             self.directory,
             [Plugin(MEM, lambda: self._servicer(MEM)), Plugin(COUNT, lambda: self._servicer(COUNT))],
             self._prepare,
-            self._tell,
+            self._on_event,
             QUICK,
         )
 
-    def _tell(self, told: Told, details: dict[str, object]) -> None:
-        self.told.append((told, details))
+    def _on_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
+        self.events.append((event, details))
 
     def _servicer(self, resource: Resource) -> PluginServicer:
         devices = pb.ListAndWatchResponse(devices=[pb.Device(ID=f"{resource.kind}-0", health="Healthy")])
@@ -112,18 +118,18 @@ class Node:
 
     @property
     def overs(self) -> list[object]:
-        return [details["reason"] for told, details in self.told if told is Told.OVER]
+        return [details["reason"] for event, details in self.events if event is RegistrationEvent.OVER]
 
     @property
     def complaints(self) -> list[str]:
-        return [str(details["why"]) for told, details in self.told if told is Told.NOT_REGISTERED]
+        return [str(details["why"]) for event, details in self.events if event is RegistrationEvent.NOT_REGISTERED]
 
     def launch(self) -> None:
-        self.task = asyncio.create_task(self.lives.run())
+        self.task = asyncio.create_task(self.registration.run())
 
     async def met(self) -> None:
         """Wait until the kubelet that is there now has heard the lists of the sockets that are there now."""
-        await eventually(lambda: not self.lives.unmet() and self._serves_both())
+        await eventually(lambda: not self.registration.unmet() and self._serves_both())
 
     def _serves_both(self) -> bool:
         heard = {stream.endpoint for stream in self.kubelet.streams if stream.open and stream.lists}
@@ -139,11 +145,11 @@ class Node:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
 
-    async def after_another_life(self) -> set[str]:
-        """Wait for the end of the present life and the beginning of the next; return the sockets of the former."""
+    async def after_another_round(self) -> set[str]:
+        """Wait for the end of the present round and the beginning of the next; return the sockets of the former."""
         before = self.sockets
-        lives = len(self.prepared)
-        await eventually(lambda: len(self.prepared) > lives)
+        rounds = len(self.prepared)
+        await eventually(lambda: len(self.prepared) > rounds)
         await self.met()
         return before
 
@@ -164,30 +170,33 @@ async def node(*, kubelet: bool = True, version: tuple[int, int] = (1, 36)) -> A
             await double.stop()
 
 
-# --- One life ---------------------------------------------------------------------------------------------------------
+# --- One round --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [(1, 20), (1, 24), (1, 28), (1, 33), (1, 36)])
 async def test_both_resources_are_registered_and_listened_to(version: tuple[int, int]) -> None:
     async with node(version=version) as one:
-        assert one.lives.unmet() == (
+        assert one.registration.unmet() == (
             "aliyun.com/gpu-mem is not registered with the kubelet",
             "aliyun.com/gpu-count is not registered with the kubelet",
         )
-        assert not await one.lives.answer_ourselves()
+        assert not await one.registration.answer_ourselves()
         await one.start()
-        assert one.told == [(Told.REGISTERED, {"resource": MEM.name}), (Told.REGISTERED, {"resource": COUNT.name})]
-        assert one.lives.registrations == {MEM.name: 1, COUNT.name: 1}
-        assert await one.lives.answer_ourselves()
-        assert repr(one.lives) == f"<Lives in {one.directory}: all registered>"
+        assert one.events == [
+            (RegistrationEvent.REGISTERED, {"resource": MEM.name}),
+            (RegistrationEvent.REGISTERED, {"resource": COUNT.name}),
+        ]
+        assert one.registration.registrations == {MEM.name: 1, COUNT.name: 1}
+        assert await one.registration.answer_ourselves()
+        assert repr(one.registration) == f"<RegistrationLoop in {one.directory}: all registered>"
 
 
 async def test_the_books_are_read_before_anything_is_served() -> None:
-    """What is registered can be allocated; what is not cannot, so that the books are complete at that moment."""
+    """What is registered can be allocated; what is not cannot, so that the records are complete at that moment."""
     async with node() as one:
         await one.start()
         await one.kubelet.restart()
-        await one.after_another_life()
+        await one.after_another_round()
         assert all(sockets == set() for sockets in one.prepared)
 
 
@@ -213,18 +222,20 @@ async def test_a_call_in_flight_does_not_hold_up_the_end_for_long() -> None:
         assert await stuck.failed()
 
 
-async def test_stopped_while_one_life_ends_nothing_is_left_either() -> None:
-    """The end of a life waits for calls in flight; whoever stops us then does not wait for them."""
+async def test_stopped_while_one_round_ends_nothing_is_left_either() -> None:
+    """The end of a round waits for calls in flight; whoever stops us then does not wait for them."""
     async with node() as one:
         await one.start()
-        one.lives.timings = Timings(poll=0.05, stream_grace=0.1, stop=300)
+        one.registration.timings = Timings(poll=0.05, stream_grace=0.1, stop=300)
         one.answers.gate.hold()
         (plugin,) = one.directory.glob("gpushare-memory-*")
         stuck = ScriptedCall(plugin)
         await stuck.begin()
         await one.answers.gate.reached()
         one.kubelet.drop_streams()
-        await eventually(lambda: "is not registered" in one.lives.unmet()[0] if one.lives.unmet() else False)
+        await eventually(
+            lambda: "is not registered" in one.registration.unmet()[0] if one.registration.unmet() else False
+        )
         await one.stop()
         assert one.sockets == set()
         one.answers.gate.release()
@@ -242,7 +253,7 @@ async def test_stopped_while_it_begins_it_leaves_nothing(steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", range(12))
-async def test_stopped_at_the_very_moment_at_which_a_life_ends_it_ends(steps: int) -> None:
+async def test_stopped_at_the_very_moment_at_which_a_round_ends_it_ends(steps: int) -> None:
     """A task group that fails while it is cancelled forgets the latter; at which step of it is not ours to say."""
     async with node() as one:
         one.deaf = True
@@ -265,9 +276,9 @@ class StopsNothing:
 async def test_a8_a_socket_left_by_grpc_is_removed_unless_somebody_else_has_put_his_there() -> None:
     async with node() as one:
         await one.start()
-        ours, others = (served.socket for served in one.lives._served)
-        servers = [served.server for served in one.lives._served]
-        for served in one.lives._served:
+        ours, others = (served.socket for served in one.registration._served)
+        servers = [served.server for served in one.registration._served]
+        for served in one.registration._served:
             served.server = cast("aio.Server", StopsNothing())
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(one.directory / "new"))
@@ -325,7 +336,7 @@ async def test_a1_after_every_restart_of_the_kubelet_both_are_registered_again_u
         names = set(one.sockets)
         for _ in range(10):
             await one.kubelet.restart(ready=True)
-            await one.after_another_life()
+            await one.after_another_round()
             names |= one.sockets
         assert len(names) == 22
 
@@ -333,18 +344,18 @@ async def test_a1_after_every_restart_of_the_kubelet_both_are_registered_again_u
 async def test_every_kubelet_process_that_listens_has_a_number_of_its_own() -> None:
     """And while one of the resources is listened to by nobody there is none."""
     async with node() as one:
-        assert one.lives.listener is None
+        assert one.registration.listener is None
         await one.start()
-        numbers = [one.lives.listener]
+        numbers = [one.registration.listener]
         await one.kubelet.stop()
-        await eventually(lambda: one.lives.listener is None)
+        await eventually(lambda: one.registration.listener is None)
         await one.kubelet.start()
-        await one.after_another_life()
-        numbers.append(one.lives.listener)
+        await one.after_another_round()
+        numbers.append(one.registration.listener)
         one.kubelet.drop_streams(COUNT.name)
-        await eventually(lambda: one.lives.listener is None)
+        await eventually(lambda: one.registration.listener is None)
         await one.met()
-        numbers.append(one.lives.listener)
+        numbers.append(one.registration.listener)
         assert len({*numbers} - {None}) == 3
 
 
@@ -354,14 +365,14 @@ async def test_a1_a_kubelet_that_is_down_for_long_is_waited_for() -> None:
         await one.kubelet.stop()
         await eventually(lambda: len(one.complaints) == 1)
         assert len(one.overs) == 1
-        up, without_s = one.lives.outages()[MEM.name]
+        up, without_s = one.registration.outages()[MEM.name]
         assert not up
         assert without_s > 0
         await rounds(3, QUICK.retry_most)
         assert len(one.complaints) == 1, "the same complaint is told once"
         await one.kubelet.start()
         await one.met()
-        assert one.lives.outages()[MEM.name][0]
+        assert one.registration.outages()[MEM.name][0]
 
 
 async def test_a1_kubelets_that_restart_faster_than_we_can_follow_end_with_both_registered() -> None:
@@ -393,7 +404,7 @@ async def test_a2_a_broken_stream_is_mended_by_registering_again_because_the_kub
     async with node() as one:
         await one.start()
         one.kubelet.drop_streams()
-        await one.after_another_life()
+        await one.after_another_round()
         assert "the kubelet stopped listening to" in str(one.overs[0])
 
 
@@ -401,9 +412,9 @@ async def test_a2_the_stream_of_one_resource_is_enough() -> None:
     async with node() as one:
         await one.start()
         one.kubelet.drop_streams(COUNT.name)
-        await eventually(lambda: bool(one.lives.unmet()))
-        assert one.lives.unmet() == ("the kubelet does not listen to aliyun.com/gpu-count",)
-        await one.after_another_life()
+        await eventually(lambda: bool(one.registration.unmet()))
+        assert one.registration.unmet() == ("the kubelet does not listen to aliyun.com/gpu-count",)
+        await one.after_another_round()
         assert one.overs == ["the kubelet stopped listening to aliyun.com/gpu-count"]
 
 
@@ -416,11 +427,11 @@ async def test_a2_a_stream_is_missing_only_when_the_last_one_is_gone() -> None:
             stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(channel)
             stream = stub.ListAndWatch(pb.Empty())
             await stream.read()
-            without = one.lives.outages()[MEM.name]
+            without = one.registration.outages()[MEM.name]
             one.kubelet.drop_streams(MEM.name)
             await eventually(lambda: not any(each.open for each in one.kubelet.streams if each.resource == MEM.name))
-            assert one.lives.outages()[MEM.name] == without
-            assert one.lives.unmet() == ()
+            assert one.registration.outages()[MEM.name] == without
+            assert one.registration.unmet() == ()
 
 
 async def test_a2_a_removed_socket_is_made_anew() -> None:
@@ -428,7 +439,7 @@ async def test_a2_a_removed_socket_is_made_anew() -> None:
         await one.start()
         for path in one.directory.glob("gpushare-memory-*"):
             path.unlink()
-        before = await one.after_another_life()
+        before = await one.after_another_round()
         assert not before & one.sockets
         assert one.overs == ["the socket of aliyun.com/gpu-mem was removed"]
 
@@ -441,10 +452,13 @@ async def test_a4_a_directory_that_goes_away_is_waited_for() -> None:
         await one.start()
         away = one.directory.with_name("away")
         one.directory.rename(away)
-        waits: tuple[Told, dict[str, object]] = (Told.NO_DIRECTORY, {"directory": str(one.directory)})
-        await eventually(lambda: waits in one.told)
+        waits: tuple[RegistrationEvent, dict[str, object]] = (
+            RegistrationEvent.NO_DIRECTORY,
+            {"directory": str(one.directory)},
+        )
+        await eventually(lambda: waits in one.events)
         await rounds(3, QUICK.poll)
-        assert one.told.count(waits) == 1, "it is told once"
+        assert one.events.count(waits) == 1, "it is told once"
         away.rename(one.directory)
         await one.met()
 
@@ -458,7 +472,7 @@ async def test_a4_a_directory_made_anew_is_served_though_the_old_one_was_being_w
         await one.met()
 
 
-async def test_a4_a_directory_that_vanishes_before_we_listen_costs_one_life() -> None:
+async def test_a4_a_directory_that_vanishes_before_we_listen_costs_one_round() -> None:
     async with node() as one:
         lost = iter([True])
 
@@ -466,7 +480,7 @@ async def test_a4_a_directory_that_vanishes_before_we_listen_costs_one_life() ->
             if next(lost, False):
                 one.directory.rename(one.directory.with_name("away"))
 
-        one.lives = Lives(one.directory, one.lives._plugins, lose, one._tell, QUICK)
+        one.registration = RegistrationLoop(one.directory, one.registration._plugins, lose, one._on_event, QUICK)
         one.launch()
         await eventually(lambda: bool(one.overs))
         assert str(one.overs[0]).startswith(f"listening on {one.directory}/gpushare-memory-")
@@ -517,7 +531,7 @@ async def test_a5_a_kubelet_socket_that_appears_is_tried_at_once() -> None:
     async with node() as one:
         path = one.kubelet.registration_socket
         path.rename(path.with_suffix(".away"))
-        one.lives.timings = Timings(poll=0.05, retry_first=300, retry_most=300)
+        one.registration.timings = Timings(poll=0.05, retry_first=300, retry_most=300)
         one.launch()
         await eventually(lambda: bool(one.complaints))
         path.with_suffix(".away").rename(path)
@@ -535,17 +549,17 @@ async def test_a5_a_kubelet_that_refuses_for_a_while_is_asked_again() -> None:
 async def test_a5_a_resource_that_is_refused_does_not_have_the_other_registered_over_and_over() -> None:
     async with node() as one:
         bad = Resource(Kind.COUNT, "no-domain")
-        one.lives = Lives(
+        one.registration = RegistrationLoop(
             one.directory,
-            [one.lives._plugins[0], Plugin(bad, lambda: one._servicer(bad))],
+            [one.registration._plugins[0], Plugin(bad, lambda: one._servicer(bad))],
             one._prepare,
-            one._tell,
+            one._on_event,
             QUICK,
         )
         one.launch()
         await eventually(lambda: len(one.kubelet.registrations) >= 5)
         assert [made.resource for made in one.kubelet.registrations].count(MEM.name) == 1
-        assert one.lives.unmet() == ("no-domain is not registered with the kubelet",)
+        assert one.registration.unmet() == ("no-domain is not registered with the kubelet",)
 
 
 async def test_a5_a_kubelet_that_hangs_in_register_is_waited_for() -> None:
@@ -567,7 +581,7 @@ async def test_a8_an_old_instance_whose_stream_ends_late_takes_the_new_one_with_
         await old.start()
         await one.start()
         await old.stop()
-        await one.after_another_life()
+        await one.after_another_round()
         assert one.kubelet.amounts[MEM.name].allocatable == 1
 
 
@@ -579,7 +593,7 @@ async def test_a21_a_server_that_does_not_answer_is_replaced() -> None:
         await one.start()
         one.deaf = True
         await eventually(lambda: "the socket of aliyun.com/gpu-mem does not answer" in one.overs)
-        assert one.lives.unmet()[0] == "aliyun.com/gpu-mem is not registered with the kubelet"
+        assert one.registration.unmet()[0] == "aliyun.com/gpu-mem is not registered with the kubelet"
         one.deaf = False
         await one.met()
 

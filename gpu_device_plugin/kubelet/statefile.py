@@ -26,7 +26,7 @@ _LONGEST = 1000
 """Bytes; the value of a label has 63."""
 
 
-class Remembered:
+class StateFile:
     """A file beside the lock. Only the lock's holder writes it."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -35,7 +35,7 @@ class Remembered:
         self._name = f"{OURS}/{name}"
 
     def __repr__(self) -> str:
-        return f"<Remembered {self._name}: {self.read()!r}>"
+        return f"<StateFile {self._name}: {self.read()!r}>"
 
     def read(self) -> str | None:
         """Return the word, which may be empty; None if nobody knows."""

@@ -1,0 +1,237 @@
+"""What is known of the GPUs: every listing, reading and event changes it, and readers get one view after another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.node.health import (
+    Belief,
+    Cause,
+    Cleared,
+    Gone,
+    Observation,
+    Probe,
+    Rules,
+    Unwatched,
+    Xid,
+    change,
+    judge,
+    step,
+)
+from gpu_device_plugin.core.node.positions import in_order
+from gpu_device_plugin.hardware import driver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.node.xids import XidMeaning
+    from gpu_device_plugin.hardware.messages import Listing
+
+
+class State(StrEnum):
+    """How far we can see the hardware."""
+
+    STARTING = "starting"
+    WATCHING = "watching"
+    """The driver answers. There may be no GPUs all the same."""
+    PAUSED = "paused"
+    NO_LIBRARY = driver.NO_LIBRARY
+    UNUSABLE_LIBRARY = driver.UNUSABLE_LIBRARY
+    NO_DRIVER = driver.NO_DRIVER
+    VERSION_MISMATCH = driver.VERSION_MISMATCH
+    NO_PERMISSION = driver.NO_PERMISSION
+    CONTEXT_LOST = driver.CONTEXT_LOST
+    HUNG = driver.HUNG
+    CRASHED = driver.CRASHED
+    OTHER = driver.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareView:
+    """What is known of the hardware at one moment."""
+
+    state: State = State.STARTING
+    sentence: str = "the GPUs have not been listed yet"
+    """What `state` means just now, for people."""
+    inventory: Inventory = field(default_factory=Inventory)
+    """Every GPU seen since the program started, or remembered from before, in an order that never changes but by
+    `Beliefs.restore_order`; new ones come last."""
+    beliefs: Mapping[str, Belief] = field(default_factory=dict)
+    """By UUID, for every GPU of the inventory."""
+    child_restarts: int = 0
+    """How often the process that speaks to the driver was replaced because it had failed."""
+
+    def __str__(self) -> str:
+        healthy = sum(belief.healthy for belief in self.beliefs.values())
+        return f"{self.state}, {healthy} of {len(self.beliefs)} GPUs healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What uses the GPUs, by one reading of all of them."""
+
+    began: float = 0.0
+    """When the driver was asked, in monotonic seconds; what began before is in it."""
+    processes: Mapping[str, int | None] = field(default_factory=dict)
+    """Compute processes on each GPU, None where the driver does not tell. It does not tell those of other PID
+    namespaces to a container that does not share the host's."""
+    used_mib: Mapping[str, int | None] = field(default_factory=dict)
+    """Memory in use on each GPU, by whomever."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChange:
+    """A GPU became healthy or unhealthy."""
+
+    uuid: str
+    healthy: bool
+    reason: str
+    """For people; begins with what the GPU is now."""
+    cause: Cause
+    """The kind of problem that came last, or of the first of those that ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class XidSeen:
+    """The driver reported an XID, which may or may not have changed the GPU's health."""
+
+    uuid: str
+    code: int
+    xid: XidMeaning
+    times: int
+    """How often this code was seen on this GPU since the program started; 1 is the first time. One that falls into the
+    moment in which a new process takes over from the last is told by both."""
+
+
+class Beliefs:
+    """The inventory, and what is believed of each GPU in it. What changes is shown by `publish`."""
+
+    def __init__(
+        self,
+        rules: Callable[[], Rules],
+        on_change: Callable[[HealthChange], None],
+        on_xid: Callable[[XidSeen], None],
+    ) -> None:
+        """Know nothing yet.
+
+        Args:
+            rules: what counts as healthy, asked for every observation.
+            on_change: called for every change of a GPU's health, before the new view is set.
+            on_xid: called for every XID.
+        """
+        self.view = Latest(HardwareView())
+        self.load = Latest(Load())
+        """Set with every reading of all GPUs."""
+        self._next = self.view.value
+        self._rules = rules
+        self._on_change = on_change
+        self._on_xid = on_xid
+        self._left_out = False
+        self._xids: Counter[tuple[str, int]] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<Beliefs: {self.view.value}>"
+
+    @property
+    def complete(self) -> bool:
+        """There are GPUs, none was left out of the last listing, and all are healthy."""
+        beliefs = self._next.beliefs.values()
+        return bool(beliefs) and not self._left_out and all(belief.healthy for belief in beliefs)
+
+    def set_state(self, state: State, sentence: str) -> None:
+        """Say how far the hardware can be seen, with the next `publish`."""
+        self._next = replace(self._next, state=state, sentence=sentence)
+
+    def count_restart(self) -> None:
+        """Count a process that failed, with the next `publish`."""
+        self._next = replace(self._next, child_restarts=self._next.child_restarts + 1)
+
+    def publish(self) -> None:
+        """Show the next view, if it is another than the last."""
+        if self._next != self.view.value:
+            self.view.set(self._next)
+
+    def restore_order(self, before: Sequence[Gpu]) -> None:
+        """Put the GPUs in the order of `before`, what this node had when the program ran last; see `in_order`.
+
+        Those of them that are not found are listed too, and believed lost. Only once GPUs are found, and before anybody
+        relies on their order.
+        """
+        inventory = self._next.inventory
+        known = self._next.beliefs
+        self._list(replace(inventory, gpus=in_order(before, inventory.gpus)))
+        for uuid in self._next.beliefs.keys() - known.keys():
+            self._observe(Gone(uuid))
+        self.publish()
+
+    def adopt(self, listing: Listing) -> None:
+        """Take over a new inventory. GPUs that are not in it stay listed, and are believed lost."""
+        known, listed = self._next.inventory, {gpu.uuid: gpu for gpu in listing.gpus}
+        links = {(link.a, link.b): link for link in (*known.links, *listing.links)}
+        gpus = {gpu.uuid: gpu for gpu in known.gpus} | listed
+        self._list(Inventory(tuple(gpus.values()), tuple(links.values()), listing.driver_version, listing.cgroup))
+        self._left_out = bool(listing.left_out)
+        for uuid in self._next.beliefs.keys() - listed.keys():
+            self._observe(Gone(uuid))
+
+    def take_readings(self, probes: Sequence[Probe], began: float) -> bool:
+        """Take in readings of all GPUs, and publish; True if one of them shows that the inventory is outdated.
+
+        Args:
+            probes: one of each GPU.
+            began: when the driver was asked, in monotonic seconds.
+        """
+        for probe in probes:
+            self._observe(probe)
+        self.publish()
+        # Not from readings that come with an event: those are taken by another thread, at a time that is not known.
+        self.load.set(
+            Load(
+                began,
+                {probe.uuid: probe.processes for probe in probes},
+                {probe.uuid: probe.used_mib for probe in probes},
+            )
+        )
+        mig = {gpu.uuid: gpu.mig for gpu in self._next.inventory.gpus}
+        return any(probe.mig not in {mig.get(probe.uuid), None} for probe in probes)
+
+    def take_events(self, records: Iterable[Xid | Probe]) -> None:
+        """Take in what the driver reported by itself, and publish."""
+        for record in records:
+            if isinstance(record, Xid):
+                key = record.uuid, record.code
+                self._xids[key] += 1
+                self._on_xid(XidSeen(*key, judge(record.code, self._rules()), self._xids[key]))
+            self._observe(record)
+        self.publish()
+
+    def unwatched(self, why: str) -> None:
+        """Believe of every GPU that nobody can tell how it is, and publish."""
+        for gpu in self._next.inventory.gpus:
+            self._observe(Unwatched(gpu.uuid, why))
+        self.publish()
+
+    def cleared(self) -> None:
+        """Believe a person who says that every GPU was looked after."""
+        for gpu in self._next.inventory.gpus:
+            self._observe(Cleared(gpu.uuid))
+
+    def _list(self, inventory: Inventory) -> None:
+        beliefs = {gpu.uuid: self._next.beliefs.get(gpu.uuid, Belief()) for gpu in inventory.gpus}
+        self._next = replace(self._next, inventory=inventory, beliefs=beliefs)
+
+    def _observe(self, observation: Observation) -> None:
+        uuid = observation.uuid
+        before = self._next.beliefs.get(uuid)
+        if before is None:
+            return
+        after = step(before, observation, self._rules())
+        self._next = replace(self._next, beliefs={**self._next.beliefs, uuid: after})
+        if reason := change(before, after):
+            cause = before.problems[0].cause if after.healthy else after.problems[-1].cause
+            self._on_change(HealthChange(uuid, after.healthy, reason, cause))

@@ -1,0 +1,434 @@
+"""A description of GPUs, and of what happens to them while time goes by, read and checked.
+
+A description is short (``fake:4xT4``, ``fake:2xH200-141GiB,1xA10``) or a YAML or JSON file, read again whenever it
+changes::
+
+    driver: 580.65.06
+    cgroup: 2                                 # version of control groups; null: not known
+    gpus:
+      - 2xT4                                  # the short form, or
+      - {model: H200, count: 2, memory: 141GiB, numa: 1}
+      - {product: Some Card, memory: 7GiB, reserved: 100MiB, uuid: GPU-..., minor: 3, pci: "0000:3b:00.0"}
+      - {model: H200, memory_limits: true}    # its driver can limit the memory of a cgroup
+    links:
+      - {gpus: [0, 1], closeness: switch}
+    events:
+      - {at: 5s, gpu: 0, xid: 79}
+      - {at: 5s, gpu: 0, lost: true}          # as on real hardware, no event tells of it
+      - {at: 20s, gpu: 0, lost: false}
+      - {at: 30s, gpu: 1, ecc: 2, remap: pending, recovery_action: gpu-reset}
+      - {at: 40s, gpu: 1, reset: true}
+      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}
+      - {at: 50s, hang: 10s}                  # every call to the driver
+      - {at: 70s, crash: true}
+      - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from itertools import combinations
+
+from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
+from gpu_device_plugin.hardware import driver
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    from gpu_device_plugin.hardware.driver import LinkRecord
+
+    Fields: TypeAlias = dict[str, Any]
+    Reader: TypeAlias = Callable[[Any], Any]
+    Readers: TypeAlias = Mapping[str, Reader]
+
+# Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind; the first two as nvidia-smi
+# prints them with drivers from r510 on. What is reserved differs from driver to driver; this is its size with r550.
+MODELS: Mapping[str, tuple[str, int, int, int]] = {
+    "P4": ("Tesla P4", 7680, 89, 0),
+    "P40": ("Tesla P40", 24576, 130, 0),
+    "P100": ("Tesla P100-PCIE-16GB", 16384, 108, 0),
+    "V100": ("Tesla V100-SXM2-16GB", 16384, 232, 1),
+    "T4": ("Tesla T4", 15360, 449, 0),
+    "A2": ("NVIDIA A2", 15356, 440, 0),
+    "A10": ("NVIDIA A10", 23028, 512, 0),
+    "A10G": ("NVIDIA A10G", 23028, 512, 0),
+    "A16": ("NVIDIA A16", 15356, 440, 0),
+    "A30": ("NVIDIA A30", 24576, 508, 0),
+    "A40": ("NVIDIA A40", 46068, 666, 0),
+    "A6000": ("NVIDIA RTX A6000", 49140, 666, 0),
+    "A100": ("NVIDIA A100-SXM4-80GB", 81920, 618, 12),
+    "L4": ("NVIDIA L4", 23034, 469, 0),
+    "L40": ("NVIDIA L40", 46068, 594, 0),
+    "L40S": ("NVIDIA L40S", 46068, 594, 0),
+    "H100": ("NVIDIA H100 80GB HBM3", 81559, 572, 18),
+    "H200": ("NVIDIA H200", 143771, 615, 18),
+    "B200": ("NVIDIA B200", 183359, 719, 18),
+    "GB200": ("NVIDIA GB200", 189471, 719, 18),
+    "RTX3090": ("NVIDIA GeForce RTX 3090", 24576, 317, 0),
+    "RTX4090": ("NVIDIA GeForce RTX 4090", 24564, 402, 0),
+    "RTX5090": ("NVIDIA GeForce RTX 5090", 32607, 516, 0),
+}
+_DRIVER_VERSION = "580.65.06"
+_CGROUP = 2
+_MOST_GPUS = 128
+CLOSENESS = ("unknown", "system", "node", "host-bridge", "switches", "switch", "board", "nvlink")
+"""The members of `core.model.gpus.Closeness`."""
+_NVLINK = len(CLOSENESS) - 1
+ACTIONS = (
+    *("none", "gpu-reset", "node-reboot", "drain-p2p"),
+    *("drain-and-reset", "recover-imex", "bus-reset", "system-reboot"),
+)
+"""The members of `core.node.health.RecoveryAction`."""
+_SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>.+))?", re.ASCII)
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|m|h)", re.ASCII)
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class DescriptionError(ValueError):
+    """A description that cannot be understood. Its text says where in it, and what is accepted."""
+
+
+class Description:
+    """Fake hardware as described: how it is at first, and what happens to it when."""
+
+    def __init__(self, gpus: list[Fields], links: list[LinkRecord], events: list[Fields], node: Fields) -> None:
+        self.gpus = gpus
+        self.links = links
+        self.events = events
+        """In the order of time. Each has `at` (seconds), `gpu` (a position; None: the node) and changed fields."""
+        self.node = node
+
+    def at(self, now_s: float) -> tuple[list[Fields], Fields]:
+        """Return the GPUs and the node as they are `now_s` after the beginning."""
+        gpus = [dict(gpu) for gpu in self.gpus]
+        node = dict(self.node)
+        for event in self.events:
+            if event["at"] > now_s:
+                break
+            target = node if event["gpu"] is None else gpus[event["gpu"]]
+            if event.get("reset"):
+                # What this hardware does not tell, it does not tell after a reset either.
+                target.update({key: new for key, new in _AFTER_RESET.items() if target[key] is not None})
+            target.update(event)
+        return gpus, node
+
+
+def read(source: str) -> Description:
+    """Read a description: ``fake:...`` or the path of a file.
+
+    Raises:
+        DescriptionError: it cannot be read or makes no sense.
+    """
+    if source.startswith("fake:"):
+        return _understood(source, {"gpus": source.removeprefix("fake:")})
+    return _understood(source, _load(source))
+
+
+def _load(path: str) -> object:
+    try:
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DescriptionError(f"{path}: cannot be read: {why}") from error
+    if text.lstrip().startswith("{"):
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise DescriptionError(f"{path}: is not JSON: {error}") from error
+    import yaml  # noqa: PLC0415 - 1.5 MB that JSON does without
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise DescriptionError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+
+
+def _understood(source: str, document: object) -> Description:
+    where = _Where(source)
+    top = where.fields(document, _TOP)
+    gpus = _gpus(where.inside("gpus"), top.get("gpus", []))
+    uuids = [gpu["uuid"] for gpu in gpus]
+    for uuid in uuids:
+        if uuids.count(uuid) > 1:
+            raise where.inside("gpus").error(f"two GPUs have the UUID {uuid}; leave uuid out, or make them differ")
+    events = [
+        _event(where.inside("events").item(n), event, uuids)
+        for n, event in enumerate(where.inside("events").list(top.get("events", [])))
+    ]
+    return Description(
+        gpus,
+        _links(where.inside("links"), top.get("links", []), gpus),
+        sorted(events, key=lambda event: event["at"]),
+        {
+            "hang": 0.0,
+            "failure": None,
+            "driver": top.get("driver", _DRIVER_VERSION),
+            "cgroup": top.get("cgroup", _CGROUP),
+        },
+    )
+
+
+class _Where:
+    """A place in a description, for messages and for what is common to all places."""
+
+    def __init__(self, source: str, path: str = "") -> None:
+        self._source = source
+        self._path = path
+
+    def inside(self, name: str) -> _Where:
+        return _Where(self._source, f"{self._path}.{name}" if self._path else name)
+
+    def item(self, position: int) -> _Where:
+        return _Where(self._source, f"{self._path}[{position}]")
+
+    def error(self, message: str) -> DescriptionError:
+        return DescriptionError(": ".join(part for part in (self._source, self._path, message) if part))
+
+    def list(self, value: object) -> list[Any]:
+        if not isinstance(value, list):
+            raise self.error(f"{value!r} is not a list")
+        return value
+
+    def fields(self, value: object, known: Readers) -> Fields:
+        """Read a mapping with some of the `known` keys, each value by its reader."""
+        if not isinstance(value, dict):
+            raise self.error(f"{value!r} is not a mapping; it may have the keys {', '.join(known)}")
+        fields = {}
+        for key, raw in value.items():
+            if key not in known:
+                raise self.error(f"unknown key {key!r}; known are {', '.join(known)}")
+            try:
+                fields[key] = known[key](raw)
+            except (ValueError, InvalidSizeError) as error:
+                raise self.inside(key).error(str(error)) from error
+        return fields
+
+
+def _gpus(where: _Where, value: object) -> list[Fields]:
+    entries = value.split(",") if isinstance(value, str) else where.list(value)
+    described = []
+    for n, entry in enumerate(entries):
+        inside = where if isinstance(value, str) else where.item(n)
+        fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
+        count = fields.pop("count", 1)
+        if count > 1 and "uuid" in fields:
+            raise inside.error("several GPUs cannot have one uuid; leave it out, or write them one by one")
+        model = fields.pop("model", None)
+        if model is None and "memory" not in fields:
+            raise inside.error("a GPU needs a model or its memory")
+        described += [(model, fields)] * count
+    if len(described) > _MOST_GPUS:
+        raise where.error(f"{len(described)} GPUs are too many; {_MOST_GPUS} are enough for one node")
+    return [_gpu(model, fields, position, len(described)) for position, (model, fields) in enumerate(described)]
+
+
+def _short(where: _Where, text: str) -> Fields:
+    match = _SHORT.fullmatch(text.strip())
+    if match is None:
+        raise where.error(f"{text.strip()!r} is not like 4xT4 or 2xH200-141GiB")
+    return where.fields({key: value for key, value in match.groupdict().items() if value is not None}, _GPU)
+
+
+def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields:
+    product, memory, reserved, nvlinks = MODELS[model] if model is not None else ("Fake GPU", 0, 0, 0)
+    domain, slot = divmod(position, 30)
+    return {
+        "uuid": _uuid(f"{model} {position}"),
+        "index": position,
+        "minor": position,
+        "product": product,
+        "memory": memory,
+        "reserved": reserved,
+        "nvlinks": nvlinks,
+        "pci": f"{domain:04x}:{8 * (slot + 1):02x}:00.0",
+        # The first half of the GPUs hangs on the first socket, as on most machines with several.
+        "numa": position * 2 // count,
+        "mig": False,
+        "memory_limits": False,
+        "lost": False,
+        "error": None,
+        "ecc": 0,
+        "remap": "none",
+        "recovery_action": 0,
+        "processes": 0,
+        "used": 0,
+        **fields,
+    }
+
+
+def _uuid(seed: str) -> str:
+    """Return the same UUID for the same seed, on every machine."""
+    value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL into the child
+    for byte in seed.encode() * 3:  # once is too little to mix the last byte into all digits
+        value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
+    digits = f"{value:032x}"
+    return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def _links(where: _Where, value: object, gpus: Sequence[Fields]) -> list[LinkRecord]:
+    links = {(one["uuid"], other["uuid"]): _usual_link(one, other) for one, other in combinations(gpus, 2)}
+    for n, entry in enumerate(where.list(value)):
+        inside = where.item(n)
+        fields = inside.fields(entry, _LINK)
+        ends = [_position(inside.inside("gpus"), end, [gpu["uuid"] for gpu in gpus]) for end in fields.get("gpus", [])]
+        if len(ends) != 2 or ends[0] == ends[1]:
+            raise inside.error("gpus must name two different GPUs, as in gpus: [0, 1]")
+        nvlinks = fields.get("nvlinks", 0)
+        closeness = fields.get("closeness", _NVLINK if nvlinks else 0)
+        one, other = (gpus[end]["uuid"] for end in sorted(ends))
+        links[one, other] = closeness, nvlinks or int(closeness == _NVLINK)
+    records: list[LinkRecord] = []
+    for pair, (closeness, nvlinks) in links.items():
+        a, b = sorted(pair)
+        records.append({"a": a, "b": b, "closeness": closeness, "nvlinks": nvlinks})
+    return records
+
+
+def _usual_link(one: Fields, other: Fields) -> tuple[int, int]:
+    if one["product"] == other["product"] and one["nvlinks"]:
+        return _NVLINK, one["nvlinks"]
+    return CLOSENESS.index("node" if one["numa"] == other["numa"] else "system"), 0
+
+
+def _event(where: _Where, entry: object, uuids: Sequence[str]) -> Fields:
+    about_gpu = isinstance(entry, dict) and "gpu" in entry
+    fields = where.fields(entry, _GPU_EVENT if about_gpu else _NODE_EVENT)
+    if "at" not in fields:
+        raise where.error("an event needs its time, as in at: 5s")
+    if len(fields) == 1 + about_gpu:
+        raise where.error(
+            f"nothing happens; it may have the keys {', '.join(_GPU_EVENT if about_gpu else _NODE_EVENT)}"
+        )
+    fields["gpu"] = _position(where.inside("gpu"), fields["gpu"], uuids) if about_gpu else None
+    if "hang" in fields:  # for how long -> until when
+        fields["hang"] += fields["at"]
+    return fields
+
+
+def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
+    if name in uuids:
+        return uuids.index(str(name))
+    if type(name) is int and 0 <= name < len(uuids):
+        return name
+    raise where.error(
+        f"{name!r} is no GPU of this description; name one by its position (0 to {len(uuids) - 1}) or UUID"
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a text")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def _or_null(read: Reader) -> Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _count(value: object) -> int:
+    if not 1 <= (count := _whole(value)) <= _MOST_GPUS:
+        raise ValueError(f"{count} is not a number of GPUs; write 1 to {_MOST_GPUS}")
+    return count
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - a wrong description, not a wrong call
+    return value
+
+
+def _size(value: object) -> int:
+    return parse_mib(_text(value))
+
+
+def _seconds(value: object) -> float:
+    if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the line tells what it is
+        return float(value)  # type: ignore[arg-type]  # the same
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a length of time; write it like 5s or 500ms")
+    return float(match["number"]) * _UNITS_S[match["unit"]]
+
+
+def _hang(value: object) -> float:
+    """Read how long a hang lasts: a time, true for ever, or false, which ends it."""
+    return {True: math.inf, False: 0.0}[value] if isinstance(value, bool) else _seconds(value)
+
+
+def _one_of(names: Collection[str], what: str = "one of") -> Reader:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"{value!r} is not {what} {', '.join(names)}")
+        return value
+
+    return read
+
+
+def _level(names: Sequence[str]) -> Reader:
+    """Read a name as its position among `names`."""
+    one_of = _one_of(names)
+    return lambda value: names.index(one_of(value))
+
+
+def _action(value: object) -> int | None:
+    """Read a recovery action by name or number; null means that the driver does not tell."""
+    return (_level(ACTIONS) if isinstance(value, str) else _or_null(_whole))(value)  # type: ignore[no-any-return]
+
+
+def _failure(value: object) -> str | None:
+    kind = _one_of(("none", *driver.ADVICE))(value)
+    return None if kind == "none" else kind
+
+
+def _any(value: object) -> object:
+    return value  # read when the GPUs are known
+
+
+_STATE: Readers = {
+    "mig": _switch,
+    "lost": _switch,
+    "error": _or_null(_text),
+    "ecc": _or_null(_whole),
+    "remap": _one_of(("none", "pending", "failed")),
+    "recovery_action": _action,
+    "processes": _or_null(_whole),
+    "used": _size,
+}
+_AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}
+_GPU: Readers = {
+    "model": _one_of(MODELS, "a model that is known here; give memory instead, or take"),
+    "count": _count,
+    "product": _text,
+    "memory": _size,
+    "reserved": _size,
+    "uuid": _text,
+    "index": _whole,
+    "minor": _or_null(_whole),
+    "pci": _or_null(_text),
+    "numa": _or_null(_whole),
+    "memory_limits": _switch,
+    **_STATE,
+}
+_GPU_EVENT: Readers = {"at": _seconds, "gpu": _any, "xid": _whole, "reset": _switch, **_STATE}
+_NODE_EVENT: Readers = {"at": _seconds, "hang": _hang, "crash": _switch, "failure": _failure, "driver": _text}
+_LINK: Readers = {"gpus": list, "closeness": _level(CLOSENESS), "nvlinks": _whole}
+_TOP: Readers = {
+    "driver": _text,
+    "cgroup": _or_null(_whole),
+    "gpus": _any,
+    "links": _any,
+    "events": _any,
+}

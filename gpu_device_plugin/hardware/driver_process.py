@@ -1,0 +1,135 @@
+"""One process that speaks to the driver, seen from this side: started, asked, heard, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING, cast
+
+from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.hardware.driver import HardwareError
+from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpu_device_plugin.core.node.health import Probe, Xid
+
+_WHO = "the process that speaks to the driver"
+
+
+class DriverProcess(asyncio.SubprocessProtocol):
+    """This side of `hardware/child.py`. Everything it reads is dealt with at once, in the loop's own callback."""
+
+    def __init__(self, on_failure: Callable[[], None]) -> None:
+        self._on_failure = on_failure
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._stream = Stream()
+        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._failure: HardwareError | None = None
+        self._events: list[Xid | Probe] = []
+        self._on_events: Callable[[Iterable[Xid | Probe]], None] = self._events.extend
+        self._exit = asyncio.Event()
+
+    @property
+    def exited(self) -> bool:
+        """Whether the process has ended."""
+        return self._exit.is_set()
+
+    async def ask(self, within_s: float) -> Answer:
+        """Ask for a reading.
+
+        Raises:
+            HardwareError: the driver or the process failed, or it takes longer than `within_s`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._answer = asyncio.get_running_loop().create_future()
+        self._input.write(b"\n")
+        return await self._answered(within_s)
+
+    async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
+        """Wait for the answer that is given unasked at the start, and the inventory in it; raises the same as `ask`."""
+        answer = await self._answered(within_s)
+        if answer.inventory is None:
+            raise HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer (the first one names no GPUs)")
+        return answer, answer.inventory
+
+    async def _answered(self, within_s: float) -> Answer:
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._answer
+        except TimeoutError:
+            raise HardwareError(driver.HUNG, f"the driver did not answer within {within_s:g} s") from None
+
+    def deliver(self, on_events: Callable[[Iterable[Xid | Probe]], None]) -> None:
+        """Hand over the events that came so far, and from now on each as it comes."""
+        on_events(self._events)
+        self._on_events = on_events
+
+    def kill(self) -> None:
+        """End the process, if it was started, and close what leads to it."""
+        self._on_failure = lambda: None
+        self._answer.cancel()  # nobody waits for it any more
+        if self._transport is None:
+            self._exit.set()
+            return
+        for pipe in (0, 1):
+            cast("asyncio.BaseTransport", self._transport.get_pipe_transport(pipe)).close()
+        signal_child(self._transport.get_pid(), self._transport.get_returncode(), signal.SIGKILL)
+
+    async def exits(self, within_s: float) -> bool:
+        """Wait for the end of the process; say whether it came in time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._exit.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self._input = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:  # only standard output is a pipe to us
+        if self._failure is not None:
+            return  # it is as good as ended, and may write on
+        try:
+            for message in self._stream.messages(data):
+                self._heard(message)
+        except MalformedError as error:
+            self._fail(HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer ({error})"))
+
+    def process_exited(self) -> None:
+        self._exit.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # Only now everything that it wrote has been read.
+        if self._transport is not None:
+            self._transport.close()
+        self._fail(HardwareError(driver.CRASHED, f"{_WHO} {self._how_it_ended()}"))
+
+    def _heard(self, message: Message) -> None:
+        match message:
+            case Answer() as answer:
+                if not self._answer.done():  # nobody waits any more after a deadline
+                    self._answer.set_result(answer)
+            case Events(records):
+                self._on_events(records)
+            case HardwareError() as failure:
+                self._fail(failure)
+
+    def _fail(self, failure: HardwareError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = failure
+        if not self._answer.done():
+            self._answer.set_exception(failure)
+        self._on_failure()
+
+    def _how_it_ended(self) -> str:
+        code = None if self._transport is None else self._transport.get_returncode()
+        if code is None or code >= 0:
+            return f"ended by itself (exit code {code})"
+        return f"was ended by {signal.Signals(-code).name}"

@@ -1,0 +1,203 @@
+"""The kinds of objects that an API server keeps for this product, and what it refuses to have written on each.
+
+The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.testing.selectors import SelectorError, field_selector, label_selector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.testing.builders import Json
+
+
+class RefusedError(Exception):
+    """A request that the API server answers with an error."""
+
+    def __init__(self, code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details or {}
+
+
+def invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
+    """Return the refusal of an object for what stands in one of its fields."""
+    cause = {"reason": why, "message": message, "field": where}
+    details = {"name": name, "kind": served.kind, "causes": [cause]}
+    return RefusedError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """A kind of object that the store keeps."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    namespaced: bool = True
+    subresources: frozenset[str] = frozenset()
+    fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
+    """Field selectors besides those on metadata."""
+    on_create: Callable[[Json, bool], object] = lambda _new, _as_given: None
+    """Completes a new object, of which a test gave all parts or a client some, or refuses it."""
+    on_change: Callable[[Json, Json], object] = lambda _before, _after: None
+    """Refuses a change that this kind does not allow."""
+
+    @property
+    def api_version(self) -> str:
+        """As written in objects."""
+        return f"{self.group}/v1" if self.group else "v1"
+
+    @property
+    def full(self) -> str:
+        """As written in messages."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def key(self, namespace: str, name: str) -> tuple[str, str]:
+        """Return under which namespace and name an object is kept."""
+        return (namespace if self.namespaced else "", name)
+
+    def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
+        """Return whether an object is meant by both selectors; raise RefusedError if they cannot be read."""
+        known: dict[str, Callable[[Mapping[str, Any]], str]] = {
+            "metadata.name": lambda found: found["metadata"]["name"],
+            **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
+            **self.fields,
+        }
+        try:
+            by_fields, by_labels = field_selector(fields, known), label_selector(labels)
+        except SelectorError as error:
+            raise RefusedError(400, "BadRequest", str(error)) from error
+        return lambda found: by_fields(found) and by_labels(found)
+
+
+def core_event(event: Json) -> Json:
+    """Return an Event as API group ``""`` has it (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
+    names = {
+        "note": "message",
+        "regarding": "involvedObject",
+        "reportingController": "reportingComponent",
+        "deprecatedFirstTimestamp": "firstTimestamp",
+        "deprecatedLastTimestamp": "lastTimestamp",
+    }
+    ours = {names.get(key, key): value for key, value in event.items()}
+    return {"involvedObject": {}, "firstTimestamp": None, "lastTimestamp": None, **ours}
+
+
+def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
+    name, spec = new["metadata"]["name"], new.setdefault("spec", {})
+    if not spec.get("containers"):
+        raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
+    for container in (*spec["containers"], *spec.get("initContainers", ())):
+        resources = container.setdefault("resources", {})
+        limits = resources.get("limits", {})
+        for resource, quantity in limits.items():
+            limits[resource] = canonical_quantity(str(quantity))
+        if limits:
+            resources["requests"] = {**limits, **resources.get("requests", {})}
+    spec.setdefault("schedulerName", "default-scheduler")
+    spec.setdefault("terminationGracePeriodSeconds", 30)
+    if not as_given:
+        new.pop("status", None)
+    new.setdefault("status", {}).setdefault("phase", "Pending")
+
+
+def _change_pod(before: Json, after: Json) -> None:
+    if before["spec"] != after["spec"]:
+        raise invalid(
+            PODS,
+            before["metadata"]["name"],
+            "spec",
+            "FieldValueForbidden",
+            f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}",
+        )
+
+
+def _create_event(new: Json, _as_given: bool) -> None:  # noqa: FBT001
+    name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
+    for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
+        if not new.get(required):
+            raise invalid(EVENTS, name, required, "FieldValueRequired", "Required value")
+    for limited, longest in (("note", 1024), ("reason", 128), ("action", 128), ("reportingInstance", 128)):
+        if len(new.get(limited, "").encode()) > longest:
+            raise invalid(EVENTS, name, limited, "FieldValueInvalid", f"can have at most {longest} characters")
+    if new["type"] not in {"Normal", "Warning"}:
+        raise invalid(EVENTS, name, "type", "FieldValueInvalid", "has invalid value")
+    if not (new.get("regarding") or {}).get("namespace") and namespace not in {"default", "kube-system"}:
+        raise invalid(EVENTS, name, "involvedObject.namespace", "FieldValueInvalid", "does not match event.namespace")
+    _check_series(name, new)
+
+
+def _change_event(before: Json, after: Json) -> None:
+    name = before["metadata"]["name"]
+    for part in before.keys() | after.keys():
+        if part not in {"metadata", "series"} and before.get(part) != after.get(part):
+            raise invalid(EVENTS, name, part, "FieldValueInvalid", "field is immutable")
+    _check_series(name, after)
+
+
+def _check_series(name: str, event: Json) -> None:
+    series = event.get("series")
+    if series is not None and (series.get("count", 0) < 2 or not series.get("lastObservedTime")):
+        raise invalid(EVENTS, name, "series.count", "FieldValueInvalid", "should be at least 2")
+
+
+def _check_lease(lease: Json) -> None:
+    spec = lease.setdefault("spec", {})
+    for absent in [key for key, value in spec.items() if value is None]:
+        del spec[absent]
+    for number, least in (("leaseDurationSeconds", 1), ("leaseTransitions", 0)):
+        if spec.get(number, least) < least:
+            message = f"must be greater than {'or equal to ' if not least else ''}0"
+            raise invalid(LEASES, lease["metadata"]["name"], f"spec.{number}", "FieldValueInvalid", message)
+
+
+def canonical_quantity(text: str) -> str:
+    """Write a whole number as the API server does: ``1000`` becomes ``1k``; anything else stays."""
+    if not (text.isascii() and text.isdigit()):
+        return text
+    number, suffixes = int(text), iter(("", "k", "M", "G", "T", "P", "E"))
+    suffix = next(suffixes)
+    while number and number % 1000 == 0 and suffix != "E":
+        number, suffix = number // 1000, next(suffixes)
+    return f"{number}{suffix}"
+
+
+PODS = Served(
+    "pods",
+    "Pod",
+    subresources=frozenset({"status", "binding"}),
+    fields={
+        "spec.nodeName": lambda found: found["spec"].get("nodeName", ""),
+        "spec.schedulerName": lambda found: found["spec"].get("schedulerName", ""),
+        "status.phase": lambda found: found.get("status", {}).get("phase", ""),
+    },
+    on_create=_create_pod,
+    on_change=_change_pod,
+)
+NODES = Served("nodes", "Node", namespaced=False, subresources=frozenset({"status"}))
+EVENTS = Served("events", "Event", group="events.k8s.io", on_create=_create_event, on_change=_change_event)
+CORE_EVENTS = Served(
+    "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
+)
+"""The same objects by their older form, only to be listed."""
+LEASES = Served(
+    "leases",
+    "Lease",
+    group="coordination.k8s.io",
+    on_create=lambda new, _as_given: _check_lease(new),
+    on_change=lambda _before, after: _check_lease(after),
+)
+KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES)}
+
+
+def kind_of(plural: str) -> Served:
+    """Return the kind of this name."""
+    return next(kind for kind in KINDS.values() if kind.plural == plural)

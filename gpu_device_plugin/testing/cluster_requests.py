@@ -1,0 +1,103 @@
+"""HTTP as Kubernetes speaks it: what a request asks for, and how a refusal is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, KINDS, RefusedError, Served
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.testing.builders import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asked of the server, in the words of RBAC."""
+
+    verb: str
+    resource: str
+    """With its subresource: ``pods/binding``."""
+    group: str = ""
+    namespace: str = ""
+    name: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(default="", repr=False)
+
+
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
+def understood(http: web.Request) -> tuple[Served, Request]:
+    """Read path and method as Kubernetes does, or raise RefusedError."""
+    group, *parts = ("", *http.path.strip("/").split("/")[1:])
+    if http.path.startswith("/apis/"):
+        group, *parts = parts
+    match parts:
+        case ["v1", "namespaces", namespace, plural, *rest] if len(rest) <= 2:
+            pass
+        case ["v1", plural, *rest] if len(rest) <= 2:
+            namespace = ""
+        case _:
+            raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+    name, subresource = [*rest, "", ""][:2]
+    served = {**KINDS, ("", "events"): CORE_EVENTS}.get((group, plural))
+    known = served is not None and (not subresource or subresource in served.subresources)
+    if served is None or not known or (served.namespaced and name and not namespace):
+        raise RefusedError(404, "NotFound", "the server could not find the requested resource")
+    watching = http.query.get("watch", "").lower() in {"1", "true"}
+    reading = "get" if name else "watch" if watching else "list"
+    verb = reading if http.method == "GET" else _VERBS.get(http.method, "")
+    if served is CORE_EVENTS and verb != "list":
+        raise RefusedError(
+            405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
+        )
+    creating_inside = subresource == "binding"
+    if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
+        raise RefusedError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
+    resource = f"{plural}/{subresource}" if subresource else plural
+    token = http.headers.get("Authorization", "").removeprefix("Bearer ")
+    return served, Request(verb, resource, group, namespace, name, dict(http.query), token)
+
+
+def version_of(text: str) -> int:
+    """Read a resourceVersion, or raise RefusedError."""
+    if not (text.isascii() and text.isdigit()):
+        raise RefusedError(400, "BadRequest", f"Invalid value: {text!r}: resource version must be a number")
+    return int(text)
+
+
+def status_of(error: RefusedError) -> Json:
+    """Return the object that tells a client of an error."""
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "message": error.message,
+        "reason": error.reason,
+        "details": dict(error.details),
+        "code": error.code,
+    }
+
+
+def refusal(error: RefusedError, retry_after_s: int | None = None) -> web.Response:
+    """Return the answer to a request that is refused."""
+    headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return web.json_response(status_of(error), status=error.code, headers=headers)
+
+
+def reset(transport: asyncio.BaseTransport | None) -> None:
+    """Close a connection so that the peer gets a reset, whatever is still under way."""
+    if isinstance(transport, asyncio.Transport):
+        connection = transport.get_extra_info("socket")
+        if connection is not None and connection.fileno() >= 0:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()

@@ -1,0 +1,43 @@
+"""What a kubelet does in its directories: it wipes the plugins' old sockets, and leaves its own behind."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import grpc.aio
+
+    from gpu_device_plugin.testing.versions import Version
+
+
+def wipe(device_plugin_dir: Path, checkpoint: Path, version: Version) -> None:
+    """Remove what a kubelet removes at its start."""
+    for entry in device_plugin_dir.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a plugin that ends removes its own sockets meanwhile
+            mode = entry.stat(follow_symlinks=False).st_mode
+            unwanted = not stat.S_ISDIR(mode) if version.wipes_every_file else stat.S_ISSOCK(mode)
+            if unwanted and entry != checkpoint:
+                entry.unlink()
+
+
+async def serve(server: grpc.aio.Server, socket: Path, listening: Path) -> None:
+    """Start a server at `socket`, which stays behind as a dead file when it stops, as a kubelet's does.
+
+    grpcio unlinks the path it listens on when it stops, so the server listens in the folder `listening`, and the path
+    the plugins know is a second name of that socket.
+    """
+    shutil.rmtree(hidden := listening / socket.parent.name, ignore_errors=True)
+    hidden.mkdir()
+    server.add_insecure_port(f"unix:{hidden / 's'}")
+    await server.start()
+    _link(hidden / "s", socket)
+
+
+def _link(socket: Path, name: Path) -> None:
+    name.unlink(missing_ok=True)
+    name.hardlink_to(socket)

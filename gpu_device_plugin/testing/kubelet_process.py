@@ -1,0 +1,152 @@
+"""One kubelet process: it admits the pods that it hears of, one after the other, and starts their containers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.testing.device_manager import AdmissionError, KubeletPanic
+from gpu_device_plugin.testing.node_pods import NodePods, shortage, stopped
+from gpu_device_plugin.testing.plugin_registry import is_extended_resource_name
+from gpu_device_plugin.testing.pods import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    import grpc.aio
+
+    from gpu_device_plugin.testing.device_manager import Amount, DeviceManager
+    from gpu_device_plugin.testing.gate import Gate
+    from gpu_device_plugin.testing.plugin_registry import PluginRegistry
+    from gpu_device_plugin.testing.pods import ContainerSpec, Pod
+
+
+@dataclass(slots=True)
+class KubeletProcess:
+    """Everything that ends with one kubelet process."""
+
+    manager: DeviceManager
+    registry: PluginRegistry
+    servers: tuple[grpc.aio.Server, grpc.aio.Server]
+    pods: NodePods
+    node_status: Callable[[], Mapping[str, Amount]]
+    start_gate: Gate
+    on_panic: Callable[[KubeletPanic], Awaitable[None]]
+    """Called when the process dies of a pod."""
+    seen: set[str] = field(default_factory=set)
+    """UIDs of the pods that its sources have told it about."""
+    sync_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without deadline.
+
+    A lock that spans awaits is what we never do ourselves and what the real kubelet does.
+    """
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def seen_pods(self, *, active_only: bool) -> list[Pod]:
+        """Return the pods that its sources have told it about; with `active_only` without those that have ended."""
+        known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
+        return [pod for pod in known if pod is not None and (pod.active or not active_only)]
+
+    async def admit(self, pod: Pod, rejected: tuple[str, str] | None = None) -> Pod:
+        """Give a pod its devices and start its containers, or refuse it; see `Kubelet.admit`."""
+        async with self.sync_loop:
+            if self.ended.is_set() or pod.uid not in self.pods.in_api:
+                return pod
+            self.seen.add(pod.uid)
+            try:
+                for container in pod.containers:
+                    await self._or_die(self.manager.allocate(pod.uid, container.spec))
+            except _EndedError:
+                return self.pods.in_api.get(pod.uid, pod)
+            except AdmissionError as error:
+                rejected = ("UnexpectedAdmissionError", f"Allocate failed due to {error}, which is unexpected")
+            else:
+                rejected = rejected or self._predicate(pod)
+            pod = self.pods.in_api[pod.uid]
+            if rejected:
+                reason, message = rejected
+                return self.pods.put(
+                    replace(
+                        stopped(pod),
+                        phase="Failed",
+                        reason=reason,
+                        message=self.manager.version.rejection_prefix + message,
+                    )
+                )
+            for container in pod.containers:
+                devices = {
+                    resource: grant.ids for resource, grant in self.manager.held(pod.uid, container.name).items()
+                }
+                self.pods.put_container(pod.uid, replace(container, devices=devices))
+        await self.start_containers(pod.uid)
+        return self.pods.known(pod.uid) or pod
+
+    def _predicate(self, pod: Pod) -> tuple[str, str] | None:
+        room = {resource: amount.allocatable for resource, amount in self.node_status().items()}
+        if pod.uid in self.manager.grants:
+            for resource, ids in self.manager.allocated.items():
+                room[resource] = max(room.get(resource, 0), len(ids))
+        extended = {resource: number for resource, number in room.items() if is_extended_resource_name(resource)}
+        others = [known for known in self.seen_pods(active_only=True) if known.uid != pod.uid]
+        return shortage(pod, others, extended)
+
+    async def start_containers(self, uid: str) -> None:
+        """Start those containers of a pod that have not been, up to the first that cannot be started."""
+        pods = self.pods
+        pods.starting.add(uid)
+        try:
+            for container in pods.in_api[uid].containers:
+                if not container.started:
+                    await self._start_container(uid, container.spec)
+                if (known := self.pods.known(uid)) is None or not known.container(container.name).started:
+                    return
+        finally:
+            pods.starting.discard(uid)
+            if uid in pods.left_behind and not pods.left_behind[uid].process_running:
+                del pods.left_behind[uid]
+        if uid in pods.in_api and not pods.in_api[uid].terminal:
+            pods.put(replace(pods.in_api[uid], phase="Running"))
+
+    async def _start_container(self, uid: str, spec: ContainerSpec) -> None:
+        await self.start_gate.passed()
+        try:
+            await self._or_die(self.manager.before_start(uid, spec))
+        except _EndedError:
+            return
+        except AdmissionError as error:
+            if known := self.pods.known(uid):
+                waiting = f"CreateContainerConfigError: {error}"
+                self.pods.put_container(uid, replace(known.container(spec.name), waiting=waiting))
+            return
+        if (known := self.pods.known(uid)) is None or known.terminal:
+            return
+        self.pods.put_container(
+            uid,
+            replace(
+                known.container(spec.name),
+                devices={resource: grant.ids for resource, grant in self.manager.held(uid, spec.name).items()},
+                received=self.manager.received(uid, spec.name),
+                started=True,
+                running=spec.kind is not Kind.INIT,
+                waiting=None,
+            ),
+        )
+
+    async def _or_die(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except AdmissionError:
+            # The end of a process cuts its calls short; that is no answer to anyone.
+            if self.ended.is_set():
+                raise _EndedError from None
+            raise
+        except KubeletPanic as panic:
+            await self.on_panic(panic)
+            raise
+        if self.ended.is_set():
+            raise _EndedError
+
+
+class _EndedError(Exception):
+    """The process ended while it worked on this."""
