@@ -22,12 +22,7 @@ import grpc.aio
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
-from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import (
-    add_PodResourcesListerServicer_to_server as add_alpha_to_server,
-)
-from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import (
-    add_PodResourcesListerServicer_to_server as add_v1_to_server,
-)
+from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
 from gpu_device_plugin.testing.device_checkpoint import FILE_NAME
 from gpu_device_plugin.testing.device_manager import AdmissionError, Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.gate import Gate
@@ -37,7 +32,7 @@ from gpu_device_plugin.testing.plugin_registry import (
     PluginRegistry,
     is_extended_resource_name,
 )
-from gpu_device_plugin.testing.pod_resources import PodResources, PodResourcesAlpha
+from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import Container, Kind, Pod, effective_requests
 from gpu_device_plugin.testing.versions import Version
 
@@ -194,8 +189,8 @@ class Kubelet:
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        add_v1_to_server(PodResources(manager, self._told, self.version, self.pod_resources_gate), pod_resources)
-        add_alpha_to_server(PodResourcesAlpha(manager, self._told, self.pod_resources_gate), pod_resources)
+        lister = PodResources(manager, self._told, self.version, self.pod_resources_gate)
+        add_PodResourcesListerServicer_to_server(lister, pod_resources)
         self._process = _Process(
             manager, registry, (registration, pod_resources), seen, asyncio.Lock(), asyncio.Event()
         )
