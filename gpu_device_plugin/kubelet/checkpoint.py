@@ -82,7 +82,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the checkpoint, in the format since Kubernetes 1.20: IDs by NUMA node.
+    """Read the checkpoint, in which device IDs stand by NUMA node.
 
     Raises:
         CheckpointUnreadableError: the file is there and cannot be read or understood.

@@ -29,7 +29,6 @@ def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
 
 
 def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
-    """The format since Kubernetes 1.20."""
     path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
     found = read(path)
     assert found.records == (Record("p", "c", MEM, frozenset("abc")),)
