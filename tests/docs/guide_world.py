@@ -145,8 +145,8 @@ class Guide:
         name, namespace = meta["name"], meta["namespace"]
         assert self.node.agent is not None
         assert self.node.agent._cluster is not None
-        mirror = self.node.agent._cluster._mirror
-        await self.node.until(lambda: meta["uid"] in mirror.pods)
+        followed = self.node.agent._cluster.followed
+        await self.node.until(lambda: meta["uid"] in followed.pods)
         made = self.running[name] = await self.node.kubelet.admit(spec_of(body))
         self.api.patch("pods", name, {"status": {"phase": made.phase}}, namespace, subresource="status")
         assert made.phase == "Running", made

@@ -17,8 +17,8 @@ from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
-from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.annotations import (
     ASSUME_TIME,
@@ -152,8 +152,9 @@ class NodeCluster:
         self._client = Client(config, on_error=self._count_error)
         keep = POD_ANNOTATIONS | WISHES | {STATIC_POD}
         reader = PodReader((resource.name for resource in settings.offered), keep.__contains__)
-        self._mirror = PodMirror(self._client, reader, node=settings.node_name)
-        self.waiting = WaitingPods(self._mirror, settings.offered, metrics, lambda: book.node.shares)
+        self.followed = NodePods(self._client, reader, settings.node_name)
+        """The pods bound to our node."""
+        self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: book.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
@@ -175,7 +176,7 @@ class NodeCluster:
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def __repr__(self) -> str:
-        return f"<NodeCluster of {self._settings.node_name}: {self._mirror!r}>"
+        return f"<NodeCluster of {self._settings.node_name}: {self.followed!r}>"
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -183,7 +184,7 @@ class NodeCluster:
     async def run(self) -> NoReturn:
         """Do all of it until cancelled; owns the connections."""
         async with self._client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._mirror.run(), name="follow pods")
+            tasks.create_task(self.followed.reflector.run(), name="follow pods")
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
@@ -270,11 +271,11 @@ class NodeCluster:
 
     def pods_in_api(self) -> PodsInApi | None:
         """Return what the API shows of our node's pods, see `core.node.endings.pods_in_api`."""
-        return pods_in_api(self._mirror.pods.values(), self._kubelet_version)
+        return pods_in_api(self.followed.pods.values(), self._kubelet_version)
 
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
-        pods = self._mirror.pods
+        pods = self.followed.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
         sizes = [len(shared.shares) for shared in self._book.node.shares.gpus]
         for pod in pods.values():
@@ -306,7 +307,7 @@ class NodeCluster:
 
     async def _follow_pods(self) -> NoReturn:
         users: frozenset[str] = frozenset()
-        async for pods in self._mirror.changes.values():
+        async for pods in self.followed.changes.values():
             before, users = users, frozenset(uid for uid, pod in pods.items() if pod.containers and not pod.ended)
             if before - users:
                 self._pods_changed()
