@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import UnreadableObjectError, read_version, version_number
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, GoneError, UnavailableError
@@ -190,8 +191,7 @@ class Reflector(Generic[T]):
                     return
                 self._asked = max(self._asked, newest)
                 self._list_wanted.set()
-                while self.version < newest:
-                    await self._known.after(self._known.version)
+                await self._comes_to(newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
             raise TimeoutError(f"not all {self._what} are known as of now, after {timeout_s} s: {why}") from None
@@ -222,7 +222,7 @@ class Reflector(Generic[T]):
         backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
         due = time.monotonic()
         while True:
-            await _set_within(self._list_wanted, due - time.monotonic())
+            await within(due - time.monotonic(), self._list_wanted.wait())
             self._list_wanted.clear()
             if time.monotonic() >= due:
                 self._bookmarked = True
@@ -311,7 +311,7 @@ class Reflector(Generic[T]):
                 if _forgotten(error):
                     self._forget()
                 self._hurried.clear()
-                await _set_within(self._hurried, backoff.next_s(error.retry_after_s))
+                await within(backoff.next_s(error.retry_after_s), self._hurried.wait())
 
     def _forget(self) -> None:
         """Go on from a list: the server does not know our version, no more or not yet.
@@ -390,13 +390,11 @@ class Reflector(Generic[T]):
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        try:
-            async with asyncio.timeout(within_s):
-                while self.version < version:
-                    await self._known.after(self._known.version)
-        except TimeoutError:
-            return False
-        return True
+        return await within(within_s, self._comes_to(version))
+
+    async def _comes_to(self, version: int) -> None:
+        while self.version < version:
+            await self._known.after(self._known.version)
 
     def _failed(self, what: str, error: ApiError) -> None:
         if type(self._problems.get(what)) is not type(error):
@@ -425,11 +423,3 @@ class _Turn:
         if time.monotonic() >= self._until:
             await asyncio.sleep(0)
             self._until = time.monotonic() + self._slice_s
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
