@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault, Garbage
+from gpu_device_plugin.testing.cluster_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -316,3 +317,40 @@ async def test_a_server_that_lost_our_future_is_listed_anew(server: ApiServer, e
             "",
             "",
         ]
+
+
+async def test_a_restored_etcd_is_found_out_by_a_check(eventually: Any) -> None:
+    """A list no older than what we know is refused as too new, and the next one shows another past."""
+    timing = ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=0.01)
+    async with ApiServer(patience_s=0.01) as server, following(server, timing=timing) as there:
+        for name in "abc":
+            server.add(pod(name, node="n"))
+        await eventually(lambda: len(there.pods) == 3)
+        await server.stop()
+        server.store = Store()
+        server.add(pod("restored", node="n"))
+        await server.start()
+        await eventually(lambda: names(there) == ["restored"])
+        await eventually(lambda: there.reflector.live)
+        server.add(pod("new", node="n"))
+        await eventually(lambda: names(there) == ["restored", "new"])
+
+
+async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: Any) -> None:
+    """It refuses a list of what it has not heard of yet; the newest is asked for, beside the watch that goes on."""
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    async with following(server, timing=ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=0)) as there:
+        await eventually(lambda: there.reflector.live)
+        server.hold_cache()
+        server.bind("young", "n")
+        server.bind("old", "n")
+        too_new = Answer(504, reason="Timeout", causes=("ResourceVersionTooLarge",))
+        refused = server.fail(too_new, verbs={"list"}, times=1)
+        lists = there.reflector.lists
+        await eventually(lambda: refused.happened and there.reflector.lists > lists)
+        assert names(there) == []
+        server.release_cache()
+        await eventually(lambda: names(there) == ["young", "old"])
+    assert server.count("watch", "pods") == 1
+    assert there.missed == 0
