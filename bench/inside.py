@@ -46,8 +46,7 @@ def usual(names: list[str], rng: random.Random) -> list[str]:
 class _Nowhere:
     """An API server that agrees to everything, and takes no time for it."""
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
-        assert not again
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         assert pod.uid
         assert node
         assert annotations

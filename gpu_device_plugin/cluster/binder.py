@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from gpu_device_plugin.cluster.errors import (
     ApiError,
     Call,
     ConflictError,
-    InvalidError,
     NotFoundError,
     UnavailableError,
 )
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import PodRecord
     from gpu_device_plugin.cluster.client import Client
-
-_log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _REWRITTEN = frozenset({ASSIGNED})
@@ -101,19 +97,16 @@ class Binder:
         self._client = client
         self._timing_now = timing
         self._reader = PodReader((), lambda _: True)
-        self._copies: bool | None = None
-        """Whether the API server writes the annotations of a binding on the pod; None: not seen yet."""
 
     def __repr__(self) -> str:
-        how = {None: "nothing bound yet", True: "in one call", False: "patches before it binds"}
-        return f"<Binder: {how[self._copies]}>"
+        return f"<Binder through {self._client!r}>"
 
     @property
     def _timing(self) -> BinderTiming:
         return self._timing_now()
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool = False) -> None:
-        """Bind `pod` to `node` and write `annotations` on it. On return both stand.
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        """Bind `pod` to `node` and write `annotations` on it, in one transaction. On return both stand.
 
         A binding that stands already, to this node and with these annotations, is a success: it is our own, whose
         answer was lost.
@@ -122,21 +115,12 @@ class Binder:
             pod: which pod.
             node: where to.
             annotations: its promise.
-            again: an earlier call for the same is in doubt, and may still take effect.
 
         Raises:
             BindError: nothing comes of this call, for certain; where none was in doubt, the claim can be given back.
             InDoubtError: that is unknown; the claim must be kept. So it must if this call is cancelled.
         """
         until = time.monotonic() + self._timing.total_s
-        if self._copies is False:
-            await self._bind_in_two(pod, node, annotations, until, again=again)
-            return
-        await self._bind(pod, node, annotations, until)
-        if self._copies is None and annotations:
-            await self._look_whether_copied(pod, annotations)
-
-    async def _bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float) -> None:
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -145,6 +129,7 @@ class Binder:
                 "name": pod.name,
                 "namespace": pod.namespace,
                 "uid": pod.uid,
+                # Every API server merges them into the pod's as it sets the node (decision 20).
                 "annotations": dict(annotations),
             },
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
@@ -226,69 +211,6 @@ class Binder:
     def _patience_s(self, until: float) -> float:
         """Even the last call gets a moment: it may tell what became of the one before."""
         return max(self._timing.call_s / 4, min(self._timing.call_s, until - time.monotonic()))
-
-    # API servers that do not write the annotations of a binding on the pod
-
-    async def _look_whether_copied(self, pod: PodRef, annotations: Mapping[str, str]) -> None:
-        until = time.monotonic() + self._timing.call_s
-        try:
-            found = await self._get(pod, until)
-            if found is None or found.uid != pod.uid:
-                return
-            self._copies = annotations.keys() <= found.annotations.keys()
-            if not self._copies:
-                _log.warning(
-                    "this API server does not write the annotations of a binding on the pod; from now on the pod is"
-                    " patched first, for which the service account needs the right to patch pods"
-                )
-                await self._patch(pod, annotations, until)
-        except ApiError as error:
-            _log.warning("whether pod %s carries its promise after its binding is unknown: %s", pod, error)
-
-    async def _bind_in_two(
-        self, pod: PodRef, node: str, annotations: Mapping[str, str], until: float, *, again: bool
-    ) -> None:
-        try:
-            await self._patch(pod, annotations, until)
-        except NotFoundError:
-            raise BindError(pod, _deleted(pod)) from None
-        except (ConflictError, InvalidError) as error:  # said of a namesake
-            raise BindError(
-                pod, f"pod {pod} cannot be given its promise, it may have been replaced: {error}"
-            ) from error
-        except ApiError as error:
-            await self._take_back(pod, annotations, again=again)
-            raise BindError(pod, f"pod {pod} cannot be given its promise: {error}") from error
-        try:
-            await self._bind(pod, node, annotations, until)
-        except BindError:
-            await self._take_back(pod, annotations, again=again)
-            raise
-
-    async def _patch(self, pod: PodRef, annotations: Mapping[str, str | None], until: float, version: str = "") -> None:
-        meta: dict[str, Any] = {"uid": pod.uid, "annotations": dict(annotations)}
-        meta |= {"resourceVersion": version} if version else {}
-        await self._client.patch(
-            PODS, pod.name, {"metadata": meta}, namespace=pod.namespace, timeout_s=self._patience_s(until)
-        )
-
-    async def _take_back(self, pod: PodRef, annotations: Mapping[str, str], *, again: bool) -> None:
-        """Remove a promise that leads nowhere, unless somebody wrote another one over it."""
-        if again:
-            return  # the binding before may still be made, and has no other promise than this
-        until = time.monotonic() + self._timing.call_s
-        try:
-            for _ in range(_ATTEMPTS):
-                found = await self._get(pod, until)
-                if found is None or found.uid != pod.uid or not annotations.items() <= found.annotations.items():
-                    return
-                try:
-                    await self._patch(pod, dict.fromkeys(annotations), until, found.resource_version)
-                except ConflictError:
-                    continue
-                return
-        except ApiError as error:
-            _log.warning("pod %s keeps a promise that does not count, until it is bound: %s", pod, error)
 
 
 def _call(verb: str, pod: PodRef, resource: str) -> Call:

@@ -12,7 +12,6 @@ import os
 import random
 import socket
 import ssl
-import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -24,6 +23,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import Page, WatchEvent, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
+from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
 
 if TYPE_CHECKING:
@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 _LONGEST_EVENT = 16 << 20
 """Bytes. etcd keeps no object above 1.5 MiB; a longer line in a watch is no event."""
+
+
+_METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH"}
+"""By the verb as RBAC calls it."""
 
 
 class PatchType(StrEnum):
@@ -94,8 +98,7 @@ class Client:
         self._on_error = on_error
         self._timing = timing
         self._user_agent = user_agent
-        self._token = _Token(config, timing.token_s)
-        self._tls: ssl.SSLContext | None = None
+        self._credentials = Credentials(config, timing.token_s)
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
@@ -125,8 +128,7 @@ class Client:
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return one object as it is now. `timeout_s` here and below: if less patience is wanted than `Timing` has."""
-        call = Call("get", kind.plural, kind.group, namespace, name)
-        return await self._call(call, "GET", _path(kind, namespace, name), timeout_s=timeout_s)
+        return await self._call("get", kind, name, namespace=namespace, timeout_s=timeout_s)
 
     async def server(self) -> Server:
         """Return what the server says of itself."""
@@ -150,9 +152,7 @@ class Client:
 
         It comes from a list of one object at most, which the server makes no older than what etcd holds.
         """
-        call = Call("list", kind.plural, kind.group)
-        page = _page(call, await self._call(call, "GET", _path(kind), params={"limit": "1"}))
-        return version_number(page.metadata.resource_version)
+        return version_number((await self._page(kind, "", {"limit": "1"})).metadata.resource_version)
 
     async def pages(
         self, kind: Kind, *, namespace: str = "", fields: str = "", labels: str = "", since: str = "", limit: int = 500
@@ -171,12 +171,11 @@ class Client:
         Raises:
             GoneError: the list changed too much under way; begin again with `since` empty.
         """
-        call = Call("list", kind.plural, kind.group, namespace)
         selected = {"limit": str(limit), **_selectors(fields, labels)}
         # Without a match rule, a limit turns a version into "exactly this one".
         wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
         while True:
-            page = _page(call, await self._call(call, "GET", _path(kind, namespace), params=selected | wanted))
+            page = await self._page(kind, namespace, selected | wanted)
             yield page
             if not page.metadata.continue_:
                 return
@@ -216,7 +215,7 @@ class Client:
         async with self._answer(
             call,
             "GET",
-            _path(kind, namespace),
+            kind.path(namespace=namespace),
             params=params,
             timeout=aiohttp.ClientTimeout(
                 sock_connect=self._timing.connect_s, sock_read=seconds + self._timing.silence_s
@@ -239,9 +238,9 @@ class Client:
         Raises:
             ConflictError: it exists already, or the precondition inside `body` does not hold.
         """
-        call = Call("create", _resource(kind, subresource), kind.group, namespace, name)
-        path = _path(kind, namespace, name, subresource)
-        return await self._call(call, "POST", path, body=body, timeout_s=timeout_s)
+        return await self._call(
+            "create", kind, name, namespace=namespace, subresource=subresource, body=body, timeout_s=timeout_s
+        )
 
     async def replace(
         self, kind: Kind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
@@ -251,8 +250,7 @@ class Client:
         Raises:
             ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
         """
-        call = Call("update", kind.plural, kind.group, namespace, name)
-        return await self._call(call, "PUT", _path(kind, namespace, name), body=body, timeout_s=timeout_s)
+        return await self._call("update", kind, name, namespace=namespace, body=body, timeout_s=timeout_s)
 
     async def patch(
         self,
@@ -270,27 +268,43 @@ class Client:
         A ``metadata.resourceVersion`` inside `body` makes it compare-and-swap: ConflictError if there is a newer one.
         A ``metadata.uid`` makes sure that it is not a namesake: InvalidError (1.36) or ConflictError.
         """
-        call = Call("patch", _resource(kind, subresource), kind.group, namespace, name)
-        path = _path(kind, namespace, name, subresource)
-        return await self._call(call, "PATCH", path, body=body, content_type=how.value, timeout_s=timeout_s)
+        return await self._call(
+            "patch",
+            kind,
+            name,
+            namespace=namespace,
+            subresource=subresource,
+            body=body,
+            content_type=how.value,
+            timeout_s=timeout_s,
+        )
+
+    async def _page(self, kind: Kind, namespace: str, params: Mapping[str, str]) -> Page:
+        answer = await self._call("list", kind, namespace=namespace, params=params)
+        try:
+            return msgspec.json.decode(answer, type=Page)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            call = Call("list", kind.plural, kind.group, namespace)
+            raise UnavailableError(call, "the answer is no list of objects") from None
 
     async def _call(
         self,
-        call: Call,
-        method: str,
-        path: str,
+        verb: str,
+        kind: Kind,
+        name: str = "",
         *,
-        params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        namespace: str = "",
+        subresource: str = "",
         timeout_s: float = math.inf,
+        **rest: Any,
     ) -> bytes:
+        resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
+        call = Call(verb, resource, kind.group, namespace, name)
+        path = kind.path(namespace=namespace, name=name, subresource=subresource)
         timeout = aiohttp.ClientTimeout(
             total=min(timeout_s, self._timing.request_s), sock_connect=self._timing.connect_s
         )
-        async with self._answer(
-            call, method, path, params=params, body=body, content_type=content_type, timeout=timeout
-        ) as response:
+        async with self._answer(call, _METHODS[verb], path, timeout=timeout, **rest) as response:
             with _translated(call):
                 return await response.read()
 
@@ -329,14 +343,14 @@ class Client:
                         data=data,
                         headers=self._headers(call, content_type if data is not None else ""),
                         timeout=timeout,
-                        ssl=self._certificates(),
+                        ssl=self._credentials.tls(),
                         allow_redirects=False,  # they would carry our token elsewhere
                     )
             async with response:
                 if response.status < 300:
                     yield response
                     return
-                if response.status == 401 and self._token.changed():
+                if response.status == 401 and self._credentials.token_changed():
                     continue
                 with _translated(call):
                     async with asyncio.timeout(self._timing.request_s):
@@ -348,18 +362,11 @@ class Client:
     def _headers(self, call: Call, content_type: str) -> dict[str, str]:
         headers = {"Content-Type": content_type} if content_type else {}
         try:
-            token = self._token.value()
+            token = self._credentials.token()
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it holds something that is no token"
             raise UnauthorizedError(call, f"the token file cannot be read: {why}") from None
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
-
-    def _certificates(self) -> ssl.SSLContext | bool:
-        if not self._config.url.startswith("https:"):
-            return True
-        if self._tls is None:
-            self._tls = self._config.tls()
-        return self._tls
 
     @contextmanager
     def _tls_forgotten_on_failure(self) -> Iterator[None]:
@@ -368,40 +375,8 @@ class Client:
             yield
         except UnavailableError as error:
             if isinstance(error.__cause__, (aiohttp.ClientSSLError, ClusterConfigError)):
-                self._tls = None
+                self._credentials.forget_tls()
             raise
-
-
-class _Token:
-    """The bearer token, never older than allowed."""
-
-    def __init__(self, config: ClusterConfig, longest_s: float) -> None:
-        self._file = config.token_file
-        self._longest_s = longest_s
-        self._value = config.token
-        self._read_at = -math.inf
-
-    def value(self) -> str:
-        if self._file is not None and time.monotonic() - self._read_at >= self._longest_s:
-            self._value = self._file.read_text(encoding="ascii").strip()
-            self._read_at = time.monotonic()
-        return self._value
-
-    def changed(self) -> bool:
-        """Whether the file holds another token than the one last used."""
-        before, self._read_at = self._value, -math.inf
-        try:
-            return self.value() != before
-        except (OSError, UnicodeDecodeError):
-            return False
-
-
-def _path(kind: Kind, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    return kind.path(namespace=namespace, name=name, subresource=subresource)
-
-
-def _resource(kind: Kind, subresource: str) -> str:
-    return f"{kind.plural}/{subresource}" if subresource else kind.plural
 
 
 def _selectors(fields: str, labels: str) -> dict[str, str]:
@@ -430,13 +405,6 @@ def _no_connection(error: OSError) -> str:
     if error.errno and not isinstance(error, (ssl.SSLError, socket.gaierror)):
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__
-
-
-def _page(call: Call, body: bytes) -> Page:
-    try:
-        return msgspec.json.decode(body, type=Page)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(call, "the answer is no list of objects") from None
 
 
 async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator[WatchEvent]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import NODES, UnreadableObjectError, read_node
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
@@ -104,8 +104,4 @@ class NodeSelf:
                     _log.warning("what we know of the GPUs is not on the node: %s; trying again", error)
                 problem = type(error)
                 pause_s = backoff.next_s(error.retry_after_s)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await wanted.after(version)
-            except TimeoutError:
-                pass
+            await within(pause_s, wanted.after(version))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError, read_metadata
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import (
@@ -128,9 +128,7 @@ class PodWriter:
             for uid, wanted in self._waiting.items():
                 if times.get(uid, now) <= now:
                     return wanted
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(times.values()) - now if times else None):
-                    await self._queued.wait()
+            await within(min(times.values()) - now if times else None, self._queued.wait())
 
     async def _write(self, wanted: _Wanted) -> bool:
         """Patch the pod; return False if there is no such pod any more."""

@@ -8,20 +8,23 @@ import math
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import UnreadableObjectError, read_version, version_number
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, GoneError, UnavailableError
+from gpu_device_plugin.cluster.store import Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import msgspec
 
     from gpu_device_plugin.cluster.api import Kind, WatchEvent
     from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.store import Store
 
 _log = logging.getLogger(__name__)
 
@@ -30,36 +33,7 @@ _AT_ONCE_S = 1.0
 _SHORT_WATCH_S = 3
 """The API server sends a bookmark 2 s before the end of a watch, and none in one of 2 s (measured with 1.36)."""
 
-
-class Versioned(Protocol):
-    """What is kept of an object names it and its version."""
-
-    @property
-    def uid(self) -> str:
-        """Names it for ever."""
-        ...
-
-    @property
-    def resource_version(self) -> str:
-        """A number, higher after each change."""
-        ...
-
-
 T = TypeVar("T", bound=Versioned)
-T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
-
-
-class Store(Protocol[T_contra]):
-    """Where the objects go. Every method is called from one task at a time, returns at once and never fails."""
-
-    def replace(self, objects: Sequence[T_contra]) -> None:
-        """Hold exactly these. What is missing is gone, and nobody saw how."""
-
-    def put(self, object: T_contra) -> None:  # noqa: A002 - the API's word
-        """Hold this state of an object, the first one or a newer one; equal to the one before or not."""
-
-    def remove(self, object: T_contra) -> None:  # noqa: A002
-        """Let go of an object that was deleted; this is its last state. It may not be held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +56,17 @@ DEFAULT_TIMING = ReflectorTiming()
 
 
 class Reflector(Generic[T]):
-    """All objects of one kind in the cluster, followed for a store.
+    """All objects of one kind in the cluster, or those that a field selector names, followed for a store.
 
-    The watch tells what happens. Lists tell where it begins: at first, after the server has forgotten since where we
-    want to go on (410), and every now and then beside the running watch. A list costs the followers nothing: what the
-    watch told meanwhile is laid over it, and what it tells later is skipped up to the version of that list.
+    The watch tells what happens; one that breaks is continued where it was, however long ago. Lists tell where it
+    begins: at first, after the server has forgotten since where we want to go on (410), and every now and then beside
+    the running watch. A list costs the followers nothing: what the watch told meanwhile is laid over it, and what it
+    tells later is only replayed up to the version of that list.
 
-    Every list is the newest state and comes in pages. One of "whatever the server has at hand" (version 0) would be
-    cheaper for it, but comes in one piece whatever limit is asked for: a gigabyte for 100,000 pods.
+    A list of all objects is the newest state and comes in pages. One of "whatever the server has at hand" (version 0)
+    would be cheaper for it, but comes in one piece whatever limit is asked for: a gigabyte for 100,000 pods. A selected
+    list is small, and the newest state of it would cost the server a reading of all objects from etcd: there the first
+    is of what is at hand, and later ones are of no less than we know.
     """
 
     def __init__(
@@ -99,9 +76,11 @@ class Reflector(Generic[T]):
         read: Callable[[msgspec.Raw], T | None],
         store: Store[T],
         *,
+        fields: str = "",
+        what: str = "",
         timing: ReflectorTiming = DEFAULT_TIMING,
     ) -> None:
-        """Follow all objects of `kind`.
+        """Follow the objects of `kind`.
 
         Args:
             client: its `Timing.watch_s` and `silence_s` decide how soon a dead connection is noticed.
@@ -109,17 +88,25 @@ class Reflector(Generic[T]):
             read: reduces an object to what is kept of it; called once for each event and each entry of a list. None:
                 not ours, and never will be nor ever was. UnreadableObjectError is counted, and the object skipped.
             store: the only place where the objects are kept.
+            fields: field selector; empty: all objects.
+            what: how messages call them; empty: as the kind is called.
             timing: when to try again.
         """
         self._client = client
         self._kind = kind
         self._read = read
         self._store = store
+        self._fields = fields
+        self._what = what or kind.plural
         self._timing = timing
         self._since = ""
         """Where the watch goes on; empty: a list must say where it begins."""
         self._floor = 0
         """What happened up to this version is in the store, however often the watch tells of it."""
+        self._behind = False
+        """The watch has not come as far as the last list."""
+        self._at_hand = bool(fields)
+        """A list need not be newer than what we know."""
         self._known: Latest[int] = Latest(0)
         self._watching: asyncio.Timeout | None = None
         """Can end the watch that is open."""
@@ -146,7 +133,7 @@ class Reflector(Generic[T]):
 
     def __repr__(self) -> str:
         state = "live" if self.live else f"not live ({self.problem})"
-        return f"<Reflector of {self._kind.plural} #{self.version}: {state}>"
+        return f"<Reflector of {self._what} #{self.version}: {state}>"
 
     @property
     def synced(self) -> bool:
@@ -167,6 +154,12 @@ class Reflector(Generic[T]):
     def silent_s(self) -> float:
         """Seconds since the API server last said anything of this kind; infinite before the first time."""
         return time.monotonic() - self._heard_at
+
+    def hurry(self) -> None:
+        """Try again now, where we wait to do so: somebody else has seen what we have not."""
+        self._hurried.set()
+        if not self._since:
+            self._list_wanted.set()
 
     async def wait_synced(self) -> None:
         """Return once all objects were read."""
@@ -198,11 +191,10 @@ class Reflector(Generic[T]):
                     return
                 self._asked = max(self._asked, newest)
                 self._list_wanted.set()
-                while self.version < newest:
-                    await self._known.after(self._known.version)
+                await self._comes_to(newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
-            raise TimeoutError(f"not all {self._kind.plural} are known as of now, after {timeout_s} s: {why}") from None
+            raise TimeoutError(f"not all {self._what} are known as of now, after {timeout_s} s: {why}") from None
 
     async def _hears_of(self, version: int) -> bool:
         """Return whether, where a list takes long, a watch so short that its bookmark comes at once has come as far."""
@@ -230,7 +222,7 @@ class Reflector(Generic[T]):
         backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
         due = time.monotonic()
         while True:
-            await _set_within(self._list_wanted, due - time.monotonic())
+            await within(due - time.monotonic(), self._list_wanted.wait())
             self._list_wanted.clear()
             if time.monotonic() >= due:
                 self._bookmarked = True
@@ -240,6 +232,8 @@ class Reflector(Generic[T]):
                 await self._list_anew()
             except ApiError as error:
                 self._failed("listed", error)
+                if _forgotten(error):
+                    self._at_hand = False
                 pause_s = backoff.next_s(error.retry_after_s)
             else:
                 self._worked("listed")
@@ -266,11 +260,15 @@ class Reflector(Generic[T]):
                     found.pop(state.uid, None)
                     if not deleted:
                         found[state.uid] = state
-            version = max(version, self.version)
+            self._behind = version > version_number(self._since)
+            self._floor = version = max(version, self.version)
+            self._store.compare(tuple(found.values()))
+            if not self._behind:
+                self._store.level()
         else:
-            self._since = str(version)
-        self._floor = version
-        self._store.replace(tuple(found.values()))
+            self._since, self._floor = str(version), version
+            self._store.replace(tuple(found.values()))
+        self._at_hand = bool(self._fields)
         self.lists += 1
         self._began.set()
         self._known.set(version)
@@ -280,7 +278,8 @@ class Reflector(Generic[T]):
         found: dict[str, T] = {}
         version = 0
         turn = _Turn(self._timing.slice_s)
-        async for page in self._client.pages(self._kind):
+        since = str(self.version) if self._at_hand else ""
+        async for page in self._client.pages(self._kind, fields=self._fields, since=since):
             self._heard_at = time.monotonic()
             version = version_number(page.metadata.resource_version)
             for raw in page.items or ():
@@ -309,11 +308,10 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 self.live = False
                 self._failed("followed", error)
-                # A version of the future: see `_forget`.
-                if isinstance(error, GoneError) or "ResourceVersionTooLarge" in error.causes:
+                if _forgotten(error):
                     self._forget()
                 self._hurried.clear()
-                await _set_within(self._hurried, backoff.next_s(error.retry_after_s))
+                await within(backoff.next_s(error.retry_after_s), self._hurried.wait())
 
     def _forget(self) -> None:
         """Go on from a list: the server does not know our version, no more or not yet.
@@ -323,6 +321,7 @@ class Reflector(Generic[T]):
         """
         self._since = ""
         self._floor = 0
+        self._behind = self._at_hand = False
         self.live = False
         self._end_watch()
         self._known.set(0)
@@ -342,7 +341,7 @@ class Reflector(Generic[T]):
         try:
             async with (
                 asyncio.timeout(None) as self._watching,
-                self._client.watch(self._kind, since=self._since, seconds=seconds) as events,
+                self._client.watch(self._kind, since=self._since, fields=self._fields, seconds=seconds) as events,
             ):
                 self._worked("followed")
                 self.live, self._heard_at = True, time.monotonic()
@@ -368,39 +367,49 @@ class Reflector(Generic[T]):
         except UnreadableObjectError as error:
             self._complain(error)
             return
+        if not version:
+            return  # no event that Kubernetes knows
+        deleted = event.type == "DELETED"
         if state is not None and version > self._floor:
-            deleted = event.type == "DELETED"
             if self._recorded is not None:
                 self._recorded.append((version, deleted, state))
             (self._store.remove if deleted else self._store.put)(state)
+        elif state is not None:
+            self._store.replay(state, deleted=deleted)
         self._since = str(version)
         self._known.set(max(version, self._floor))
+        if self._behind and version >= self._floor:
+            self._behind = False
+            self._store.level()
 
     # Both
 
     def _complain(self, error: UnreadableObjectError) -> None:
         if not self.unreadable:
-            _log.warning("the API server sent one of the %s unreadable, it is skipped: %s", self._kind.plural, error)
+            _log.warning("the API server sent one of the %s unreadable, it is skipped: %s", self._what, error)
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        try:
-            async with asyncio.timeout(within_s):
-                while self.version < version:
-                    await self._known.after(self._known.version)
-        except TimeoutError:
-            return False
-        return True
+        return await within(within_s, self._comes_to(version))
+
+    async def _comes_to(self, version: int) -> None:
+        while self.version < version:
+            await self._known.after(self._known.version)
 
     def _failed(self, what: str, error: ApiError) -> None:
         if type(self._problems.get(what)) is not type(error):
             log = _log.info if isinstance(error, GoneError) else _log.warning
-            log("the %s are not %s: %s; trying again", self._kind.plural, what, error)
+            log("the %s are not %s: %s; trying again", self._what, what, error)
         self._problems[what] = error
 
     def _worked(self, what: str) -> None:
         if self._problems.pop(what, None) is not None:
-            _log.info("the %s are %s again", self._kind.plural, what)
+            _log.info("the %s are %s again", self._what, what)
+
+
+def _forgotten(error: ApiError) -> bool:
+    """Whether the server does not know our version, no more or not yet: see `Reflector._forget`."""
+    return isinstance(error, GoneError) or "ResourceVersionTooLarge" in error.causes
 
 
 class _Turn:
@@ -414,11 +423,3 @@ class _Turn:
         if time.monotonic() >= self._until:
             await asyncio.sleep(0)
             self._until = time.monotonic() + self._slice_s
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass

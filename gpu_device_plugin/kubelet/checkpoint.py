@@ -82,7 +82,7 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the checkpoint, in the format since 1.20 (IDs by NUMA node) or before (a plain list).
+    """Read the checkpoint, in which device IDs stand by NUMA node.
 
     Raises:
         CheckpointUnreadableError: the file is there and cannot be read or understood.
@@ -113,9 +113,8 @@ def read(path: Path) -> Checkpoint:
 
 
 def _record(entry: Any) -> Record:
-    ids: Any = entry["DeviceIDs"] or ()
-    lists = ids.values() if isinstance(ids, dict) else [ids]
-    names: frozenset[Any] = frozenset().union(*(some or () for some in lists))
+    by_numa_node: Any = entry["DeviceIDs"] or {}
+    names: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
     if not set(map(type, names)) <= {str}:
         raise TypeError("device IDs are texts")
     return Record(str(entry["PodUID"]), str(entry["ContainerName"]), str(entry["ResourceName"]), names)

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import grpc
 from grpc import aio
 
-from gpu_device_plugin.kubelet._proto import (
-    podresources_alpha_pb2,
-    podresources_alpha_pb2_grpc,
-    podresources_pb2,
-    podresources_pb2_grpc,
-)
+from gpu_device_plugin.kubelet._proto import podresources_pb2, podresources_pb2_grpc
 from gpu_device_plugin.kubelet.grpc_errors import in_short
 
 if TYPE_CHECKING:
@@ -35,7 +29,7 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
     """Return every pod that the kubelet lists, by namespace/name, and which devices of `resources` it has.
 
     Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
-    adds to what is known and takes nothing away. Speaks version v1, and v1alpha1 to kubelets older than 1.20.
+    adds to what is known and takes nothing away.
 
     Raises:
         PodResourcesUnavailableError: no answer within `timeout_s` seconds, or an error.
@@ -43,7 +37,8 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
     wanted = frozenset(resources)
     try:
         async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
-            pods = await _list(channel, timeout_s)
+            lister = podresources_pb2_grpc.PodResourcesListerStub(channel)
+            pods = await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
     except aio.AioRpcError as error:
         raise PodResourcesUnavailableError(
             f"asking the kubelet at {socket} for the devices in use: {in_short(error)}"
@@ -60,16 +55,3 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
             for device in devices.device_ids
         )
     return found
-
-
-async def _list(
-    channel: aio.Channel, timeout_s: float
-) -> podresources_pb2.ListPodResourcesResponse | podresources_alpha_pb2.ListPodResourcesResponse:
-    try:
-        lister = podresources_pb2_grpc.PodResourcesListerStub(channel)
-        return await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
-    except aio.AioRpcError as error:
-        if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-            raise
-    alpha = podresources_alpha_pb2_grpc.PodResourcesListerStub(channel)
-    return await alpha.List(podresources_alpha_pb2.ListPodResourcesRequest(), timeout=timeout_s)

@@ -1,8 +1,8 @@
 """What kube-scheduler sends to an extender, and what it understands of an answer.
 
 The types are those of Kubernetes 1.36 (k8s.io/kube-scheduler/extender/v1), which Go writes under the names of their
-fields. Schedulers up to 1.16 began them in lower case, so that keys of these types are read in any case. Of what is
-inside of a pod or a node, which is not of these types, only names and UIDs are read here.
+fields, null where there is nothing. Of what is inside of a pod or a node, which is not of these types, only names and
+UIDs are read here.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType, field
+from msgspec import Raw, Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
-_Kind = TypeVar("_Kind", bound=Struct)
 
 
 class UnreadableRequestError(ValueError):
@@ -72,11 +71,11 @@ _NOTHING = (_ABSENT, Raw(b"null"))
 class _Args(Struct, rename="pascal", gc=False):
     pod: Raw = _ABSENT
     nodes: Raw = _ABSENT
-    node_names: list[str] | UnsetType | None = UNSET
+    node_names: list[str] | None = None
 
 
 class _NodeList(Struct, gc=False):
-    items: list[Raw] | UnsetType | None = UNSET
+    items: list[Raw] | None = None
 
 
 class _Meta(Struct, gc=False):
@@ -91,25 +90,25 @@ class _Object(Struct, gc=False):
 
 
 class _BindingArgs(Struct, rename="pascal", gc=False):
-    pod_name: str | UnsetType = UNSET
-    pod_namespace: str | UnsetType = UNSET
-    pod_uid: str | UnsetType = field(default=UNSET, name="PodUID")
-    node: str | UnsetType = UNSET
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = field(default="", name="PodUID")
+    node: str = ""
 
 
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
     pod: Raw = _ABSENT
-    node_name_to_victims: dict[str, Raw] | UnsetType | None = UNSET
-    node_name_to_meta_victims: dict[str, Raw] | UnsetType | None = UNSET
+    node_name_to_victims: dict[str, Raw] | None = None
+    node_name_to_meta_victims: dict[str, Raw] | None = None
 
 
 class _Victims(Struct, rename="pascal", gc=False):
-    pods: list[Raw] | UnsetType | None = UNSET
-    violations: int | UnsetType = field(default=UNSET, name="NumPDBViolations")
+    pods: list[Raw] | None = None
+    violations: int = field(default=0, name="NumPDBViolations")
 
 
 class _MetaPod(Struct, gc=False):
-    uid: str | UnsetType = field(default=UNSET, name="UID")
+    uid: str = field(default="", name="UID")
 
 
 def read_args(body: bytes) -> ExtenderArgs:
@@ -118,10 +117,10 @@ def read_args(body: bytes) -> ExtenderArgs:
     Raises:
         UnreadableRequestError: it cannot be read, or has no pod or no list of nodes; an empty list is one.
     """
-    args = _read(body, _Args)
+    args = _decode(body, _Args)
     pod = _pod(args.pod)
     if not args.node_names and args.nodes not in _NOTHING:
-        nodes = _read(args.nodes, _NodeList).items or []
+        nodes = _decode(args.nodes, _NodeList).items or []
         return ExtenderArgs(pod, [_decode(node, _Object).metadata.name for node in nodes], nodes)
     return ExtenderArgs(pod, _given(args.node_names, "list of nodes, neither as NodeNames nor as Nodes"))
 
@@ -132,7 +131,7 @@ def read_binding(body: bytes) -> BindingArgs:
     Raises:
         UnreadableRequestError: it cannot be read, or something is missing.
     """
-    args = _read(body, _BindingArgs)
+    args = _decode(body, _BindingArgs)
     return BindingArgs(
         _given(args.pod_name or None, "PodName"),
         _given(args.pod_namespace or None, "PodNamespace"),
@@ -147,10 +146,10 @@ def read_preemption(body: bytes) -> PreemptionArgs:
     Raises:
         UnreadableRequestError: it cannot be read, or something is missing.
     """
-    args = _read(body, _PreemptionArgs)
+    args = _decode(body, _PreemptionArgs)
     pod = _pod(args.pod)
     if args.node_name_to_meta_victims:
-        return PreemptionArgs(pod, _victims(args.node_name_to_meta_victims, lambda raw: _read(raw, _MetaPod).uid))
+        return PreemptionArgs(pod, _victims(args.node_name_to_meta_victims, lambda raw: _decode(raw, _MetaPod).uid))
     nodes = _given(args.node_name_to_victims or args.node_name_to_meta_victims, "nodes with victims")
     return PreemptionArgs(pod, _victims(nodes, lambda raw: _decode(raw, _Object).metadata.uid))
 
@@ -169,12 +168,12 @@ def with_identity(pod: Raw) -> bytes:
     return _encode({**said, "metadata": meta})
 
 
-def _victims(nodes: Mapping[str, Raw], uid_of: Callable[[Raw], str | UnsetType]) -> Mapping[str, Victims]:
+def _victims(nodes: Mapping[str, Raw], uid_of: Callable[[Raw], str]) -> Mapping[str, Victims]:
     found: dict[str, Victims] = {}
     for name, raw in nodes.items():
-        victims = _read(raw, _Victims)
+        victims = _decode(raw, _Victims)
         uids = tuple(_given(uid_of(pod) or None, "UID of a victim") for pod in victims.pods or ())
-        found[name] = Victims(uids, victims.violations or 0)
+        found[name] = Victims(uids, victims.violations)
     return found
 
 
@@ -182,20 +181,10 @@ def _pod(raw: Raw) -> Raw:
     return _given(None if raw in _NOTHING else raw, "Pod")
 
 
-def _given(value: T | UnsetType | None, what: str) -> T:
-    if value is None or isinstance(value, UnsetType):
+def _given(value: T | None, what: str) -> T:
+    if value is None:
         raise UnreadableRequestError(f"the request has no {what}")
     return value
-
-
-def _read(raw: bytes | Raw, kind: type[_Kind]) -> _Kind:
-    """Decode one of the scheduler's types; its keys may be in any case."""
-    found = _decode(raw, kind)
-    if all(value is not UNSET and value is not _ABSENT for value in msgspec.structs.astuple(found)):
-        return found
-    names = {name.lower(): name for name in kind.__struct_encode_fields__}
-    said = _decode(raw, dict[str, Raw])
-    return _decode(msgspec.json.encode({names.get(key.lower(), key): value for key, value in said.items()}), kind)
 
 
 def _decode(raw: bytes | Raw, kind: type[T]) -> T:

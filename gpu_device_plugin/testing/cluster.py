@@ -53,7 +53,6 @@ class ApiServer:
         bookmark_s: float = 60.0,
         patience_s: float = 3.0,
         tls: ssl.SSLContext | None = None,
-        copies_annotations: bool = True,
     ) -> None:
         """Prepare a server.
 
@@ -63,10 +62,8 @@ class ApiServer:
             bookmark_s: time between bookmarks in a watch, in seconds.
             patience_s: how long a list waits for a version that is not there yet, in seconds.
             tls: to serve https.
-            copies_annotations: whether those of a binding are written on the pod. A stand-in for an API server may not.
         """
         self.store = Store()
-        self._copies_annotations = copies_annotations
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
         self.requests: list[Request] = []
@@ -350,8 +347,6 @@ class ApiServer:
     async def _do_create(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
         if request.resource == "pods/binding":
-            if not self._copies_annotations:
-                body.get("metadata", {}).pop("annotations", None)
             self.store.bind((request.namespace, request.name), body)
             return web.json_response(
                 {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201

@@ -1,4 +1,4 @@
-"""The file in which a kubelet remembers who holds which devices, format V2 (kubelets since 1.20)."""
+"""The file in which a kubelet remembers who holds which devices, device IDs by NUMA node."""
 
 from __future__ import annotations
 

@@ -17,12 +17,7 @@ import grpc
 import grpc.aio
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import add_RegistrationServicer_to_server
-from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import (
-    add_PodResourcesListerServicer_to_server as add_alpha_to_server,
-)
-from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import (
-    add_PodResourcesListerServicer_to_server as add_v1_to_server,
-)
+from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server
 from gpu_device_plugin.testing.device_checkpoint import FILE_NAME
 from gpu_device_plugin.testing.device_manager import Amount, DeviceManager, KubeletPanic
 from gpu_device_plugin.testing.gate import Gate
@@ -34,7 +29,7 @@ from gpu_device_plugin.testing.plugin_registry import (
     Journal,
     PluginRegistry,
 )
-from gpu_device_plugin.testing.pod_resources import PodResources, PodResourcesAlpha
+from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import Container, Kind, Pod
 from gpu_device_plugin.testing.versions import Version
 
@@ -169,8 +164,8 @@ class Kubelet:
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        add_v1_to_server(PodResources(manager, self._told, self.version, self.pod_resources_gate), pod_resources)
-        add_alpha_to_server(PodResourcesAlpha(manager, self._told, self.pod_resources_gate), pod_resources)
+        lister = PodResources(manager, self._told, self.version, self.pod_resources_gate)
+        add_PodResourcesListerServicer_to_server(lister, pod_resources)
         self._process = KubeletProcess(
             manager,
             registry,

@@ -1,4 +1,4 @@
-"""What a kubelet says about the devices of its pods: the PodResources services v1 and v1alpha1."""
+"""What a kubelet says about the devices of its pods: the PodResources service v1."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
-from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import (
-    PodResourcesListerServicer as AlphaServicer,
-)
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerServicer
 from gpu_device_plugin.testing.device_manager import NO_NUMA_NODE
 from gpu_device_plugin.testing.gate import Gate, RefusedError
@@ -134,50 +130,5 @@ class PodResources(PodResourcesListerServicer):
                 for resource, ids in self._manager.healthy.items()
                 for device in sorted(ids)
                 for one in _entries(resource, device, self._manager.numa_nodes(resource, device))
-            ]
-        )
-
-
-class PodResourcesAlpha(AlphaServicer):
-    """The service of version v1alpha1: app containers only, ended pods included, in every kubelet."""
-
-    def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
-        self._manager = manager
-        self._pods = pods
-        self._gate = gate
-
-    def __repr__(self) -> str:
-        return f"<PodResources v1alpha1 of {self._manager!r}>"
-
-    async def List(
-        self,
-        request: alpha.ListPodResourcesRequest,
-        context: grpc.aio.ServicerContext[alpha.ListPodResourcesRequest, alpha.ListPodResourcesResponse],
-    ) -> alpha.ListPodResourcesResponse:
-        """List the pods there are, and free the devices of those that have ended."""
-        del request
-        await _pass(self._gate, context)
-        pods = tuple(self._pods(active_only=False))
-        self._manager.collect()
-        return alpha.ListPodResourcesResponse(
-            pod_resources=[
-                alpha.PodResources(
-                    name=pod.name,
-                    namespace=pod.spec.namespace,
-                    containers=[
-                        alpha.ContainerResources(
-                            name=spec.name,
-                            devices=[
-                                alpha.ContainerDevices(
-                                    resource_name=devices.resource_name, device_ids=devices.device_ids
-                                )
-                                for devices in _devices(self._manager, pod.uid, spec.name)
-                            ],
-                        )
-                        for spec in pod.spec.containers
-                        if spec.kind is Kind.APP
-                    ],
-                )
-                for pod in pods
             ]
         )

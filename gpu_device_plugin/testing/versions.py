@@ -1,4 +1,4 @@
-"""How the kubelets from 1.20 to 1.37 differ towards a device plugin."""
+"""How the kubelets differ towards a device plugin, from the oldest that is supported (decision 20) to 1.37."""
 
 from __future__ import annotations
 

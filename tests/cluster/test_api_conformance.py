@@ -27,10 +27,12 @@ from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
 from gpu_device_plugin.cluster.events import EventWriter, about_node, about_pod
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
-from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 from tests.patience import patience
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.core.model.pods import Pod
     from tests.cluster.conftest import Api
 
 IN_DEFAULT = "/api/v1/namespaces/default/pods"
@@ -521,49 +522,49 @@ async def test_the_writer_of_events_is_understood(api: Api, name: str, eventuall
     assert counts == {("default", "GPULost"): 3, ("kube-system", "Refused"): 1}
 
 
-async def test_the_mirror_follows_a_node(api: Api, name: str, eventually: Any) -> None:
+async def test_the_pods_of_a_node_are_followed(api: Api, name: str, eventually: Any) -> None:
     """Created old then young, bound young then old; one annotated, one deleted."""
     for letter in "ab":
         await created(api, pod(name + letter, container(mem=2)))
     async with asyncio.TaskGroup() as tasks:
-        mirror = PodMirror(api.client, PodReader([GPU_MEM], lambda key: key == "promise"), node=name)
-        running = tasks.create_task(mirror.run())
-        await eventually(lambda: mirror.live)
+        there = NodePods(api.client, PodReader([GPU_MEM], lambda key: key == "promise"), node=name)
+        running = tasks.create_task(there.reflector.run())
+        await eventually(lambda: there.reflector.live)
         for letter in "ba":
             body = {"metadata": {"name": name + letter, "annotations": {"promise": letter}}, "target": {"name": name}}
             await api.client.create(PODS, body, namespace="default", name=name + letter, subresource="binding")
-        await eventually(lambda: len(mirror.pods) == 2)
-        assert [found.annotations["promise"] for found in mirror.pods.values()] == ["b", "a"]
-        assert {found.containers[0].limits[GPU_MEM] for found in mirror.pods.values()} == {2}
+        await eventually(lambda: len(there.pods) == 2)
+        assert [found.annotations["promise"] for found in there.pods.values()] == ["b", "a"]
+        assert {found.containers[0].limits[GPU_MEM] for found in there.pods.values()} == {2}
         writer = PodWriter(api.client)
         writing = tasks.create_task(writer.run())
-        young = next(iter(mirror.pods.values()))
+        young = next(iter(there.pods.values()))
         writer.annotate(young, {"promise": "kept"})
-        await eventually(lambda: next(iter(mirror.pods.values())).annotations == {"promise": "kept"})
+        await eventually(lambda: next(iter(there.pods.values())).annotations == {"promise": "kept"})
         await api.ask("DELETE", f"{IN_DEFAULT}/{name}b?gracePeriodSeconds=0")
-        await eventually(lambda: [found.name for found in mirror.pods.values()] == [f"{name}a"])
+        await eventually(lambda: [found.name for found in there.pods.values()] == [f"{name}a"])
         await created(api, pod(f"{name}b"))
         writer.annotate(young, {"promise": "not for a namesake"})
         await eventually(lambda: "0 waiting" in repr(writer))
         running.cancel()
         writing.cancel()
-    assert (mirror.missed, writer.dropped, mirror.lists) == (0, 0, 1)
+    assert (there.missed, writer.dropped, there.reflector.lists) == (0, 0, 1)
     _, namesake = await api.ask("GET", f"{IN_DEFAULT}/{name}b")
     assert "annotations" not in namesake["metadata"]
 
 
-async def test_the_mirror_outlives_a_restart_of_the_api_server(api: Api, name: str, eventually: Any) -> None:
+async def test_the_pods_of_a_node_outlive_a_restart_of_the_api_server(api: Api, name: str, eventually: Any) -> None:
     """The new server's memory begins after the version that we know: 410, a new list, deletions found."""
     for letter in "ab":
         await created(api, pod(name + letter, node=name))
     async with asyncio.TaskGroup() as tasks:
-        mirror = PodMirror(api.client, PodReader([], lambda _: False), node=name)
-        running = tasks.create_task(mirror.run())
-        await eventually(lambda: mirror.live)
+        there = NodePods(api.client, PodReader([], lambda _: False), node=name)
+        running = tasks.create_task(there.reflector.run())
+        await eventually(lambda: there.reflector.live)
         await api.restart()
         await api.ask("DELETE", f"{IN_DEFAULT}/{name}a?gracePeriodSeconds=0")
         await created(api, pod(f"{name}c", node=name))
-        await eventually(lambda: {found.name for found in mirror.pods.values()} == {f"{name}b", f"{name}c"})
+        await eventually(lambda: {found.name for found in there.pods.values()} == {f"{name}b", f"{name}c"})
         running.cancel()
 
 
@@ -646,7 +647,7 @@ async def test_one_of_two_candidates_leads_and_hands_over(api: Api, name: str, e
     assert (spec.get("holderIdentity"), spec["leaseTransitions"]) == (None, 1)
 
 
-class Held:
+class Held(Store[Pod]):
     """A store for the reflector."""
 
     def __init__(self) -> None:
@@ -716,7 +717,6 @@ async def test_the_binder_knows_its_own_binding_from_others(api: Api, name: str)
     error = await error_of(binder.bind(ref, "elsewhere", {"promise": "1"}))
     assert isinstance(error, BindError)
     assert str(error) == f"pod default/{name} is already bound to node n"
-    assert repr(binder) == "<Binder: in one call>"
 
 
 async def test_a_pod_that_is_deleted_while_it_waits_is_not_bound(api: Api, name: str) -> None:

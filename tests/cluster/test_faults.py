@@ -19,9 +19,10 @@ from gpu_device_plugin.cluster.errors import (
     NotFoundError,
     UnavailableError,
 )
-from gpu_device_plugin.cluster.mirror import MirrorTiming, PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
+from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Trouble
@@ -30,24 +31,24 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-QUICK = MirrorTiming(first_retry_s=0.01, longest_retry_s=0.05)
+QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05)
 
 
 @asynccontextmanager
-async def mirroring(
+async def following(
     server: ApiServer, *, request_s: float = 20, watch_s: float = 30, silence_s: float = 30, check_s: float = 600
-) -> AsyncIterator[PodMirror]:
+) -> AsyncIterator[NodePods]:
     timing = Timing(connect_s=20, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
     async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
         reader = PodReader([GPU_MEM], lambda _: True)
-        mirror = PodMirror(client, reader, node="n", timing=MirrorTiming(0.01, 0.05, check_s))
-        running = tasks.create_task(mirror.run())
-        yield mirror
+        there = NodePods(client, reader, node="n", timing=ReflectorTiming(0.01, 0.05, check_s, patience_s=0.05))
+        running = tasks.create_task(there.reflector.run())
+        yield there
         running.cancel()
 
 
-def names(mirror: PodMirror) -> set[str]:
-    return {found.name for found in mirror.pods.values()}
+def names(there: NodePods) -> set[str]:
+    return {found.name for found in there.pods.values()}
 
 
 # The API server is away, slow or broken: E1
@@ -71,25 +72,25 @@ def _patience(trouble: Trouble) -> float:
 
 
 @pytest.mark.parametrize("trouble", OUTAGES, ids=str)
-async def test_e1_the_mirror_outlives_every_outage_and_catches_up(
+async def test_e1_a_nodes_pods_outlive_every_outage_and_catches_up(
     server: ApiServer, eventually: Any, trouble: Trouble
 ) -> None:
     """What was known stays known meanwhile; what happened meanwhile is learnt afterwards."""
     server.add(pod("before", node="n"))
     server.add(pod("deleted meanwhile", node="n"))
-    async with mirroring(server, request_s=_patience(trouble)) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server, request_s=_patience(trouble)) as there:
+        await eventually(lambda: there.reflector.live)
         fault = server.fail(trouble)
         server.reset_connections()
         await eventually(lambda: fault.happened >= 2)
-        assert mirror.synced
-        assert not mirror.live
-        assert names(mirror) == {"before", "deleted meanwhile"}
+        assert there.reflector.synced
+        assert not there.reflector.live
+        assert names(there) == {"before", "deleted meanwhile"}
         server.delete("pods", "deleted meanwhile")
         server.add(pod("meanwhile", node="n"))
         server.heal()
-        await eventually(lambda: names(mirror) == {"before", "meanwhile"})
-        await eventually(lambda: mirror.live)
+        await eventually(lambda: names(there) == {"before", "meanwhile"})
+        await eventually(lambda: there.reflector.live)
 
 
 @pytest.mark.parametrize("trouble", OUTAGES, ids=str)
@@ -98,33 +99,33 @@ async def test_e1_an_api_server_that_is_broken_from_the_start_is_waited_for(
 ) -> None:
     server.add(pod("a", node="n"))
     fault = server.fail(trouble)
-    async with mirroring(server, request_s=_patience(trouble)) as mirror:
+    async with following(server, request_s=_patience(trouble)) as there:
         await eventually(lambda: fault.happened >= 2)
-        assert not mirror.synced
+        assert not there.reflector.synced
         server.heal()
-        await eventually(lambda: names(mirror) == {"a"})
+        await eventually(lambda: names(there) == {"a"})
 
 
 async def test_e1_a_server_that_goes_away_and_comes_back(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", node="n"))
-    async with mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
         await server.stop()
-        await eventually(lambda: mirror.problem is not None)
+        await eventually(lambda: there.reflector.problem is not None)
         server.add(pod("b", node="n"))
         await server.start()
-        await eventually(lambda: names(mirror) == {"a", "b"})
+        await eventually(lambda: names(there) == {"a", "b"})
 
 
 async def test_e1_a_list_that_breaks_between_pages_changes_nothing(server: ApiServer, eventually: Any) -> None:
     """Half a list is no list: no pod may seem to be gone."""
     for number in range(501):
         server.add(pod(f"p{number}", node="n"))
-    async with mirroring(server, watch_s=0.01, check_s=0) as mirror:
-        await eventually(lambda: len(mirror.pods) == 501)
+    async with following(server, watch_s=0.01, check_s=0.02) as there:
+        await eventually(lambda: len(there.pods) == 501)
         fault = server.fail(Answer(500), verbs={"list"})
         await eventually(lambda: fault.happened >= 2)
-        assert len(mirror.pods) == 501
+        assert len(there.pods) == 501
 
 
 async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: ApiServer, eventually: Any) -> None:
@@ -161,11 +162,11 @@ async def test_e1_a_write_whose_answer_was_lost_is_simply_repeated(server: ApiSe
 
 
 async def test_e2_a_quiet_node_costs_one_list_and_one_watch(server: ApiServer, eventually: Any) -> None:
-    async with mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
         for number in range(50):
             server.add(pod(f"p{number}", node="n"))
-        await eventually(lambda: len(mirror.pods) == 50)
+        await eventually(lambda: len(there.pods) == 50)
     assert [request.verb for request in server.requests] == ["list", "watch"]
 
 
@@ -173,69 +174,69 @@ async def test_e2_a_quiet_node_costs_one_list_and_one_watch(server: ApiServer, e
 
 
 async def test_e3_a_watch_that_is_ended_is_continued_where_it_was(server: ApiServer, eventually: Any) -> None:
-    async with mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
         server.add(pod("a", node="n"))
-        await eventually(lambda: names(mirror) == {"a"})
+        await eventually(lambda: names(there) == {"a"})
         server.close_watches()
         await eventually(lambda: server.count("watch", "pods") == 2)
         server.add(pod("b", node="n"))
-        await eventually(lambda: names(mirror) == {"a", "b"})
+        await eventually(lambda: names(there) == {"a", "b"})
     assert server.count("list", "pods") == 1
 
 
 async def test_e3_gone_means_a_new_list_deletions_included(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", node="n"))
     server.add(pod("b", node="n"))
-    async with mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
         await server.stop()
         server.delete("pods", "a")
         server.add(pod("c", node="n"))
         server.store.compact()
         await server.start()
-        await eventually(lambda: names(mirror) == {"b", "c"})
-        await eventually(lambda: mirror.live)
+        await eventually(lambda: names(there) == {"b", "c"})
+        await eventually(lambda: there.reflector.live)
     assert server.count("list", "pods") == 2
-    assert mirror.missed == 0
+    assert there.missed == 0
 
 
 async def test_e3_bookmarks_spare_the_new_list(eventually: Any) -> None:
     """Nothing happens on our node while the cluster's history is compacted again and again."""
-    async with ApiServer(bookmark_s=0.01) as server, mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
+    async with ApiServer(bookmark_s=0.01) as server, following(server) as there:
+        await eventually(lambda: there.reflector.live)
         for name in ("a", "b", "c"):
             told = server.add(pod(name, node="elsewhere"))["metadata"]["resourceVersion"]
-            await eventually(lambda told=told: mirror._since == told)
+            await eventually(lambda told=told: there.reflector.version == int(told))
             server.store.compact()
         server.close_watches()
         await eventually(lambda: server.count("watch", "pods") == 2)
         server.add(pod("ours", node="n"))
-        await eventually(lambda: names(mirror) == {"ours"})
+        await eventually(lambda: names(there) == {"ours"})
         assert server.count("list", "pods") == 1
 
 
 async def test_e3_a_half_open_connection_is_given_up(server: ApiServer, eventually: Any) -> None:
     """A black hole: no packet arrives any more and nobody closes anything. Known clients have hung on it for ever."""
-    async with mirroring(server, watch_s=0.05, silence_s=0.05) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server, watch_s=0.05, silence_s=0.05) as there:
+        await eventually(lambda: there.reflector.live)
         server.black_hole()
-        await eventually(lambda: mirror.problem is not None)
-        assert isinstance(mirror.problem, UnavailableError)
+        await eventually(lambda: there.reflector.problem is not None)
+        assert isinstance(there.reflector.problem, UnavailableError)
         server.add(pod("a", node="n"))
         server.heal()
-        await eventually(lambda: names(mirror) == {"a"})
+        await eventually(lambda: names(there) == {"a"})
 
 
 async def test_e3_an_event_that_never_came_is_found_by_the_next_list(eventually: Any) -> None:
-    async with ApiServer(bookmark_s=0.01) as server, mirroring(server, watch_s=0.01, check_s=0.05) as mirror:
+    async with ApiServer(bookmark_s=0.01) as server, following(server, watch_s=0.01, check_s=0.05) as there:
         server.add(pod("a", node="n"))
-        await eventually(lambda: mirror.live)
+        await eventually(lambda: there.reflector.live)
         with server.watch_gap():
             server.delete("pods", "a")
             server.add(pod("b", node="n"))
-        await eventually(lambda: names(mirror) == {"b"})
-        assert mirror.missed == 2
+        await eventually(lambda: names(there) == {"b"})
+        assert there.missed == 2
 
 
 async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: ApiServer, eventually: Any) -> None:
@@ -243,30 +244,30 @@ async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: 
     server.hold_cache()
     server.delete("pods", "a")
     server.add(pod("b", node="n"))
-    async with mirroring(server) as mirror:
-        await eventually(lambda: mirror.live)
-        assert names(mirror) == {"a"}
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        assert names(there) == {"a"}
         server.release_cache()
-        await eventually(lambda: names(mirror) == {"b"})
+        await eventually(lambda: names(there) == {"b"})
 
 
 async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
     """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
     server.add(pod("a", node="n"))
-    async with mirroring(server, request_s=0.1, watch_s=0.01, check_s=0) as mirror:
-        await eventually(lambda: mirror.live)
+    async with following(server, request_s=0.1, watch_s=0.01, check_s=0.02) as there:
+        await eventually(lambda: there.reflector.live)
         server.delete("pods", "a")
-        await eventually(lambda: not mirror.pods)
+        await eventually(lambda: not there.pods)
         server.add(pod("b", node="n"))
-        await eventually(lambda: names(mirror) == {"b"})
+        await eventually(lambda: names(there) == {"b"})
         server.hold_cache()
         server.add(pod("c", node="n"))
         server.patch("pods", "b", {"metadata": {"annotations": {"x": "y"}}})
         seen = server.count("list", "pods")
         await eventually(lambda: server.count("list", "pods") > seen)
-        assert names(mirror) == {"b"}
+        assert names(there) == {"b"}
         server.release_cache()
-        await eventually(lambda: names(mirror) == {"b", "c"})
+        await eventually(lambda: names(there) == {"b", "c"})
 
 
 # Names and tokens: E5
@@ -304,20 +305,20 @@ async def test_e5_a_token_is_read_again_before_it_expires(server: ApiServer, tmp
     assert [request.token for request in server.requests] == ["old", "new"]
 
 
-async def test_e5_the_mirror_follows_a_rotated_token(server: ApiServer, eventually: Any, tmp_path: Path) -> None:
+async def test_e5_a_nodes_pods_follow_a_rotated_token(server: ApiServer, eventually: Any, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("old")
     server.tokens = frozenset({"old"})
     config = ClusterConfig(server.url, token_file=file)
     async with Client(config) as client, asyncio.TaskGroup() as tasks:
-        mirror = PodMirror(client, PodReader([], lambda _: False), node="n", timing=QUICK)
-        running = tasks.create_task(mirror.run())
-        await eventually(lambda: mirror.live)
+        there = NodePods(client, PodReader([], lambda _: False), node="n", timing=QUICK)
+        running = tasks.create_task(there.reflector.run())
+        await eventually(lambda: there.reflector.live)
         server.tokens = frozenset({"new"})
         server.reset_connections()
-        await eventually(lambda: mirror.problem is not None)
+        await eventually(lambda: there.reflector.problem is not None)
         file.write_text("new")
-        await eventually(lambda: mirror.live)
+        await eventually(lambda: there.reflector.live)
         running.cancel()
 
 

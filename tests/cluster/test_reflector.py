@@ -17,6 +17,8 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.store import Store as ObjectStore
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
 from gpu_device_plugin.testing.cluster_store import Store
@@ -26,13 +28,12 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from gpu_device_plugin.core.model.pods import Pod
 
 QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
 READER = PodReader([GPU_MEM], lambda key: key == "a")
 
 
-class Held:
+class Held(ObjectStore[Pod]):
     """A store that remembers how it came to hold what it holds."""
 
     def __init__(self) -> None:
@@ -571,7 +572,7 @@ async def test_a_list_without_a_version_is_no_list(server: ApiServer, eventually
 async def test_it_follows_nodes_as_well(server: ApiServer, eventually: Any) -> None:
     nodes: dict[str, NodeRecord] = {}
 
-    class Nodes:
+    class Nodes(ObjectStore[NodeRecord]):
         def replace(self, objects: Sequence[NodeRecord]) -> None:
             nodes.clear()
             nodes.update((found.name, found) for found in objects)

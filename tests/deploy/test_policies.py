@@ -463,8 +463,8 @@ async def test_the_agent_itself_needs_no_more_than_its_role_and_the_policies_lea
         await lasting(world, EXTENDER, bind("served", PLACED))
         uid = (await lasting(world, PERSON, Request("GET", f"{PODS}/served", {})))["metadata"]["uid"]
         assert agent.cluster is not None
-        mirror = agent.cluster.mirror
-        await node.until(lambda: uid in mirror.pods)
+        followed = agent.cluster.followed
+        await node.until(lambda: uid in followed.pods)
         made = await node.kubelet.admit(replace(harness.pod("served", mem=4), uid=uid))
         assert made.phase == "Running"
         await until(world, f"{PODS}/served", lambda found: notes(found)[wire.ASSIGNED] == "true")

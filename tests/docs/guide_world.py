@@ -146,8 +146,8 @@ class Guide:
         name, namespace = meta["name"], meta["namespace"]
         assert self.node.agent is not None
         assert self.node.agent.cluster is not None
-        mirror = self.node.agent.cluster.mirror
-        await self.node.until(lambda: meta["uid"] in mirror.pods)
+        followed = self.node.agent.cluster.followed
+        await self.node.until(lambda: meta["uid"] in followed.pods)
         made = self.running[name] = await self.node.kubelet.admit(spec_of(body))
         self.api.patch("pods", name, {"status": {"phase": made.phase}}, namespace, subresource="status")
         assert made.phase == "Running", made

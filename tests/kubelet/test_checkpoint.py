@@ -27,16 +27,11 @@ def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
 
 
 def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
-    """The format since Kubernetes 1.20."""
     path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
     found = read(path)
     assert found.records == (Record("p", "c", MEM, frozenset("abc")),)
     assert found.registered == {MEM, COUNT}
     assert found.stamp == stamp_of(path)
-
-
-def test_the_plain_list_of_older_kubelets_is_read_too(tmp_path: Path) -> None:
-    assert read(written(tmp_path / "c", entry(["a", "b"]))).records[0].device_ids == {"a", "b"}
 
 
 def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
@@ -56,7 +51,8 @@ def test_only_the_devices_of_the_wanted_resources_count(tmp_path: Path) -> None:
 
 def test_the_devices_of_a_pod_are_those_of_all_its_containers(tmp_path: Path) -> None:
     other = entry({"-1": ["d"]}) | {"PodUID": "q"}
-    found = read(written(tmp_path / "c", entry(["a"]), entry(["b"]), entry(["g"], COUNT), entry(["x"], "x/y"), other))
+    ours, theirs = entry({"-1": ["g"]}, COUNT), entry({"-1": ["x"]}, "x/y")
+    found = read(written(tmp_path / "c", entry({"-1": ["a"]}), entry({"-1": ["b"]}), ours, theirs, other))
     assert found.by_pod(frozenset({MEM, COUNT})) == {"p": {"a", "b", "g"}, "q": {"d"}}
     assert found.by_pod(frozenset()) == {}
 
@@ -86,7 +82,8 @@ def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
         b'{"Data": {"PodDeviceEntries": [{"PodUID": "p"}]}}',
         b'{"Data": {"PodDeviceEntries": [7]}}',
         b'{"Data": {"PodDeviceEntries": [{"DeviceIDs": {"-1": [["a"]]}}]}}',
-        b'{"Data": {"PodDeviceEntries": [{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":[1]}]}}',
+        b'{"Data": {"PodDeviceEntries": [{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":["a"]}]}}',
+        b'{"Data":{"PodDeviceEntries":[{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":{"0":[1]}}]}}',
         b'{"Data": {"PodDeviceEntries": [{"PodUID":"p","ContainerName":"c","ResourceName":"r","DeviceIDs":3}]}}',
         b"[" * 100_000,
         b'{"Data": {"PodDeviceEntries": [',

@@ -18,7 +18,6 @@ import grpc
 import grpc.aio
 import pytest
 
-from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     ContainerAllocateResponse,
@@ -26,7 +25,6 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     DeviceSpec,
     Mount,
 )
-from gpu_device_plugin.kubelet._proto.podresources_alpha_pb2_grpc import PodResourcesListerStub as AlphaStub
 from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesListerStub
 from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.kubelet import Kubelet
@@ -856,13 +854,3 @@ async def test_pod_resources_describes_one_pod_since_1_34_or_says_that_there_is_
     assert refused.value.details() == (
         "pod nobody in namespace default not found" if there else "PodResources API Get method disabled"
     )
-
-
-async def test_the_old_pod_resources_service_is_there_too(world: World) -> None:
-    await world.start(world.plugin())
-    running = await world.admit(2)
-    async with pod_resources(world.kubelet) as channel:
-        stub: AlphaStub[Any] = AlphaStub(channel)
-        answer = await stub.List(alpha.ListPodResourcesRequest())
-    (mine,) = (one for one in answer.pod_resources if one.name == running.name)
-    assert len(mine.containers[0].devices) == 2

@@ -9,8 +9,6 @@ import grpc
 import pytest
 from grpc import aio
 
-from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2 as alpha
-from gpu_device_plugin.kubelet._proto import podresources_alpha_pb2_grpc as alpha_grpc
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as v1
 from gpu_device_plugin.kubelet._proto import podresources_pb2_grpc as v1_grpc
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
@@ -25,19 +23,6 @@ from tests.patience import eventually, stretched
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-class Alpha(alpha_grpc.PodResourcesListerServicer):
-    """All that a kubelet before 1.20 serves."""
-
-    async def List(  # noqa: N802 (gRPC's name)
-        self, request: alpha.ListPodResourcesRequest, _context: object
-    ) -> alpha.ListPodResourcesResponse:
-        del request
-        devices = [alpha.ContainerDevices(resource_name=MEM, device_ids=["a", "b"])]
-        container = alpha.ContainerResources(name="c", devices=devices)
-        made = alpha.PodResources(name="p", namespace="default", containers=[container])
-        return alpha.ListPodResourcesResponse(pod_resources=[made])
 
 
 class Huge(PodResources):
@@ -74,12 +59,9 @@ class Twice(PodResources):
 
 
 @asynccontextmanager
-async def serving(folder: Path, servicer: Alpha | Huge | Twice) -> AsyncIterator[Path]:
+async def serving(folder: Path, servicer: Huge | Twice) -> AsyncIterator[Path]:
     server = aio.server()
-    if isinstance(servicer, Alpha):
-        alpha_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
-    else:
-        v1_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
+    v1_grpc.add_PodResourcesListerServicer_to_server(servicer, server)
     server.add_insecure_port(f"unix:{folder}/s")
     await server.start()
     try:
@@ -105,12 +87,6 @@ async def test_the_ids_of_running_pods_are_listed_by_resource() -> None:
             assert frozenset().union(*found.values()) == set("abc")
             for one in (plugin, other):
                 await one.stop()
-
-
-async def test_a_kubelet_that_speaks_only_v1alpha1_is_understood() -> None:
-    with short_folder() as folder:
-        async with serving(folder, Alpha()) as socket:
-            assert await listed_pods(socket, [MEM]) == {"default/p": {"a", "b"}}
 
 
 async def test_pods_without_devices_are_listed_too_and_two_of_one_name_are_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -44,16 +43,6 @@ def test_a_request_with_whole_nodes() -> None:
     """What it sends without; nothing of the nodes is lost."""
     body = f'{{"Pod":{POD},"Nodes":{{"metadata":{{}},"items":[{",".join(NODES)}]}},"NodeNames":null}}'
     assert args(body) == (POD, ["node-a", "node-b"], NODES)
-
-
-@pytest.mark.parametrize("keys", [str.lower, str.upper, str.swapcase, lambda key: key[0].lower() + key[1:]])
-def test_keys_in_any_case(keys: Any) -> None:
-    """Schedulers up to 1.16 began them in lower case. Keys inside of the pod stay as they are."""
-    by_name = json.dumps({keys("Pod"): json.loads(POD), keys("NodeNames"): ["node-a"]}, separators=(",", ":"))
-    assert args(by_name) == (POD, ["node-a"], None)
-    nodes = {keys("items"): [json.loads(node) for node in NODES]}
-    whole = json.dumps({keys("Pod"): json.loads(POD), keys("Nodes"): nodes}, separators=(",", ":"))
-    assert args(whole) == (POD, ["node-a", "node-b"], NODES)
 
 
 def test_a_list_of_no_nodes_is_a_list() -> None:
@@ -164,11 +153,6 @@ def test_a_pod_to_bind() -> None:
     assert wire.read_binding(body) == BindingArgs("new-0", "default", "uid-new-0", "node-a")
 
 
-def test_a_pod_to_bind_in_lower_case() -> None:
-    body = b'{"podName":"new-0","podNamespace":"default","podUID":"uid-new-0","node":"node-a"}'
-    assert wire.read_binding(body) == BindingArgs("new-0", "default", "uid-new-0", "node-a")
-
-
 @pytest.mark.parametrize("key", ["PodName", "PodNamespace", "PodUID", "Node"])
 def test_a_pod_to_bind_of_which_something_is_missing(key: str) -> None:
     whole = {"PodName": "new-0", "PodNamespace": "default", "PodUID": "uid-new-0", "Node": "node-a"}
@@ -202,14 +186,6 @@ def test_victims_as_whole_pods() -> None:
         '"NodeNameToMetaVictims":null}'.encode()
     )
     assert found.victims == {"node-a": Victims(("u-0",))}
-
-
-def test_victims_in_lower_case() -> None:
-    """As the tags of the types in 1.16 were."""
-    found = wire.read_preemption(
-        f'{{"pod":{POD},"nodeNameToMetaVictims":{{"node-a":{{"pods":[{{"uid":"v-1"}}],"numPDBViolations":2}}}}}}'.encode()
-    )
-    assert found.victims == {"node-a": Victims(("v-1",), 2)}
 
 
 def test_nobody_to_preempt() -> None:

@@ -69,7 +69,7 @@ class SharedGpu:
 class Shares:
     """All GPUs of a node that are shared, and every device ID they are advertised as.
 
-    It only grows: an ID that a kubelet was once shown stays listed while the process lives, because a kubelet (1.19 to
+    It only grows: an ID that a kubelet was once shown stays listed while the process lives, because a kubelet (1.20 to
     1.36 at least) panics when an ID vanishes between its question and our answer to Allocate.
     """
 

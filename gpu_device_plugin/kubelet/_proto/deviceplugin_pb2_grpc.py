@@ -156,7 +156,7 @@ class DevicePluginServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetPreferredAllocation(self, request, context):
-        """Which of the available devices would the plugin rather see allocated? Since 1.19.
+        """Which of the available devices would the plugin rather see allocated?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

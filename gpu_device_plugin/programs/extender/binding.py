@@ -40,7 +40,7 @@ _VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_AL
 class Cluster(Protocol):
     """What of the API server binding needs."""
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         """Bind a pod and write its promise in one step; see `cluster.binder.Binder`."""
 
     async def read(self, namespace: str, name: str) -> Pod:
@@ -201,7 +201,7 @@ class Binding:
                 raise
         again = ref.uid in self._doubts
         try:
-            await self._cluster.bind(ref, node, promised, again=again)
+            await self._cluster.bind(ref, node, promised)
         except BindError:
             # That is certain of this request, and says nothing of those before, which may still be carried out.
             if not again:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.cluster.api import NodeRecord
+from gpu_device_plugin.cluster.store import Store
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.core.contract.nodegpus import Links, NodeGpus
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
 
@@ -20,7 +21,7 @@ _MOST_LINKS = 200
 """So many kinds of machines are remembered; then all are forgotten."""
 
 
-class PodStore:
+class PodStore(Store[Pod]):
     """Where pods go."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
@@ -28,20 +29,20 @@ class PodStore:
         self._fleet = fleet
         self._clock = clock
 
-    def replace(self, pods: Sequence[Pod]) -> None:
+    def replace(self, objects: Sequence[Pod]) -> None:
         """Take over a list of all pods that concern us."""
-        self._fleet.replace_pods(pods, self._clock())
+        self._fleet.replace_pods(objects, self._clock())
 
-    def put(self, pod: Pod) -> None:
+    def put(self, object: Pod) -> None:  # noqa: A002 - the API's word
         """Take over a pod."""
-        self._fleet.put_pod(pod, self._clock())
+        self._fleet.put_pod(object, self._clock())
 
-    def remove(self, pod: Pod) -> None:
+    def remove(self, object: Pod) -> None:  # noqa: A002 - the API's word
         """Let go of a pod, by its last state."""
-        self._fleet.remove_pod(pod, self._clock())
+        self._fleet.remove_pod(object, self._clock())
 
 
-class NodeStore:
+class NodeStore(Store[NodeRecord]):
     """Where nodes go."""
 
     def __init__(self, fleet: Fleet, resources: Iterable[Resource]) -> None:
@@ -49,17 +50,17 @@ class NodeStore:
         self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in resources}
         self._links: dict[str, Links] = {}
 
-    def replace(self, nodes: Sequence[NodeRecord]) -> None:
+    def replace(self, objects: Sequence[NodeRecord]) -> None:
         """Take over a list of all nodes."""
-        self._fleet.replace_nodes({node.name: self._gpus(node) for node in nodes})
+        self._fleet.replace_nodes({node.name: self._gpus(node) for node in objects})
 
-    def put(self, node: NodeRecord) -> None:
+    def put(self, object: NodeRecord) -> None:  # noqa: A002
         """Take over a node."""
-        self._fleet.put_node(node.name, self._gpus(node))
+        self._fleet.put_node(object.name, self._gpus(object))
 
-    def remove(self, node: NodeRecord) -> None:
+    def remove(self, object: NodeRecord) -> None:  # noqa: A002
         """Let go of a node."""
-        self._fleet.remove_node(node.name)
+        self._fleet.remove_node(object.name)
 
     def _gpus(self, node: NodeRecord) -> NodeGpus:
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))

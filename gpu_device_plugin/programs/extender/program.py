@@ -140,8 +140,8 @@ class _Pods:
         self._reader = reader
         self._binder = Binder(client, timing=timing)
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
-        await self._binder.bind(pod, node, annotations, again=again)
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        await self._binder.bind(pod, node, annotations)
 
     async def read(self, namespace: str, name: str) -> Pod:
         raw = await self._client.get(PODS, name, namespace=namespace)

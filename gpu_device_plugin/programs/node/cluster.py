@@ -17,8 +17,8 @@ from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
-from gpu_device_plugin.cluster.mirror import PodMirror
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
 from gpu_device_plugin.core.contract.keys import (
@@ -101,8 +101,9 @@ class NodeCluster:
         self._metrics = metrics
         self._client = Client(config, on_error=self._count_error)
         reader = PodReader((resource.name for resource in settings.offered), READ_ON_PODS.__contains__)
-        self.mirror = PodMirror(self._client, reader, node=settings.node_name)
-        self.waiting = WaitingPods(self.mirror, settings.offered, metrics, lambda: state.node.shares)
+        self.followed = NodePods(self._client, reader, settings.node_name)
+        """The pods bound to our node."""
+        self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: state.node.shares)
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
@@ -127,7 +128,7 @@ class NodeCluster:
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def __repr__(self) -> str:
-        return f"<NodeCluster of {self._settings.node_name}: {self.mirror!r}>"
+        return f"<NodeCluster of {self._settings.node_name}: {self.followed!r}>"
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -135,12 +136,12 @@ class NodeCluster:
     async def run(self) -> NoReturn:
         """Do all of it until cancelled; owns the connections."""
         async with self._client, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.mirror.run(), name="follow pods")
+            tasks.create_task(self.followed.reflector.run(), name="follow pods")
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
-            tasks.create_task(self.mirror.changes.follow(self._pods_changed), name="settle promises")
+            tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def announce_shutdown(self, within_s: float) -> None:
@@ -209,11 +210,11 @@ class NodeCluster:
     def pods_in_api(self) -> PodsInApi | None:
         """Return what the API shows of our node's pods, see `core.node.ended_pods.pods_in_api`."""
         node = self.node.value
-        return pods_in_api(self.mirror.pods.values(), "" if node is None else node.kubelet_version)
+        return pods_in_api(self.followed.pods.values(), "" if node is None else node.kubelet_version)
 
     def _settle(self) -> None:
         """Write on every pod that has all its devices that it has them, and which."""
-        pods = self.mirror.pods
+        pods = self.followed.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
         node, records, resources = self._state.node, self.waiting.records, self._settings.offered
         sizes = [len(shared.shares) for shared in node.shares.gpus]

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, ma
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.cluster.mirror import PodMirror
+    from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.core.contract.promises import Promise
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.pods import Pod
@@ -63,14 +63,14 @@ class WaitingPods:
 
     def __init__(
         self,
-        mirror: PodMirror,
+        followed: NodePods,
         resources: Sequence[Resource],
         metrics: m.Metrics,
         shares: Callable[[], Shares],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Follow `mirror`, which someone else runs; `shares` are the node's GPUs."""
-        self.mirror = mirror
+        """Wait for pods of `followed`, whose reflector someone else runs; `shares` are the node's GPUs."""
+        self._followed = followed
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
         self._metrics = metrics
@@ -102,15 +102,16 @@ class WaitingPods:
         found = self.find_now(call)
         if found.match is not None:
             return found
-        self.mirror.hurry()
-        if self._in_vain and self.mirror.problem is not None:
+        reflector = self._followed.reflector
+        reflector.hurry()
+        if self._in_vain and not reflector.live and reflector.problem is not None:
             return found
 
         def explained(_pods: object) -> Matched | None:
             answer = self.find_now(call)
             return answer if answer.match is not None else None
 
-        late = await self.mirror.wait_for(explained, WAIT_S)
+        late = await self._followed.wait_for(explained, WAIT_S)
         self._in_vain = late is None
         return late or self.find_now(call)
 
@@ -154,7 +155,7 @@ class WaitingPods:
         """Return the pods with containers that have no devices yet, in the order in which they were admitted."""
         return tuple(
             waiting
-            for pod in self.mirror.pods.values()
+            for pod in self._followed.pods.values()
             # The kubelet asks for all containers of a pod before it starts the first.
             if pod.phase == "Pending" and not pod.deleting and (waiting := self._waiting(pod)) is not None
         )
@@ -235,7 +236,7 @@ class WaitingPods:
                 return  # the checkpoint does not tell yet
             heir = further
         del self._guesses[guessed]
-        pod = self.mirror.pods.get(heir[0])
+        pod = self._followed.pods.get(heir[0])
         inherited = self._swapped.get(heir) or (self._read(pod).promises.get(heir[1:]) if pod is not None else None)
         if inherited is not None:
             self._swapped[guessed] = inherited
@@ -243,8 +244,8 @@ class WaitingPods:
             self._begun = owner[0]
 
     def _forget(self) -> None:
-        there = {kubelet_uid(pod) for pod in self.mirror.pods.values()}
+        there = {kubelet_uid(pod) for pod in self._followed.pods.values()}
         self._swapped = {slot: promise for slot, promise in self._swapped.items() if slot[0] in there}
-        self._malformed &= self.mirror.pods.keys()
-        self._written = {uid: known for uid, known in self._written.items() if uid in self.mirror.pods}
+        self._malformed &= self._followed.pods.keys()
+        self._written = {uid: known for uid, known in self._written.items() if uid in self._followed.pods}
         self._refused = {uid: at for uid, at in self._refused.items() if uid in there}

@@ -47,13 +47,11 @@ class Api:
     pods: dict[str, Pod] = field(default_factory=dict)
     outcomes: list[Exception] = field(default_factory=list)
     bound: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
-    again: list[bool] = field(default_factory=list)
     holds: asyncio.Event | None = None
     down: bool = False
     reads: int = 0
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
-        self.again.append(again)
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         if self.holds is not None:
             await self.holds.wait()
         if self.outcomes:
@@ -284,7 +282,6 @@ async def test_a_pod_in_doubt_is_bound_anew_with_the_same_promise() -> None:
     assert await d.bind(pod) == "unknown"
     assert await d.bind(pod) == ""
     assert (d.binding.doubts, d.free(), d.api.bound[0][2][IDX]) == (0, [0, 8], "0")
-    assert d.api.again == [False, True]
 
 
 async def test_a_pod_in_doubt_is_not_bound_to_another_node() -> None:

@@ -159,8 +159,8 @@ class Pods:
         self._binder = Binder(self._client, timing=lambda: BinderTiming(pause_s=0))
         self._reader = PodReader([GPU_MEM, GPU_COUNT], POD_ANNOTATIONS.__contains__)
 
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str], *, again: bool) -> None:
-        await self._binder.bind(pod, node, annotations, again=again)
+    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
+        await self._binder.bind(pod, node, annotations)
 
     async def read(self, namespace: str, name: str) -> Pod:
         return self.known(await self._client.get(PODS, name, namespace=namespace))  # type: ignore[arg-type]

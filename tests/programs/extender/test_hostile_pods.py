@@ -46,7 +46,7 @@ from tests.work import counted
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.cluster.mirror import PodMirror
+    from gpu_device_plugin.cluster.node_pods import NodePods
     from gpu_device_plugin.core.model.pods import Pod
 
 Json = dict[str, Any]
@@ -211,7 +211,7 @@ def test_what_is_over_a_bound_is_unresolvable_and_the_sentence_names_the_bound(w
 # --- On a node --------------------------------------------------------------------------------------------------------
 
 
-class Mirror:
+class Followed:
     """The pods of a node as they are."""
 
     def __init__(self, pods: list[Pod]) -> None:
@@ -230,7 +230,7 @@ def test_pods_that_wait_on_a_node_hold_no_other_one_up(what: str) -> None:
     innocent = pod({GPU_MEM: "5"}, annotations={IDX: "1"})
     innocent["metadata"] = {**innocent["metadata"], "uid": "innocent", "name": "innocent"}
     waiting = WaitingPods(
-        cast("PodMirror", Mirror(on_a_node([*strangers, innocent]))),
+        cast("NodePods", Followed(on_a_node([*strangers, innocent]))),
         RESOURCES,
         NoMetrics(),
         lambda: nodes.node(14, 14, 14).shares,

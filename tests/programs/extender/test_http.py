@@ -264,18 +264,6 @@ async def test_too_large_a_body_is_not_even_read() -> None:
         assert (await w.schedule())["p"].node == "a"
 
 
-async def test_old_schedulers_write_their_keys_in_lower_case() -> None:
-    async with world() as w:
-        w.node("a", 8)
-        await w.start()
-        pod = w.pod("p", mem=3)
-        await w.seen()
-        assert (await w.ask("filter", {"pod": pod, "nodenames": ["a"]}))["NodeNames"] == ["a"]
-        meta = pod["metadata"]
-        body = {"podName": "p", "podNamespace": "default", "podUID": meta["uid"], "node": "a"}
-        assert await w.ask("bind", body) == {"Error": ""}
-
-
 # --- Settings that change, and the end -------------------------------------------------------------------------------
 
 

@@ -218,11 +218,6 @@ def test_a_scheduler_that_sends_whole_nodes_gets_them_back() -> None:
     assert answer["FailedNodes"] == {"a": "no GPU has 8 GiB free"}
 
 
-def test_an_old_scheduler_is_answered_too() -> None:
-    body = {"pod": wanting(8), "nodenames": ["a", "b"]}
-    assert json.loads(two_nodes().verbs.filter(json.dumps(body).encode()))["NodeNames"] == ["b"]
-
-
 def test_whole_gpus_and_shares_exclude_each_other() -> None:
     world = World().node("a", 8, 8).runs(running("a0", "a", 0, 1), running_whole("a1", "a", 1))
     assert world.filter(wanting_whole(1), "a")["FailedNodes"] == {"a": "no GPU is unused"}

@@ -74,7 +74,7 @@ class Cluster:
     async def start_agent(self, **changed: str) -> None:
         """Start an agent, and wait until the kubelet and the API's watch are there."""
         await self.node.start_agent(**changed)
-        await self.node.until(lambda: self.cluster.mirror.synced)
+        await self.node.until(lambda: self.cluster.followed.reflector.synced)
 
     @property
     def cluster(self) -> NodeCluster:
@@ -107,7 +107,7 @@ class Cluster:
         meta = self.api.get("pods", name)["metadata"]
         await self.node.until(
             lambda: (
-                (pod := self.cluster.mirror.pods.get(meta["uid"])) is not None
+                (pod := self.cluster.followed.pods.get(meta["uid"])) is not None
                 and pod.phase == self.api.get("pods", name)["status"]["phase"]
                 and pod.deleting == ("deletionTimestamp" in meta)
             )

@@ -365,7 +365,7 @@ async def test_e1_an_agent_starts_while_the_api_server_is_away() -> None:
         a = await there.node.kubelet.admit(pod("a", mem=3))
         assert there.positions(a) == {0: 3}
         await there.api.start()
-        await there.node.until(lambda: there.cluster.mirror.live)
+        await there.node.until(lambda: there.cluster.followed.reflector.live)
         await there.node.until(lambda: bool(there.said_of_node()))
         assert there.positions(await there.run(pod("b", mem=3), promise(1, 3))) == {1: 3}
 
@@ -397,7 +397,7 @@ async def test_e1_a_pod_that_the_kubelet_knows_before_us_makes_us_look_at_once()
         await there.start_agent()
         there.api.fail(Answer(503, retry_after_s=60), resources=["pods"])
         there.api.close_watches()
-        await there.node.until(lambda: there.cluster.mirror.problem is not None)
+        await there.node.until(lambda: there.cluster.followed.reflector.problem is not None)
         there.api.heal()
         there.create(pod("a", mem=3))
         there.api.bind("a", NODE, promise(1, 3))

@@ -14,7 +14,7 @@ import pytest
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.mirror import PodMirror
+from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.matching import Call, Match
@@ -45,20 +45,20 @@ class Node:
     """The pods of a node, and a clock that stands still."""
 
     api: ApiServer
-    mirror: PodMirror
+    followed: NodePods
     waiting: WaitingPods = field(init=False)
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingPods(self.mirror, (resources.MEM,), NoMetrics(), lambda: SHARES, clock=lambda: self.now)
+        self.waiting = WaitingPods(self.followed, (resources.MEM,), NoMetrics(), lambda: SHARES, clock=lambda: self.now)
 
     async def bound(self, name: str, gpu: int, amount: int = 4) -> None:
         """Bind a pod with a promise of one GPU."""
         self.api.add(
             pod(name, container(mem=amount), node="n", uid=name, phase="Pending", annotations=promise(gpu, amount))
         )
-        async with patience(self.mirror, self.api):
-            async for pods in self.mirror.changes.values():
+        async with patience(self.followed, self.api):
+            async for pods in self.followed.changes.values():
                 if name in pods:
                     return
 
@@ -91,10 +91,10 @@ class Node:
 async def node(*pods: str) -> AsyncIterator[Node]:
     """Make a node to which these pods are bound, promised GPU 0, 1, 2 and so on."""
     async with ApiServer() as api, Client(ClusterConfig(api.url)) as client:
-        mirror = PodMirror(client, PodReader([MEM], POD_ANNOTATIONS.__contains__), node="n")
-        task = asyncio.create_task(mirror.run())
+        followed = NodePods(client, PodReader([MEM], POD_ANNOTATIONS.__contains__), "n")
+        task = asyncio.create_task(followed.reflector.run())
         try:
-            made = Node(api, mirror)
+            made = Node(api, followed)
             for gpu, name in enumerate(pods):
                 await made.bound(name, gpu)
             yield made
@@ -200,8 +200,8 @@ async def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
         there.waiting.refused(refused)
         for name in "abcd":
             there.api.delete("pods", name)
-        async with patience(there.mirror):
-            async for pods in there.mirror.changes.values():
+        async with patience(there.followed):
+            async for pods in there.followed.changes.values():
                 if not pods:
                     break
         there.learn()
@@ -211,7 +211,7 @@ async def test_nothing_is_remembered_of_pods_that_are_gone() -> None:
 async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_not() -> None:
     async with node() as there:
         await there.api.stop()
-        await eventually(lambda: there.mirror.problem)
+        await eventually(lambda: there.followed.reflector.problem)
         nobody = Call(Kind.MEMORY, 4, {0: 14})
         assert (await there.waiting.find(nobody)).match is None
         with pytest.raises(StopIteration):  # it ends without having waited for anything

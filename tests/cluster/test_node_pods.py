@@ -1,0 +1,357 @@
+"""The pods of a node, in the order of their admission, whatever the API server does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.api import PodReader
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.errors import ForbiddenError
+from gpu_device_plugin.cluster.node_pods import NodePods
+from gpu_device_plugin.cluster.reflector import ReflectorTiming
+from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Fault, Garbage
+from gpu_device_plugin.testing.cluster_store import Store
+from tests.patience import stretched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+QUICK = ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.05, patience_s=0.05)
+READER = PodReader([GPU_MEM], lambda key: key == "promise")
+
+
+@asynccontextmanager
+async def following(
+    server: ApiServer, *, watch_s: float = 30, silence_s: float = 30, **options: Any
+) -> AsyncIterator[NodePods]:
+    timing = Timing(connect_s=20, request_s=20, watch_s=watch_s, silence_s=silence_s)
+    async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
+        there = NodePods(client, READER, **{"node": "n", "timing": QUICK, **options})
+        running = tasks.create_task(there.reflector.run())
+        yield there
+        running.cancel()
+
+
+def names(there: NodePods) -> list[str]:
+    return [found.name for found in there.pods.values()]
+
+
+async def test_it_knows_the_pods_of_its_node_only(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("mine", container(mem=4), node="n"))
+    server.add(pod("theirs", node="m"))
+    server.add(pod("nobodys"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        assert there.reflector.synced
+        assert names(there) == ["mine"]
+        server.bind("nobodys", "n", {"promise": "1", "other": "2"})
+        await eventually(lambda: len(there.pods) == 2)
+        assert list(there.pods.values())[1].annotations == {"promise": "1"}
+        server.delete("pods", "mine")
+        await eventually(lambda: names(there) == ["nobodys"])
+    assert not there.reflector.live
+
+
+async def test_pods_of_one_list_are_ordered_by_age_then_name(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("c", node="n", created="2026-01-01T00:00:01Z"))
+    server.add(pod("b", node="n", created="2026-01-01T00:00:02Z"))
+    server.add(pod("a", node="n", created="2026-01-01T00:00:02Z"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.synced)
+        assert names(there) == ["c", "a", "b"]
+
+
+async def test_pods_are_ordered_by_their_binding_and_not_by_age(server: ApiServer, eventually: Any) -> None:
+    """The kubelet allocates for the one that was bound first."""
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        server.bind("young", "n")
+        server.bind("old", "n")
+        await eventually(lambda: len(there.pods) == 2)
+        assert names(there) == ["young", "old"]
+        server.patch("pods", "young", {"metadata": {"annotations": {"promise": "2"}}})
+        await eventually(lambda: next(iter(there.pods.values())).annotations)
+        assert names(there) == ["young", "old"]
+
+
+async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any) -> None:
+    """Bound young before old; then a relist, in which the oldest of all is seen for the first time."""
+    server.add(pod("oldest", created="2026-01-01T00:00:00Z"))
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        server.bind("young", "n")
+        server.bind("old", "n")
+        await eventually(lambda: len(there.pods) == 2)
+        fault = server.fail(Answer(503))
+        server.close_watches()
+        await eventually(lambda: fault.happened)
+        server.bind("oldest", "n")
+        server.store.compact()
+        server.heal()
+        await eventually(lambda: len(there.pods) == 3)
+        assert names(there) == ["young", "old", "oldest"]
+        assert there.reflector.lists == 2
+
+
+async def test_a_check_keeps_the_order_of_binding(server: ApiServer, eventually: Any) -> None:
+    """The watch lags behind the list of a check: what that list brings waits until the watch has told the order."""
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    timing = ReflectorTiming(0.01, 0.05, check_s=0.02, patience_s=0)
+    async with following(server, watch_s=0.01, timing=timing) as there:
+        await eventually(lambda: there.reflector.live)
+        server.fail(Answer(503), verbs={"watch"})
+        server.close_watches()
+        await eventually(lambda: not there.reflector.live)
+        server.bind("young", "n")
+        server.bind("old", "n")
+        lists = there.reflector.lists
+        await eventually(lambda: there.reflector.lists >= lists + 2)
+        assert names(there) == []
+        server.heal()
+        seen: list[list[str]] = []
+        async for pods in there.changes.values():
+            seen.append([found.name for found in pods.values()])
+            if len(pods) == 2:
+                break
+    assert seen[-1] == ["young", "old"]
+    assert ["old"] not in seen
+    assert there.missed == 0
+
+
+async def test_what_the_watch_never_tells_is_shown_once_it_has_passed_the_list(
+    server: ApiServer, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of three pods the watch tells the binding of one; the others are ordered by age, behind it."""
+    for age, name in enumerate(("old", "middle", "young")):
+        server.add(pod(name, created=f"2026-01-01T00:00:0{age}Z"))
+    timing = ReflectorTiming(0.01, 0.05, check_s=0.02, patience_s=0)
+    async with following(server, watch_s=0.01, timing=timing) as there:
+        await eventually(lambda: there.reflector.live)
+        with server.watch_gap():
+            server.bind("middle", "n")
+            server.bind("old", "n")
+        server.bind("young", "n")
+        await eventually(lambda: len(there.pods) == 3)
+        assert names(there) == ["young", "old", "middle"]
+    assert there.missed == 2
+    assert "a list of the pods put 2 right of which no watch told" in caplog.text
+
+
+async def test_a_namesake_is_another_pod_and_comes_last(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", uid="1", node="n"))
+    server.add(pod("b", uid="2", node="n"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        server.delete("pods", "a")
+        server.add(pod("a", uid="3", node="n"))
+        await eventually(lambda: list(there.pods) == ["2", "3"])
+
+
+async def test_status_updates_are_no_change(server: ApiServer, eventually: Any) -> None:
+    """The kubelet patches the status of every GPU pod about once a minute."""
+    server.add(pod("a", node="n", phase="Running"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        before = there.changes.version
+        for ready in ("True", "False"):
+            status = {"status": {"conditions": [{"type": "Ready", "status": ready}]}}
+            server.patch("pods", "a", status, subresource="status")
+        server.add(pod("b", node="n"))
+        await eventually(lambda: len(there.pods) == 2)
+        assert there.changes.version == before + 1
+
+
+async def test_snapshots_stay_as_they_were(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", node="n"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        before = there.pods
+        server.delete("pods", "a")
+        await eventually(lambda: not there.pods)
+        assert len(before) == 1
+
+
+async def test_an_empty_node_is_synced_and_readers_are_told(server: ApiServer) -> None:
+    async with following(server) as there:
+        _, pods = await there.changes.after(0)
+        assert there.reflector.synced
+        assert pods == {}
+
+
+async def test_one_can_wait_for_a_pod(server: ApiServer, eventually: Any) -> None:
+    server.add(pod("a", uid="u"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        waiting = asyncio.create_task(there.wait_for(lambda pods: pods.get("u"), timeout_s=stretched()))
+        await asyncio.sleep(0)
+        server.bind("a", "n")
+        found = await waiting
+        assert found is not None
+        assert found.name == "a"
+        assert await there.wait_for(lambda pods: pods.get("u"), timeout_s=0) == found
+        assert await there.wait_for(lambda pods: pods.get("other"), timeout_s=0.01) is None
+
+
+async def test_an_error_in_the_question_is_the_askers(server: ApiServer) -> None:
+    async with following(server) as there:
+        with pytest.raises(ZeroDivisionError):
+            await there.wait_for(lambda _: 1 // 0, timeout_s=stretched())
+
+
+async def test_limits_that_are_no_numbers_are_counted_once(
+    server: ApiServer, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.add(pod("a", container(mem=1, limits={GPU_MEM: "0.5"}), node="n"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        server.patch("pods", "a", {"metadata": {"annotations": {"promise": "1"}}})
+        await eventually(lambda: next(iter(there.pods.values())).annotations)
+    assert there.ignored_limits == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"pod default/a: container 'main': the limit of {GPU_MEM} is not a whole number"
+    ]
+
+
+async def test_objects_that_cannot_be_read_are_counted_and_passed_over(server: ApiServer, eventually: Any) -> None:
+    broken = pod("a", node="n")
+    broken["status"] = {"phase": 7}
+    server.add(broken)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        assert (names(there), there.reflector.unreadable) == ([], 1)
+        server.patch("pods", "a", {"status": {"phase": 8}}, subresource="status")
+        server.add(pod("b", node="n"))
+        await eventually(lambda: there.pods)
+        assert (names(there), there.reflector.unreadable) == (["b"], 2)
+
+
+async def test_events_that_are_no_objects_are_passed_over(server: ApiServer, eventually: Any) -> None:
+    """As a server of another kind might send them; the watch goes on."""
+    server.fail(
+        Garbage(b'{"type":"ADDED","object":[]}\n{"type":"NEWS","object":{"metadata":{}}}\n'), verbs={"watch"}, times=1
+    )
+    server.add(pod("a", node="n"))
+    async with following(server) as there:
+        await eventually(lambda: server.watches)
+        assert there.reflector.unreadable == 1
+        server.add(pod("b", node="n"))
+        await eventually(lambda: names(there) == ["a", "b"])
+
+
+async def test_an_outage_is_told_once_and_so_is_its_end(
+    server: ApiServer, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        fault = server.fail(Answer(503))
+        server.reset_connections()
+        await eventually(lambda: fault.happened > 3)
+        assert not there.reflector.live
+        assert "503" in repr(there)
+        server.heal()
+        await eventually(lambda: there.reflector.live)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert told[0].startswith("the pods of this node are not followed: watch pods: ")
+    assert told[1] == "the pods of this node are followed again"
+
+
+async def test_a_watch_that_always_ends_at_once_is_not_asked_for_without_pause(
+    server: ApiServer, eventually: Any
+) -> None:
+    """A server that accepts watches and ends them is in trouble; asking again at once would be more of it."""
+    async with following(server, timing=ReflectorTiming(first_retry_s=60, longest_retry_s=60)) as there:
+        await eventually(lambda: there.reflector.live)
+        server.close_watches()
+        await eventually(lambda: there.reflector.problem is not None)
+        assert "at once" in str(there.reflector.problem)
+        assert server.count("watch", "pods") == 1
+
+
+async def test_a_missing_right_keeps_it_unsynced_and_is_named(eventually: Any) -> None:
+    async with ApiServer(allowed=()) as server, following(server) as there:
+        await eventually(lambda: there.reflector.problem is not None)
+        assert isinstance(there.reflector.problem, ForbiddenError)
+        assert "grant 'list' on 'pods'" in str(there.reflector.problem)
+        assert not there.reflector.synced
+        server.allowed = frozenset({("list", "pods"), ("watch", "pods")})
+        await eventually(lambda: there.reflector.live)
+        assert there.reflector.problem is None
+
+
+async def test_the_first_list_is_cheap_and_later_ones_never_go_back(server: ApiServer, eventually: Any) -> None:
+    """Version 0 may be anything the server has; afterwards we ask for nothing older than what we know."""
+    server.add(pod("a", node="n"))
+    async with following(server, watch_s=0.01, timing=ReflectorTiming(0.01, 0.05, check_s=0.1)):
+        await eventually(lambda: server.count("list", "pods") >= 2)
+    first, second = [request for request in server.requests if request.verb == "list"][:2]
+    assert first.params["resourceVersion"] == "0"
+    assert second.params["resourceVersion"] == "2"
+    assert second.params["resourceVersionMatch"] == "NotOlderThan"
+    assert {request.params["fieldSelector"] for request in server.requests} == {"spec.nodeName=n"}
+
+
+async def test_a_server_that_lost_our_future_is_listed_anew(server: ApiServer, eventually: Any) -> None:
+    """After a restore of etcd the server's versions are lower than ours: 504, Too large resource version."""
+    server.add(pod("a", node="n"))
+    async with following(server) as there:
+        await eventually(lambda: there.reflector.live)
+        fault: Fault = server.fail(Answer(410, reason="Expired"), verbs={"watch"}, times=1)
+        later = server.fail(Answer(504, reason="Timeout"), verbs={"list"}, times=1)
+        server.close_watches()
+        await eventually(lambda: fault.happened and later.happened and there.reflector.live)
+        assert [request.params.get("resourceVersion", "") for request in server.requests if request.verb == "list"] == [
+            "0",
+            "",
+            "",
+        ]
+
+
+async def test_a_restored_etcd_is_found_out_by_a_check(eventually: Any) -> None:
+    """A list no older than what we know is refused as too new, and the next one shows another past."""
+    timing = ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=0.01)
+    async with ApiServer(patience_s=0.01) as server, following(server, timing=timing) as there:
+        for name in "abc":
+            server.add(pod(name, node="n"))
+        await eventually(lambda: len(there.pods) == 3)
+        await server.stop()
+        server.store = Store()
+        server.add(pod("restored", node="n"))
+        await server.start()
+        await eventually(lambda: names(there) == ["restored"])
+        await eventually(lambda: there.reflector.live)
+        server.add(pod("new", node="n"))
+        await eventually(lambda: names(there) == ["restored", "new"])
+
+
+async def test_a_server_that_lags_costs_no_order(server: ApiServer, eventually: Any) -> None:
+    """It refuses a list of what it has not heard of yet; the newest is asked for, beside the watch that goes on."""
+    server.add(pod("old", created="2026-01-01T00:00:01Z"))
+    server.add(pod("young", created="2026-01-01T00:00:02Z"))
+    async with following(server, timing=ReflectorTiming(0.01, 0.05, check_s=0.05, patience_s=0)) as there:
+        await eventually(lambda: there.reflector.live)
+        server.hold_cache()
+        server.bind("young", "n")
+        server.bind("old", "n")
+        too_new = Answer(504, reason="Timeout", causes=("ResourceVersionTooLarge",))
+        refused = server.fail(too_new, verbs={"list"}, times=1)
+        lists = there.reflector.lists
+        await eventually(lambda: refused.happened and there.reflector.lists > lists)
+        assert names(there) == []
+        server.release_cache()
+        await eventually(lambda: names(there) == ["young", "old"])
+    assert server.count("watch", "pods") == 1
+    assert there.missed == 0
