@@ -8,7 +8,7 @@ from __future__ import annotations
 from operator import lt
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, hopeless, unfit
+from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, unfit, unfit_by_kind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.fleet_index.effort import TooLongError
 from gpu_device_plugin.fleet_index.rows import column, picked
@@ -33,9 +33,9 @@ _STEPS_AT_LEAST = 1
 
 _SOME_WAY, _NO_WAY = Packing((), 0), Packing(None, 0)
 
-UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", lasting=False)
+UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", unresolvable=False)
 UNTRIED = Unfit(
-    "whether its GPUs have room for all containers of the pod together takes longer to find out", lasting=False
+    "whether its GPUs have room for all containers of the pod together takes longer to find out", unresolvable=False
 )
 
 
@@ -47,15 +47,15 @@ def verdicts(ask: Ask, data: Rows, effort: Effort) -> Find[Unfit | None]:
     packing = _packing(demands, effort)
     every = _OfSeveral(ask, demands, data, packing) if len(demands) > 1 else _of_one(ask, demands[0], data)
     some = _ByWishes(ask, every, data, packing, effort) if ask.wishes.choosy else every
-    barred: dict[int, Unfit | None] = {}
+    by_kind: dict[int, Unfit | None] = {}
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
         found = some(rows, left_over)
-        for kind in range(len(barred), len(data.kinds)):
-            barred[kind] = hopeless(ask, data.kinds.examples[kind])
-        if not any(barred.values()):
+        for kind in range(len(by_kind), len(data.kinds)):
+            by_kind[kind] = unfit_by_kind(ask, data.kinds.examples[kind])
+        if not any(by_kind.values()):
             return found
-        return [barred[kind] or why for kind, why in zip(picked(data.kind, rows), found, strict=True)]
+        return [by_kind[kind] or why for kind, why in zip(picked(data.kind, rows), found, strict=True)]
 
     return find
 

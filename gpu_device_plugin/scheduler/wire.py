@@ -297,7 +297,7 @@ class _InspectResult(Struct, omit_defaults=True, gc=False):
 
 
 def filter_result(
-    args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], hopeless: Mapping[str, str]
+    args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
     """Answer filter, in the form in which it was asked.
 
@@ -305,13 +305,13 @@ def filter_result(
         args: what was asked.
         passed: the nodes that the pod may go to.
         failed: why not to others; evicting pods might help.
-        hopeless: why not to the rest; evicting pods would not help.
+        unresolvable: why not to the rest; evicting pods would not help.
     """
     if args.nodes is None:
-        return _encode(_FilterResult(None, passed, failed, hopeless))
+        return _encode(_FilterResult(None, passed, failed, unresolvable))
     chosen = frozenset(passed)
     nodes = [node for name, node in zip(args.names, args.nodes, strict=True) if name in chosen]
-    return _encode(_FilterResult(_Nodes({}, nodes), None, failed, hopeless))
+    return _encode(_FilterResult(_Nodes({}, nodes), None, failed, unresolvable))
 
 
 def filter_error(sentence: str) -> bytes:

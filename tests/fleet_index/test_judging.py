@@ -317,7 +317,7 @@ def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_furt
         assert untried[-1] < untried[-2]
     assert len(untried) > 3
     assert scores(judge, MANY, nodes) == values
-    assert not UNTRIED.lasting
+    assert not UNTRIED.unresolvable
 
 
 def test_nodes_of_which_only_some_gpus_are_allowed_are_not_tried_for_longer() -> None:

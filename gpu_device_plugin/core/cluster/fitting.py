@@ -45,8 +45,8 @@ class Unfit:
 
     sentence: str
     """Completes "on this node ...". Equal for many nodes where it can be: kube-scheduler counts equal ones together."""
-    lasting: bool
-    """No pod of this node could make room by ending."""
+    unresolvable: bool
+    """No pod of this node could make room by ending; kube-scheduler then looks for none to evict here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
     """
     if len(ask.parts) == 1 and not ask.wishes.choosy:
         # Asked of every node for nearly every pod.
-        return hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
+        return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
     found = _packed(ask, node, allowed(ask, node), pack or _pack)
@@ -106,25 +106,25 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
 
 def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tuple[tuple[int, ...], ...] | Unfit:
     """Find a way to place all parts of a pod, or say why there is none."""
-    why = hopeless(ask, node) or _alone(ask, node, rooms)
-    if why is not None and (why.lasting or len(ask.parts) == 1):
+    why = unfit_by_kind(ask, node) or _alone(ask, node, rooms)
+    if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
     demands = tuple(part.demand for part in ask.parts)
     if why is None and (taken := pack(demands, *_numbers(rooms)).taken) is not None:
         return taken
     sizes = tuple(room.total for room in rooms if room.healthy)
-    lasting = pack(demands, sizes, sizes).taken is None
-    if why is None or lasting:
-        return Unfit(TOGETHER + _among(node, rooms), lasting)
+    unresolvable = pack(demands, sizes, sizes).taken is None
+    if why is None or unresolvable:
+        return Unfit(TOGETHER + _among(node, rooms), unresolvable)
     return why
 
 
-def hopeless(ask: Ask, node: Candidate) -> Unfit | None:
+def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
     """Say why a pod fits on no node of this kind, whatever its GPUs are and have free; None if some may do."""
     if node.problem:
-        return Unfit(node.problem, lasting=True)
+        return Unfit(node.problem, unresolvable=True)
     if not node.rooms:
-        return Unfit("it shares no GPU", lasting=True)
+        return Unfit("it shares no GPU", unresolvable=True)
     if node.gpus.divided:
         return _beyond_gpushare(ask, node)
     return None
@@ -132,10 +132,12 @@ def hopeless(ask: Ask, node: Candidate) -> Unfit | None:
 
 def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return Unfit("its device plugin gives out no whole GPUs", lasting=True)
+        return Unfit("its device plugin gives out no whole GPUs", unresolvable=True)
     # It knows the pod by its sum and the GPU by `IDX`. Where there is only one GPU it needs to know neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
-        return Unfit("its device plugin serves only pods of which one container takes memory of one GPU", lasting=True)
+        return Unfit(
+            "its device plugin serves only pods of which one container takes memory of one GPU", unresolvable=True
+        )
     return None
 
 
@@ -158,27 +160,27 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
     """Say why a part of a pod does not even fit alone into the rooms that are allowed, None if each does."""
     if not rooms:
-        return Unfit("no GPU is one that the pod's annotations allow", lasting=True)
+        return Unfit("no GPU is one that the pod's annotations allow", unresolvable=True)
     numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
     answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
-    first = min(answers, key=lambda why: not why.lasting, default=None)
-    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.lasting)
+    first = min(answers, key=lambda why: not why.unresolvable, default=None)
+    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.unresolvable)
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
     """Say why one demand does not fit into the rooms of which these are the numbers, None if it does."""
     if not numbers.sizes:
-        return Unfit("no GPU is healthy", lasting=True)
+        return Unfit("no GPU is healthy", unresolvable=True)
     return (_too_many if demand.kind is Kind.COUNT else _too_much)(demand, node, numbers)
 
 
 def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | None:
     if len(numbers.sizes) < demand.amount:
-        return Unfit(f"fewer than {demand.amount} GPUs are healthy", lasting=True)
+        return Unfit(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
     return (
         None
         if len(numbers.unused) >= demand.amount
-        else Unfit(_lacking(demand.amount, "is", "are", "unused"), lasting=False)
+        else Unfit(_lacking(demand.amount, "is", "are", "unused"), unresolvable=False)
     )
 
 
@@ -188,10 +190,10 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None
         return None
     memory = _memory(each, node)
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
-        return Unfit(_too_small(demand.gpus, each, node, numbers), lasting=True)
+        return Unfit(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
     if not numbers.frees:
-        return Unfit("every GPU is in whole use", lasting=False)
-    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), lasting=False)
+        return Unfit("every GPU is in whole use", unresolvable=False)
+    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), unresolvable=False)
 
 
 def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:

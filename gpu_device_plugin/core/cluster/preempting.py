@@ -146,7 +146,7 @@ class _Choice:
         why = self._unfit([pod for pod in there if pod not in given])
         if why is None:
             return victims or None
-        if why.lasting:
+        if why.unresolvable:
             return None
         may_stay = frozenset(filter(self._may_stay, given))
         # Once with all that kube-scheduler evicts out of the way, and once as if it had not chosen yet.

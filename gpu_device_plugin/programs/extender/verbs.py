@@ -110,9 +110,9 @@ class Verbs:
         unknown = 0
         passed: list[str] = []
         failed: dict[str, str] = {}
-        hopeless: dict[str, str] = {}
+        unresolvable: dict[str, str] = {}
         if isinstance(asked, Impossible):
-            hopeless = dict.fromkeys(args.names, asked.sentence)
+            unresolvable = dict.fromkeys(args.names, asked.sentence)
         elif not asked.parts:
             passed = args.names
         elif claim is not None and claim.claimed:
@@ -124,12 +124,12 @@ class Verbs:
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
             for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
                 if why is not None:
-                    (hopeless if why.lasting else failed)[name] = why.sentence
+                    (unresolvable if why.unresolvable else failed)[name] = why.sentence
                     unknown += why is UNKNOWN
         counts = {
             "fits": len(passed),
             "full": len(failed) - unknown,
-            "hopeless": len(hopeless),
+            "unresolvable": len(unresolvable),
             "unknown": unknown,
         }
         self._count(counts)
@@ -137,7 +137,7 @@ class Verbs:
             return wire.filter_error(ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
-        return wire.filter_result(args, passed, failed, hopeless)
+        return wire.filter_result(args, passed, failed, unresolvable)
 
     def _count(self, verdicts: Mapping[str, int]) -> None:
         for what, number in verdicts.items():

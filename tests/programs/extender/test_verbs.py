@@ -252,7 +252,7 @@ def test_only_the_model_that_is_wished_for() -> None:
     assert answer["FailedAndUnresolvableNodes"] == {"a": "no GPU is one that the pod's annotations allow"}
 
 
-def test_both_resources_in_one_container_are_hopeless_everywhere() -> None:
+def test_both_resources_in_one_container_are_unresolvable_everywhere() -> None:
     both = secretive(pod("new", container(mem=1, count=1), uid="u-new"))
     answer = two_nodes().filter(both, "a", "zz")
     sentence = (
@@ -306,7 +306,12 @@ def test_verdicts_are_counted() -> None:
     world = two_nodes().node("c", 4)
     world.filter(wanting(8), "a", "b", "c", "zz", "zz2")
     name = VERDICTS.name
-    assert world.metrics.counts == {(name, "fits"): 1, (name, "full"): 1, (name, "hopeless"): 1, (name, "unknown"): 2}
+    assert world.metrics.counts == {
+        (name, "fits"): 1,
+        (name, "full"): 1,
+        (name, "unresolvable"): 1,
+        (name, "unknown"): 2,
+    }
 
 
 def test_well_connected_gpus_are_preferred() -> None:
@@ -767,7 +772,7 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
         (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
     ],
 )
-def test_an_absurd_request_is_hopeless_and_says_why(wanted: Json, sentence: str) -> None:
+def test_an_absurd_request_is_unresolvable_and_says_why(wanted: Json, sentence: str) -> None:
     world = two_nodes()
     answer = world.filter(wanted, "a")
     assert sentence in answer["FailedAndUnresolvableNodes"]["a"]
