@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 
 if TYPE_CHECKING:

@@ -115,11 +115,11 @@ def summary(rooms: Sequence[Room]) -> Summary:
     healthy = [room for room in rooms if room.healthy]
     total = sum(room.total for room in healthy)
     return Summary(
-        frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
+        frees=tuple(sorted((room.free for room in rooms if room.gives_shares), reverse=True)),
         sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
         failed=tuple(sorted((room.total for room in rooms if not room.healthy), reverse=True)),
-        shared=tuple(sorted((room.free for room in healthy if room.shared and not room.whole), reverse=True)),
-        unused=tuple(room.position for room in healthy if not room.shared and not room.whole),
-        used=total - sum(room.free for room in healthy if not room.whole),
+        shared=tuple(sorted((room.free for room in rooms if room.gives_shares and room.shared), reverse=True)),
+        unused=tuple(room.position for room in rooms if room.unused),
+        used=total - sum(room.free for room in rooms if room.gives_shares),
         total=total,
     )

@@ -110,7 +110,7 @@ def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tup
     if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
     demands = tuple(part.demand for part in ask.parts)
-    if why is None and (taken := pack(demands, *_numbers(rooms)).taken) is not None:
+    if why is None and (taken := pack(demands, *free_and_idle(rooms)).taken) is not None:
         return taken
     sizes = tuple(room.total for room in rooms if room.healthy)
     unresolvable = pack(demands, sizes, sizes).taken is None
@@ -236,6 +236,16 @@ class Packer:
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
 
+    def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
+        """Return what is free once whole GPUs are taken, the least first; None if there are too few of them."""
+        if self.whole > len(idle):
+            return None
+        left = sorted(frees)
+        for free in sorted(idle)[: self.whole]:
+            # Those with the least: nothing that is left could do more than what is left so.
+            left.remove(free)
+        return left
+
     def __call__(self, frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
         """Try it.
 
@@ -244,12 +254,9 @@ class Packer:
             idle: of those GPUs, which may also be taken whole: shares free on each.
             most_steps: when to give up.
         """
-        if self.whole > len(idle):
+        left = self.left(frees, idle)
+        if left is None:
             return Packing(None, 0)
-        left = sorted(frees)
-        for free in sorted(idle)[: self.whole]:
-            # Those with the least: nothing that is left could do more than what is left so.
-            left.remove(free)
         vain: set[tuple[int, tuple[int, ...]]] = set()
         steps = 0
 
@@ -294,10 +301,9 @@ def _order(demands: Sequence[Demand]) -> list[int]:
     )
 
 
-def _numbers(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what `pack` wants to know of rooms."""
-    ready = [room for room in rooms if room.healthy and not room.whole]
-    return tuple(room.free for room in ready), tuple(room.free for room in ready if not room.shared)
+def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shares free on each GPU that gives shares, and on each of those that nobody uses: for `pack`."""
+    return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
 
 
 def _preferred(
@@ -316,7 +322,7 @@ def _preferred(
             if placement is None or steps < 0:
                 return None
             left = _without(rooms, placement)
-            packing = others(*_numbers(left), steps)
+            packing = others(*free_and_idle(left), steps)
             steps -= 1 + packing.steps
             found[n] = placement
         rooms = left
@@ -328,9 +334,8 @@ def _as_packed(
 ) -> dict[int, Placement]:
     """Place demands in the way that `pack` has found."""
     found: dict[int, Placement] = {}
-    ready = [room for room in rooms if room.healthy and not room.whole]
-    idle = sorted((room for room in ready if not room.shared), key=lambda room: room.free)
-    left = {room.position: room.free for room in ready}
+    idle = sorted((room for room in rooms if room.unused), key=lambda room: room.free)
+    left = {room.position: room.free for room in rooms if room.gives_shares}
     ways = iter(taken)
     for n in _order(demands):
         demand = demands[n]
@@ -358,7 +363,7 @@ def _ways(
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}
     for room in sorted(rooms, key=lambda room: (rank(room.free), room.position)):
-        if room.healthy and not room.whole and (room.free >= each if memory else not room.shared):
+        if (room.gives_shares and room.free >= each) if memory else room.unused:
             alike.setdefault(_likeness(room), []).append(room)
 
     def on(group: Iterable[Room]) -> Placement:

@@ -69,6 +69,12 @@ class Usage:
             unplaced_gpus=self.unplaced_gpus + unlisted_gpus,
         )
 
+    def size(self, sizes: Mapping[int, int]) -> int:
+        """Return all of it in shares, on a node with GPUs of these sizes by position; an unknown GPU is the largest."""
+        largest = max(sizes.values(), default=0)
+        whole = sum(sizes.get(position, largest) for position in self.whole) + self.unplaced_gpus * largest
+        return sum(shares for _, shares in self.shares) + self.unplaced_shares + whole
+
     @property
     def left(self) -> Usage:
         """What remains of it for a moment when its pod has ended.

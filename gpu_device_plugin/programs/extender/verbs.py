@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 from gpu_device_plugin.aio.http import Json
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
-from gpu_device_plugin.core.cluster.preempting import Occupant, Preemptor, choose_on_each
-from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
+from gpu_device_plugin.core.cluster.victims import Occupant
+from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
