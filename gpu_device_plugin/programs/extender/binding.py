@@ -177,8 +177,8 @@ class Binding:
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
         found, wait_s = fit(asked, there, self._gpu_policy()), 0.0
-        if (closed := self._fleet.closed(node)) is not None:
-            rest, opens = closed
+        if (settling := self._fleet.settling(node)) is not None:
+            rest, opens = settling
             at_once = fit(asked, rest, self._gpu_policy())
             found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):

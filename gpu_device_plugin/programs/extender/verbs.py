@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.aio.http import Json
 from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.victims import Occupant
@@ -14,7 +15,6 @@ from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
-from gpu_device_plugin.scheduler.preemptor import wants_sums_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -185,7 +185,7 @@ class Verbs:
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if wants_sums_alone(args.pod) else None)
+        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(args.pod) else None)
         for node, found in choose_on_each(preemptor, there):
             victims = args.victims[node.name]
             kept = [uid for uid in victims.uids if uid in found]
@@ -233,8 +233,8 @@ class Verbs:
 
 
 def _occupant(entry: Entry) -> Occupant:
-    leaving = entry.deleting or entry.until is not None
-    return Occupant(entry.uid, entry.usage, entry.priority, leaving, entry.requests)
+    terminating = entry.deleting or entry.until is not None
+    return Occupant(entry.uid, entry.usage, entry.priority, terminating, entry.requests)
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def cluster(
         resources: what is managed.
     """
     warnings: list[str] = []
-    fleet = Fleet(resources, drain_s=0)
+    fleet = Fleet(resources, vanished_grace_s=0)
     names = {resource.kind: resource.name for resource in resources}
     node_reader = NodeReader(names.values(), _NODE_KEYS.__contains__)
     records: dict[str, NodeRecord] = {}

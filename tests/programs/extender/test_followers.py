@@ -21,7 +21,7 @@ RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
 
 
 def fleet() -> Fleet:
-    return Fleet(RESOURCES, drain_s=30)
+    return Fleet(RESOURCES, vanished_grace_s=30)
 
 
 def node(

@@ -54,7 +54,7 @@ class Counted(NoMetrics):
 class World:
     """A fleet, and the scheduler's questions about it."""
 
-    fleet: Fleet = field(default_factory=lambda: Fleet(RESOURCES, drain_s=30))
+    fleet: Fleet = field(default_factory=lambda: Fleet(RESOURCES, vanished_grace_s=30))
     metrics: Counted = field(default_factory=Counted)
     node_policy: str = "binpack"
     gpu_policy: str = "binpack"
