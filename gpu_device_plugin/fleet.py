@@ -44,7 +44,7 @@ class Entry:
     """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
     a moment ago."""
     in_doubt: bool = False
-    """Claimed, and nobody knows whether the pod is bound. If it is not, that shows when enough time has passed."""
+    """Claimed, and it is not known whether the pod is bound. If it is not, that shows when enough time has passed."""
 
     @classmethod
     def of(cls, pod: Pod, usage: Usage) -> Entry:
@@ -79,38 +79,17 @@ class _Node:
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
-class _Changes:
-    """Which names have changed since when, each once."""
-
-    def __init__(self) -> None:
-        self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._number = 0
-        self._forgotten = 0
-
-    def add(self, name: str) -> None:
-        """Take note of a change."""
-        self._number += 1
-        self._numbers[name] = self._number
-        self._numbers.move_to_end(name)
-        if len(self._numbers) > _MOST_CHANGES:
-            _, self._forgotten = self._numbers.popitem(last=False)
-
-    def since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return a mark for now, and what has changed since `mark`; None if that is not known any more."""
-        if mark < self._forgotten:
-            return self._number, None
-        latest_first = reversed(self._numbers.items())
-        return self._number, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
-
-
 class View:
     """Nodes by name as they are in one respect, and which have changed since when."""
 
     def __init__(self, current: Callable[[], None]) -> None:
-        """Begin without a node; `current` is called before anybody looks."""
+        """Begin without a node; `current` is called before every reading."""
         self._current = current
         self._nodes: dict[str, Candidate] = {}
-        self._changes = _Changes()
+        self._changes: OrderedDict[str, int] = OrderedDict()
+        """When each node changed last, counted in changes, the latest at the end."""
+        self._latest = 0
+        self._forgotten = 0
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
@@ -124,7 +103,10 @@ class View:
         None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
         """
         self._current()
-        return self._changes.since(mark)
+        if mark < self._forgotten:
+            return self._latest, None
+        latest_first = reversed(self._changes.items())
+        return self._latest, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
 
     def put(self, name: str, node: Candidate | None) -> None:
         """Take over a node as it is now; None: it is not here."""
@@ -132,7 +114,11 @@ class View:
             self._nodes[name] = node
         elif self._nodes.pop(name, None) is None:
             return
-        self._changes.add(name)
+        self._latest += 1
+        self._changes[name] = self._latest
+        self._changes.move_to_end(name)
+        if len(self._changes) > _MOST_CHANGES:
+            _, self._forgotten = self._changes.popitem(last=False)
 
 
 class Fleet:
@@ -297,7 +283,7 @@ class Fleet:
             self._vanish(replace(entry, claimed=False, in_doubt=False), now)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
-        """Take note of all pods that there are, at `now` (monotonic seconds). How the others went, nobody saw."""
+        """Take note of all pods that there are, at `now` (monotonic seconds). How the others ended was not seen."""
         there = {pod.uid for pod in pods}
         self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
@@ -329,7 +315,7 @@ class Fleet:
             self._enter(replace(Entry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
 
     def doubt(self, uid: str) -> None:
-        """Take note that nobody knows whether a claimed pod is bound."""
+        """Take note that it is not known whether a claimed pod is bound."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._enter(replace(entry, in_doubt=True))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _MOST_STEPS = 1000
-"""So many steps one request may take to try what nobody has tried before; a step takes some microseconds."""
+"""So many steps one request may take to try what has not been tried before; a step takes some microseconds."""
 _MOST_ASKS = 64
 """So many different pods are remembered. At 5,000 nodes each takes 80 kB."""
 

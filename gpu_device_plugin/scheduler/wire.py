@@ -59,7 +59,7 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionArgs:
-    """A pod that fits nowhere, and who could make way for it on each node."""
+    """A pod that fits nowhere, and the pods of each node that could be evicted for it."""
 
     pod: Raw
     victims: Mapping[str, Victims]
@@ -288,7 +288,7 @@ class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
     problem: str
     """Why nothing is known of its GPUs."""
     unplaced: Sequence[InspectedPod]
-    """What pods take of GPUs that nobody has named yet, or that the node does not list."""
+    """What pods take of GPUs that are not known yet, or that the node does not list."""
 
 
 class _InspectResult(Struct, omit_defaults=True, gc=False):
@@ -330,7 +330,7 @@ def binding_result(error: str) -> bytes:
 
 
 def preemption_result(victims: Mapping[str, Victims]) -> bytes:
-    """Answer preempt: whom to evict on which node. A node that is left out is none for the pod."""
+    """Answer preempt: which pods to evict from which node. A node that is left out is none for the pod."""
     nodes = {
         name: _MetaVictims([_MetaPod(uid) for uid in chosen.uids], chosen.pdb_violations)
         for name, chosen in victims.items()

@@ -31,6 +31,11 @@ class Effort:
         """Take note of steps that were taken."""
         self._left -= steps
 
+    def take(self, steps: int) -> None:
+        """Take note of steps that were taken. Raises TooLongError if no step is left."""
+        self.spend(steps)
+        self.check()
+
     def check(self) -> None:
         """Raise TooLongError if no step is left."""
         if self._left <= 0:

@@ -294,7 +294,7 @@ _pack: Pack = pack
 
 
 def _order(demands: Sequence[Demand]) -> list[int]:
-    """Return in which order demands are placed: whole GPUs first, for they need what nobody else uses."""
+    """Return in which order demands are placed: whole GPUs first, for they need GPUs that are not in use."""
     return sorted(
         range(len(demands)),
         key=lambda n: (demands[n].kind is not Kind.COUNT, -demands[n].gpus, -demands[n].amount, n),
@@ -302,7 +302,7 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 
 def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shares free on each GPU that gives shares, and on each of those that nobody uses: for `pack`."""
+    """Return the shares free on each GPU that gives shares, and on each unused one: for `pack`."""
     return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
 
 

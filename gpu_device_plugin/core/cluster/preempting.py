@@ -1,15 +1,16 @@
-"""Whom to evict from a node so that a pod of higher priority fits there."""
+"""Which pods to evict from a node so that a pod of higher priority fits there."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
 from gpu_device_plugin.core.cluster.fitting import Packer, Packing, unfit
-from gpu_device_plugin.core.cluster.victims import find_victims, spared
+from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ class Preemptor:
 def choose_on_each(
     preemptor: Preemptor, nodes: Iterable[tuple[Candidate, Collection[Occupant], frozenset[str]]]
 ) -> Iterator[tuple[Candidate, frozenset[str]]]:
-    """Yield the nodes on which evicting helps, with whom to evict there: as `choose` says, one after the other.
+    """Yield the nodes on which evicting helps, one after the other, with what `choose` says of each.
 
-    It ends early where that takes long. Nodes that are left out are none to evict anybody from; any of the others will
-    do for a scheduler.
+    It ends early where that takes long. No pod is to be evicted from a node that is left out; any of the others will do
+    for a scheduler.
 
     Args:
         preemptor: the pod.
@@ -53,19 +54,23 @@ def choose_on_each(
     """
     steps = 0
     for node, occupants, victims in nodes:
-        choice = _Choice(preemptor, node, occupants, victims)
-        found = choice.choose()
+        effort = Effort(_MOST_STEPS)
+        found = choose(preemptor, node, occupants, victims, effort)
         if found is not None:
             yield node, found
-        steps += choice.effort.spent
+        steps += effort.spent
         if steps > _MOST_STEPS:
             return
 
 
 def choose(
-    preemptor: Preemptor, node: Candidate, occupants: Collection[Occupant], victims: frozenset[str]
+    preemptor: Preemptor,
+    node: Candidate,
+    occupants: Collection[Occupant],
+    victims: frozenset[str],
+    effort: Effort | None = None,
 ) -> frozenset[str] | None:
-    """Return whom to evict from `node` for a pod.
+    """Return the uids of the pods to evict from `node` for a pod.
 
     `victims` as they are, where the GPUs have room without them: kube-scheduler has found that each of them is needed.
     Otherwise any pods of a lower priority whose eviction makes room on GPUs and gives back no less of anything else
@@ -75,25 +80,35 @@ def choose(
     Of all ways, the one whose most important victim is the least important, then with the fewest, then with the most of
     kube-scheduler's own, which it chose with an eye to PodDisruptionBudgets, then with the least GPU memory, then by
     uid. It may be another where there are too many to compare, where a pod lies on several GPUs or on unknown ones, and
-    where something else than GPUs is short; but nobody is evicted who could stay.
+    where something else than GPUs is short; but no pod is evicted that could stay.
 
     Args:
         preemptor: the pod.
         node: its GPUs; how they are used is taken from `occupants`.
         occupants: all pods that count on it.
         victims: uids of the pods that kube-scheduler would evict, which makes room by the sums of the node.
+        effort: how many steps it may take, and takes.
 
     Returns:
-        None where evicting does not help, where there is nobody to evict, or where it takes too long to find out.
+        None where evicting does not help, where there is no pod to evict, or where it takes too long to find out.
     """
-    return _Choice(preemptor, node, occupants, victims).choose()
+    try:
+        return _Choice(preemptor, node, occupants, victims, effort=effort or Effort(_MOST_STEPS)).choose()
+    except TooLongError:
+        return None
 
 
 class _Choice:
     """Which pods to evict from one node, and how long it took to find out."""
 
     def __init__(
-        self, preemptor: Preemptor, node: Candidate, occupants: Iterable[Occupant], victims: frozenset[str]
+        self,
+        preemptor: Preemptor,
+        node: Candidate,
+        occupants: Iterable[Occupant],
+        victims: frozenset[str],
+        *,
+        effort: Effort,
     ) -> None:
         self._preemptor = preemptor
         self._node = node
@@ -105,17 +120,14 @@ class _Choice:
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
         sizes = {gpu.position: gpu.shares for gpu in node.gpus.gpus}
         self._memory = {pod: pod.usage.size(sizes) for pod in self._staying}
-        self._sums = _Sums(preemptor, node, self._staying, self._proposed)
-        self.effort = Effort(_MOST_STEPS)
+        self._effort = effort
+
+    @cached_property
+    def _sums(self) -> _Sums:
+        return _Sums(self._preemptor, self._node, self._staying, self._proposed)
 
     def choose(self) -> frozenset[str] | None:
-        """As the function `choose`."""
-        try:
-            return self._choose()
-        except TooLongError:
-            return None
-
-    def _choose(self) -> frozenset[str] | None:
+        """As the function `choose`. Raises TooLongError."""
         why = self._unfit_without(self._proposed)
         if why is None:
             return self._victims or None
@@ -139,15 +151,15 @@ class _Choice:
         for most in sorted({pod.priority for pod in others if pod.priority < self._preemptor.priority}):
             everybody = gone.union(pod for pod in others if pod.priority <= most)
             if self._helps(everybody):
-                found = find_victims(
+                search = VictimSearch(
                     self._preemptor.ask,
                     self._node,
                     others,
                     cost=self._cost,
                     may_go=everybody.__contains__,
-                    spend=self._spend,
+                    spend=self._effort.take,
                 )
-                sets = {self._completed(gone | pods, most) for pods in found.sets}
+                sets = {self._completed(gone | pods, most) for pods in search.sets()}
                 best = next(filter(self._helps, sorted(sets, key=self._cost)), everybody)
                 return self._spared(best, gone - self._free_to_stay) - (gone - self._free_to_stay)
         return None
@@ -157,7 +169,7 @@ class _Choice:
         others = sorted((pod for pod in self._proposed - evicted if pod.priority <= most), key=self._importance)
         while others and not self._sums.suffice(evicted):
             evicted |= {others.pop()}
-            self._spend(len(evicted))
+            self._effort.take(len(evicted))
         return evicted
 
     def _spared(self, pods: frozenset[Occupant], kept: frozenset[Occupant]) -> frozenset[Occupant]:
@@ -172,12 +184,12 @@ class _Choice:
     def _unfit_without(self, evicted: frozenset[Occupant]) -> Unfit | None:
         before = self._node
         usages = [pod.usage for pod in self._staying if pod not in evicted]
-        self._spend(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
+        self._effort.take(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
         return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._pack)
 
     def _pack(self, _demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
         found = self._packer(frees, idle)
-        self._spend((found.steps + 1) * (len(frees) + 4))
+        self._effort.take((found.steps + 1) * (len(frees) + 4))
         return found
 
     def _importance(self, pod: Occupant) -> tuple[int, bool, int, str]:
@@ -191,11 +203,6 @@ class _Choice:
             sum(map(self._memory.__getitem__, pods)),
             sorted(pod.uid for pod in pods),
         )
-
-    def _spend(self, steps: int) -> None:
-        """Take note of steps. Raises TooLongError when they were too many."""
-        self.effort.spend(steps)
-        self.effort.check()
 
 
 class _Sums:

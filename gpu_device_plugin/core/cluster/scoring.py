@@ -93,7 +93,7 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
     packs = (ask.wishes.gpu_policy or node.policy or gpu_policy) == "binpack"
     spared = 0.0
     for each, gpus in wish.memory:
-        # Who packs takes GPUs in use before others, who does not when there are no unused ones left.
+        # binpack takes GPUs in use before others, another policy once there are no unused ones left.
         fitting = sum(free >= each for free in numbers.shared[:gpus])
         spared += fitting if packs else max(0, gpus - len(numbers.unused))
     for amount, pairs in wish.counts:

@@ -6,6 +6,7 @@ Two questions rest on this search: which pods to evict (`preempting`), and which
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, combinations, islice, product
 from typing import TYPE_CHECKING
 
@@ -40,41 +41,11 @@ class Occupant:
     """What it takes of the node besides, by resource; None: unknown, as is what becomes free without it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Victims:
-    """The sets of pods that make room on one node, one for each place that the pod could get there."""
+class VictimSearch:
+    """The sets of pods that make room on one node.
 
-    sets: frozenset[frozenset[Occupant]]
-    """Where nobody knows which GPU a pod has whole, more pods may have to go."""
-    exact: bool
-    """No set costs less than the best of these: all places and sets were compared, and no pod is on two GPUs."""
-
-
-def find_victims(
-    ask: Ask,
-    node: Candidate,
-    pods: Iterable[Occupant],
-    *,
-    cost: Callable[[Collection[Occupant]], tuple[object, ...]],
-    may_go: Callable[[Occupant], bool] = lambda _pod: True,
-    spend: Callable[[int], None] = lambda _steps: None,
-) -> Victims:
-    """Return which pods have to go for each place that a pod could get.
-
-    Args:
-        ask: what the pod asks.
-        node: its GPUs.
-        pods: that count on it.
-        cost: what sets are compared by: by their number of pods, then by sums over the pods, then by lists of values.
-        may_go: whether a pod may be one of those that have to go.
-        spend: takes note of steps, each of about a microsecond; an error that it raises ends the search.
+    A place is what the pod could get there: so many shares of some GPUs, by position; 0 for a whole GPU.
     """
-    search = _Search(ask, node, pods, cost=cost, may_go=may_go, spend=spend)
-    return search.victims([part.demand for part in ask.parts])
-
-
-class _Search:
-    """One search. A place is so many shares of some GPUs, by position; 0 for a whole GPU."""
 
     def __init__(
         self,
@@ -83,38 +54,65 @@ class _Search:
         pods: Iterable[Occupant],
         *,
         cost: Callable[[Collection[Occupant]], tuple[object, ...]],
-        may_go: Callable[[Occupant], bool],
-        spend: Callable[[int], None],
+        may_go: Callable[[Occupant], bool] = lambda _pod: True,
+        spend: Callable[[int], None] = lambda _steps: None,
     ) -> None:
-        self._sizes = {room.position: room.total for room in allowed(ask, node) if room.healthy}
+        """Search.
+
+        Args:
+            ask: what the pod asks.
+            node: its GPUs.
+            pods: that count on it.
+            cost: what sets are compared by: their number of pods, then sums over the pods, then sorted lists.
+            may_go: whether a pod may be one of those that have to go.
+            spend: takes note of steps, each of about a microsecond; an error that it raises ends the search.
+        """
+        self._demands = [part.demand for part in ask.parts]
+        self.sizes = {room.position: room.total for room in allowed(ask, node) if room.healthy}
+        """Shares of each GPU that the pod could get, by position."""
         listed = {gpu.position for gpu in node.gpus.gpus}
-        self._usages = {pod: pod.usage.as_listed(listed) for pod in pods}
+        self.usages = {pod: pod.usage.as_listed(listed) for pod in sorted(pods, key=lambda pod: cost((pod,)))}
+        """What each pod takes, the cheapest first."""
         self._cost = cost
         self._may_go = may_go
         self._spend = spend
-        self._known: dict[tuple[int, int], frozenset[Occupant] | None] = {}
-        self._all_compared = True
+        self._in_the_way = cache(self._find_in_the_way)
+        self.exact = all(
+            len(usage.shares) + len(usage.whole) == 1 and not usage.unplaced for usage in self.usages.values()
+        )
+        """Whether no set costs less than the best of `sets`: no pod is on two GPUs, and all places were compared."""
 
-    def victims(self, demands: Sequence[Demand]) -> Victims:
+    def sets(self) -> list[frozenset[Occupant]]:
+        """Return for each place the pods that have to go, the cheapest set first.
+
+        More pods may have to go where one has an unknown GPU whole.
+        """
         sets = set()
-        for place in self._places(demands):
+        for place in self._places():
             on_each = [self._in_the_way(*at) for at in place.items()]
             if None not in on_each:
                 sets.add(frozenset[Occupant]().union(*filter(None, on_each)))
-        on_one = (len(usage.shares) + len(usage.whole) == 1 and not usage.unplaced for usage in self._usages.values())
-        return Victims(frozenset(sets), exact=self._all_compared and all(on_one))
+        return sorted(sets, key=self._cost)
+
+    def touching(self, place: Collection[int]) -> list[Occupant]:
+        """Return the pods that are on some GPUs, or may be, the cheapest first."""
+        return [
+            pod
+            for pod, usage in self.usages.items()
+            if usage.unplaced or any(at in place for at in (*usage.whole, *(at for at, _ in usage.shares)))
+        ]
 
     # --- Where the pod could go ---------------------------------------------------------------------------------------
 
-    def _places(self, demands: Sequence[Demand]) -> Iterator[dict[int, int]]:
-        for number, chosen in enumerate(product(*map(self._groups, demands))):
-            if number >= MOST_PLACES // len(demands):
+    def _places(self) -> Iterator[dict[int, int]]:
+        for number, chosen in enumerate(product(*map(self._groups, self._demands))):
+            if number >= MOST_PLACES // len(self._demands):
                 # One demand gets the cheapest GPUs together first.
-                self._all_compared = self._all_compared and len(demands) == 1
+                self.exact = self.exact and len(self._demands) == 1
                 return
             place: dict[int, int] = {}
-            self._spend(2 * len(demands))
-            for demand, group in zip(demands, chosen, strict=True):
+            self._spend(2 * len(self._demands))
+            for demand, group in zip(self._demands, chosen, strict=True):
                 each = _each(demand)
                 if any(at in place and not (each and place[at]) for at in group):
                     break  # a GPU that is taken whole is not shared
@@ -124,7 +122,7 @@ class _Search:
 
     def _groups(self, demand: Demand) -> Sequence[tuple[int, ...]]:
         """Return the groups of GPUs that one demand could get, first those on which the fewest pods are in the way."""
-        found = {at: self._in_the_way(at, _each(demand)) for at in self._sizes}
+        found = {at: self._in_the_way(at, _each(demand)) for at in self.sizes}
         costs = {at: (self._cost(pods), at) for at, pods in found.items() if pods is not None}
         size = demand.amount if demand.kind is Kind.COUNT else demand.gpus
         # One more than are looked at, so that it shows that there are more.
@@ -132,24 +130,18 @@ class _Search:
 
     # --- Which pods are in the way ------------------------------------------------------------------------------------
 
-    def _in_the_way(self, position: int, wanted: int) -> frozenset[Occupant] | None:
+    def _find_in_the_way(self, position: int, wanted: int) -> frozenset[Occupant] | None:
         """Return which pods have to go for so many shares of a GPU, 0 for all of it; None if that cannot be."""
-        at = position, wanted
-        if at not in self._known:
-            self._known[at] = self._found_in_the_way(position, wanted)
-        return self._known[at]
-
-    def _found_in_the_way(self, position: int, wanted: int) -> frozenset[Occupant] | None:
-        self._spend(len(self._usages))
+        self._spend(len(self.usages))
         shares: dict[Occupant, int] = {}
         needed: set[Occupant] = set()
-        for pod, usage in self._usages.items():
+        for pod, usage in self.usages.items():
             here = sum(amount for at, amount in usage.shares if at == position) + usage.unplaced_shares
             if position in usage.whole or (not wanted and (here or usage.unplaced_gpus)):
                 needed.add(pod)
             elif here:
                 shares[pod] = here
-        size = self._sizes[position]
+        size = self.sizes[position]
         if wanted > size or not all(map(self._may_go, needed)):
             return None
         lacking = wanted - size + sum(shares.values())
@@ -159,13 +151,13 @@ class _Search:
     def _fewest(self, shares: Mapping[Occupant, int], lacking: int) -> frozenset[Occupant] | None:
         """Return the fewest pods with so many shares of a GPU; None if all of them have less."""
         # The largest come first, so that the first set is sure to do.
-        largest = sorted(shares, key=lambda pod: (-shares[pod], self._cost((pod,))))
+        largest = sorted(shares, key=shares.__getitem__, reverse=True)
         sums = accumulate((shares[pod] for pod in largest), initial=0)
         number = next((n for n, given in enumerate(sums) if given >= lacking), None)
         if number is None:
             return None
         sets = list(islice(groups(alike(largest), number), _MOST_SETS + 1))
-        self._all_compared = self._all_compared and len(sets) <= _MOST_SETS
+        self.exact = self.exact and len(sets) <= _MOST_SETS
         self._spend(len(sets) * (number + 2) // 2)
         return min((frozenset(some) for some in sets if sum(map(shares.__getitem__, some)) >= lacking), key=self._cost)
 

@@ -53,7 +53,7 @@ class Verbs:
     """Answers to the scheduler, each from the request's body to the answer's; none awaits, none raises.
 
     `filter` can tell an error. An answer of the other two cannot, so that their safe answer is given instead, and the
-    error is logged: no node suits better than another, and nobody is evicted.
+    error is logged: no node suits better than another, and no pod is evicted.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Verbs:
         """Answer from `fleet`.
 
         Args:
-            fleet: who takes what.
+            fleet: the nodes, and what pods take of them.
             pods: reads the pods in requests.
             resources: what is managed.
             gpu_policy: which GPU is preferred, where neither pod nor node says.
@@ -168,7 +168,7 @@ class Verbs:
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
-        """Say whom to evict on which of some nodes so that the pod fits there."""
+        """Say which pods to evict from which of some nodes so that the pod fits there."""
         try:
             args = wire.read_preemption(body)
             pod, asked = self._asked(args.pod)
@@ -189,7 +189,7 @@ class Verbs:
         for node, found in choose_on_each(preemptor, there):
             victims = args.victims[node.name]
             kept = [uid for uid in victims.uids if uid in found]
-            # It is not told which of its victims are against a budget; no more than those that are left.
+            # The request does not say which victims are against a budget: no more than those that are left.
             violations = min(victims.pdb_violations, len(kept))
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         return wire.preemption_result(chosen)
