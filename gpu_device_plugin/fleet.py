@@ -193,8 +193,9 @@ class Fleet:
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
-            self._now.put(name, _candidate(name, gpus, counting))
-            self.soon.put(name, _candidate(name, gpus, staying) if len(staying) < len(counting) else None)
+            self._now.put(name, candidate(name, gpus, [entry.usage for entry in counting]))
+            same = len(staying) == len(counting)
+            self.soon.put(name, None if same else candidate(name, gpus, [entry.usage for entry in staying]))
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -383,7 +384,3 @@ class Fleet:
         node = self._nodes[name]
         if node.gpus is None and not node.entries:
             del self._nodes[name]
-
-
-def _candidate(name: str, gpus: NodeGpus, entries: Iterable[Entry]) -> Candidate:
-    return candidate(name, gpus, [entry.usage for entry in entries])

@@ -83,7 +83,6 @@ class _OfSeveral:
 
     def __init__(self, ask: Ask, demands: tuple[Demand, ...], table: NodeTable, packing: Pack) -> None:
         self._ask = ask
-        self._demands = demands
         self._table = table
         self._packing = packing
         memory = [demand for demand in demands if demand.kind is Kind.MEMORY]
@@ -119,8 +118,8 @@ class _OfSeveral:
     def _sure(self, rows: Sequence[int]) -> Sequence[bool]:
         """Say of which rows it is sure that one GPU has room for all, or that there is a GPU for each piece.
 
-        To put every piece onto the fullest GPU that has room leaves enough for the others then, so that `pack` finds a
-        way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
+        To put every piece onto the fullest GPU that has room leaves enough for the others then, so that `Packer` finds
+        a way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
         """
         table = self._table
         if self._whole + len(self._pieces) > len(table.frees) and not self._on_one:
@@ -145,20 +144,20 @@ class _OfSeveral:
             return why
         # Of two pieces it is sure as soon as there is a way.
         two = self._on_one and len(self._pieces) == 2
-        if not two and self._packing(self._demands, *free_and_idle(node.rooms)).taken is not None:
+        if not two and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None
         why = self._together.get(kind) or unfit(self._ask, node, self._packing)
         return None if why is None else self._together.setdefault(kind, why)
 
 
 def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
-    """Return `fitting.pack` for the demands of one pod, which tries only once what comes to the same for them."""
+    """Return `fitting.Packer` for the demands of one pod, which tries only once what comes to the same for them."""
     packer = Packer(demands)
     least = min((each for _, each in packer.pieces), default=0)
     most = sum(gpus * each for gpus, each in packer.pieces)
     known: dict[tuple[int, ...], Packing] = {}
 
-    def packing(_demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
+    def packing(frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
         left = packer.left(frees, idle)
         if left is None:
             return _NO_WAY

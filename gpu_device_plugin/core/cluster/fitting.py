@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.model.memory import format_mib
@@ -60,11 +60,8 @@ class Packing:
     """How many it took to find that out, each of some microseconds."""
 
 
-class Pack(Protocol):
-    """`pack`, or what remembers its answers."""
-
-    def __call__(self, demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...], /) -> Packing:
-        """Put demands onto GPUs."""
+Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...]], Packing]"
+"""A `Packer` for the demands of one pod, or what remembers its answers."""
 
 
 def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
@@ -73,14 +70,14 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
     Args:
         ask: what the pod asks; without any part it fits everywhere.
         node: the node with what is taken of it.
-        pack: what to ask instead of `pack`.
+        pack: what to ask instead of a `Packer`.
     """
     if len(ask.parts) == 1 and not ask.wishes.choosy:
         # Asked of every node for nearly every pod.
         return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
-    found = _packed(ask, node, allowed(ask, node), pack or _pack)
+    found = _packed(ask, node, allowed(ask, node), pack)
     return found if isinstance(found, Unfit) else None
 
 
@@ -95,7 +92,7 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     if not ask.parts:
         return Fit(())
     rooms = allowed(ask, node)
-    found = _packed(ask, node, rooms, _pack)
+    found = _packed(ask, node, rooms)
     if isinstance(found, Unfit):
         return found
     demands = [part.demand for part in ask.parts]
@@ -104,16 +101,18 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     return Fit(tuple(placements[n] for n in range(len(demands))))
 
 
-def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tuple[tuple[int, ...], ...] | Unfit:
+def _packed(
+    ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack | None = None
+) -> tuple[tuple[int, ...], ...] | Unfit:
     """Find a way to place all parts of a pod, or say why there is none."""
     why = unfit_by_kind(ask, node) or _alone(ask, node, rooms)
     if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
-    demands = tuple(part.demand for part in ask.parts)
-    if why is None and (taken := pack(demands, *free_and_idle(rooms)).taken) is not None:
+    pack = pack or Packer([part.demand for part in ask.parts])
+    if why is None and (taken := pack(*free_and_idle(rooms)).taken) is not None:
         return taken
     sizes = tuple(room.total for room in rooms if room.healthy)
-    unresolvable = pack(demands, sizes, sizes).taken is None
+    unresolvable = pack(sizes, sizes).taken is None
     if why is None or unresolvable:
         return Unfit(TOGETHER + _among(node, rooms), unresolvable)
     return why
@@ -285,14 +284,6 @@ class Packer:
         return Packing(rest(0, left), steps)
 
 
-def pack(demands: tuple[Demand, ...], frees: Sequence[int], idle: Sequence[int]) -> Packing:
-    """Find out whether all demands go together onto GPUs; see `Packer`."""
-    return Packer(demands)(frees, idle)
-
-
-_pack: Pack = pack
-
-
 def _order(demands: Sequence[Demand]) -> list[int]:
     """Return in which order demands are placed: whole GPUs first, for they need GPUs that are not in use."""
     return sorted(
@@ -302,7 +293,7 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 
 def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shares free on each GPU that gives shares, and on each unused one: for `pack`."""
+    """Return the shares free on each GPU that gives shares, and on each unused one: for a `Packer`."""
     return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
 
 
@@ -332,7 +323,7 @@ def _preferred(
 def _as_packed(
     demands: Sequence[Demand], rooms: Sequence[Room], taken: Sequence[tuple[int, ...]]
 ) -> dict[int, Placement]:
-    """Place demands in the way that `pack` has found."""
+    """Place demands in the way that a `Packer` has found."""
     found: dict[int, Placement] = {}
     idle = sorted((room for room in rooms if room.unused), key=lambda room: room.free)
     left = {room.position: room.free for room in rooms if room.gives_shares}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
     from gpu_device_plugin.core.cluster.victims import Occupant
-    from gpu_device_plugin.core.model.placing import Demand
 
 # A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.
@@ -187,7 +186,7 @@ class _Choice:
         self._effort.take(3 * len(usages) + 10 * len(before.gpus.gpus) + 20)
         return unfit(self._preemptor.ask, candidate(before.name, before.gpus, usages), self._pack)
 
-    def _pack(self, _demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
+    def _pack(self, frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
         found = self._packer(frees, idle)
         self._effort.take((found.steps + 1) * (len(frees) + 4))
         return found
