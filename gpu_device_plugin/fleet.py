@@ -1,4 +1,4 @@
-"""The one thing that changes in the scheduler extender: for every node of the cluster, who takes what of its GPUs."""
+"""The one state of the scheduler extender: for every node of the cluster, which pods take what of its GPUs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _MOST_CHANGES = 10_000
-"""Of so many nodes it is known when they changed last. Who has not asked for longer looks at all nodes anew."""
+"""Of so many nodes it is known when they changed last. A reader that has not asked for longer reads all nodes anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +37,36 @@ class Entry:
     """What it takes of its node besides; see `Pod.requests`."""
     deleting: bool = False
     claimed: bool = False
-    """Promised by us, and being bound."""
+    """Promised by this extender, and being bound."""
     seen: bool = True
-    """The API server showed the pod bound; otherwise we have its word only."""
+    """The watch showed the pod bound; otherwise at most the API server's answer to the binding said so."""
     until: float | None = None
     """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
     a moment ago."""
     in_doubt: bool = False
-    """Claimed, and nobody knows whether the pod is bound. If it is not, that shows when enough time has passed."""
+    """Claimed, and it is not known whether the pod is bound. If it is not, that shows when enough time has passed."""
+
+    @classmethod
+    def of(cls, pod: Pod, usage: Usage) -> Entry:
+        """Return the entry of a bound pod."""
+        return cls(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            pod.node_name,
+            usage,
+            priority=pod.priority,
+            requests=pod.requests,
+            deleting=pod.deleting,
+        )
 
     @property
-    def closing(self) -> bool:
-        """Whether all that remains of it is that its GPUs cannot be had yet for the other resource."""
-        return bool(self.usage.left_shares or self.usage.left_whole)
+    def settling(self) -> bool:
+        """Whether the pod has ended, and its GPUs only cannot be had yet for the other resource."""
+        return bool(self.usage.settling_shares or self.usage.settling_whole)
 
     @property
-    def passing(self) -> bool:
+    def temporary(self) -> bool:
         """Whether it may stop to count though nothing happens in the cluster."""
         return self.until is not None or self.in_doubt
 
@@ -65,38 +79,17 @@ class _Node:
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
-class _Changes:
-    """Which names have changed since when, each once."""
-
-    def __init__(self) -> None:
-        self._numbers: OrderedDict[str, int] = OrderedDict()
-        self._number = 0
-        self._forgotten = 0
-
-    def add(self, name: str) -> None:
-        """Take note of a change."""
-        self._number += 1
-        self._numbers[name] = self._number
-        self._numbers.move_to_end(name)
-        if len(self._numbers) > _MOST_CHANGES:
-            _, self._forgotten = self._numbers.popitem(last=False)
-
-    def since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return a mark for now, and what has changed since `mark`; None if that is not known any more."""
-        if mark < self._forgotten:
-            return self._number, None
-        latest_first = reversed(self._numbers.items())
-        return self._number, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
-
-
 class View:
     """Nodes by name as they are in one respect, and which have changed since when."""
 
     def __init__(self, current: Callable[[], None]) -> None:
-        """Begin without a node; `current` is called before anybody looks."""
+        """Begin without a node; `current` is called before every reading."""
         self._current = current
         self._nodes: dict[str, Candidate] = {}
-        self._changes = _Changes()
+        self._changes: OrderedDict[str, int] = OrderedDict()
+        """When each node changed last, counted in changes, the latest at the end."""
+        self._latest = 0
+        self._forgotten = 0
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
@@ -110,32 +103,37 @@ class View:
         None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
         """
         self._current()
-        return self._changes.since(mark)
+        if mark < self._forgotten:
+            return self._latest, None
+        latest_first = reversed(self._changes.items())
+        return self._latest, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
 
     def put(self, name: str, node: Candidate | None) -> None:
         """Take over a node as it is now; None: it is not here."""
-        if node is None:
-            gone = self._nodes.pop(name, None)
-            if gone is not None:
-                self._changes.add(name)
-        else:
+        if node is not None:
             self._nodes[name] = node
-            self._changes.add(name)
+        elif self._nodes.pop(name, None) is None:
+            return
+        self._latest += 1
+        self._changes[name] = self._latest
+        self._changes.move_to_end(name)
+        if len(self._changes) > _MOST_CHANGES:
+            _, self._forgotten = self._changes.popitem(last=False)
 
 
 class Fleet:
     """All nodes and all pods that take something of their GPUs. Methods take effect before they return; none awaits.
 
-    Pods are known by their uid. A pod counts from our claim, or from when it is first seen bound, until it has ended;
-    one that vanishes without having been seen to end counts `drain_s` longer: after a force delete its processes go on
-    for a while. Pods on a node that does not exist (yet, or any more) are kept, for when it does.
+    Pods are known by their uid. A pod counts from its claim, or from when it is first seen bound, until it has ended;
+    one that vanishes without having been seen to end counts `vanished_grace_s` longer: after a force delete its
+    processes go on for a while. Pods on a node that does not exist (yet, or any more) are kept, for when it does.
     """
 
     def __init__(
         self,
         resources: Iterable[Resource],
         *,
-        drain_s: float,
+        vanished_grace_s: float,
         settle_s: float = 0.0,
         on_drift: Callable[[Entry, Entry], None] = lambda _before, _after: None,
         on_unplaced: Callable[[Pod], None] = lambda _pod: None,
@@ -145,14 +143,14 @@ class Fleet:
 
         Args:
             resources: what is managed.
-            drain_s: how long a pod that vanished counts, seconds.
+            vanished_grace_s: how long a pod that vanished counts, seconds.
             settle_s: how long a GPU stays closed to the other resource after a pod on it has ended, seconds.
-            on_drift: told when a pod turns out to be on other GPUs than its entry says: what was, and what is.
-            on_unplaced: told of a pod that is bound, of which we do not know, or no more, where some of it lies.
-            on_change: called when `candidates` has something to do, so that nobody who is in a hurry need wait for it.
+            on_drift: called with an entry before and after, when a pod turns out to be on other GPUs than it says.
+            on_unplaced: called with a bound pod of which it is not known, or no longer, where some of it lies.
+            on_change: called when `candidates` has something to do, so that the next request need not wait for it.
         """
         self._resources = tuple(resources)
-        self.drain_s = drain_s
+        self.vanished_grace_s = vanished_grace_s
         self._settle_s = settle_s
         self._on_drift = on_drift
         self._on_unplaced = on_unplaced
@@ -160,7 +158,7 @@ class Fleet:
         self._nodes: dict[str, _Node] = {}
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Pod] = {}
-        self._draining: set[str] = set()
+        self._expiring: set[str] = set()
         self._stale: set[str] = set()
         self._now = View(self._refresh)
         self.soon = View(self._refresh)
@@ -175,8 +173,8 @@ class Fleet:
     def candidates(self) -> Mapping[str, Candidate]:
         """Every node that exists, by name, as it is now. Values are replaced when they change, never changed.
 
-        GPUs that are closed for a moment count as open: whoever binds a pod waits for them (`closed`). A pod that was
-        told to wait instead would wait until something else happens in the cluster, for minutes if it is a quiet one.
+        GPUs that are closed for a moment count as open: the binding waits for them (`settling`). A pod that had to
+        wait instead would wait until something else happens in the cluster, for minutes if it is a quiet one.
         """
         return self._now.candidates
 
@@ -192,23 +190,24 @@ class Fleet:
                 self._now.put(name, None)
                 self.soon.put(name, None)
                 continue
-            counting = [entry for entry in node.entries.values() if not entry.closing]
-            staying = [entry.usage for entry in counting if not entry.passing]
+            counting = [entry for entry in node.entries.values() if not entry.settling]
+            staying = [entry for entry in counting if not entry.temporary]
             self._now.put(name, candidate(name, node.gpus, [entry.usage for entry in counting]))
-            self.soon.put(name, candidate(name, node.gpus, staying) if len(staying) < len(counting) else None)
+            same = len(staying) == len(counting)
+            self.soon.put(name, None if same else candidate(name, node.gpus, [entry.usage for entry in staying]))
 
     @property
     def entries(self) -> Mapping[str, Entry]:
         """Every pod that counts, by uid."""
         return self._entries
 
-    def closed(self, name: str) -> tuple[Candidate, float] | None:
+    def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without what cannot be had of it yet, and when all of it can; None if all can be had now."""
         there, node = self.candidates.get(name), self._nodes.get(name)
-        if there is None or node is None or not any(entry.closing for entry in node.entries.values()):
+        if there is None or node is None or not any(entry.settling for entry in node.entries.values()):
             return None
         usages = [entry.usage for entry in node.entries.values()]
-        opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.closing)
+        opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.settling)
         return candidate(name, there.gpus, usages), opens
 
     def on_node(self, name: str) -> Sequence[Entry]:
@@ -256,7 +255,7 @@ class Fleet:
         before = self._entries.get(pod.uid)
         self._pending.pop(pod.uid, None)
         if not pod.node_name:
-            # What we claimed, or know to be bound, stands: it is newer than whatever shows the pod unbound.
+            # A claim, or a pod known to be bound, stands: it is newer than the state that shows the pod unbound.
             if pod.containers and not pod.deleting and (before is None or before.claimed):
                 self._pending[pod.uid] = pod
             return
@@ -264,16 +263,7 @@ class Fleet:
         if usage == NOTHING:
             self._end(pod.uid, now)
             return
-        entry = Entry(
-            pod.uid,
-            pod.namespace,
-            pod.name,
-            pod.node_name,
-            usage,
-            priority=pod.priority,
-            requests=pod.requests,
-            deleting=pod.deleting,
-        )
+        entry = Entry.of(pod, usage)
         if before is not None and before.usage != usage and not before.usage.unplaced:
             self._on_drift(before, entry)
         if usage.unplaced and (before is None or not before.usage.unplaced):
@@ -285,19 +275,19 @@ class Fleet:
         self._pending.pop(pod.uid, None)
         entry = self._entries.get(pod.uid)
         if entry is None or (entry.claimed and not pod.node_name):
-            return  # whoever claimed will hear that it cannot be bound
+            return  # the binding will hear that the pod cannot be bound
         # One that its kubelet has not reported on yet may be about to start.
         if pod.ended or (pod.deleting and not pod.running and pod.phase != "Pending"):
             self._end(pod.uid, now)
         else:
-            self._drain(replace(entry, claimed=False, in_doubt=False), now)
+            self._vanish(replace(entry, claimed=False, in_doubt=False), now)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
-        """Take note of all pods that there are, at `now` (monotonic seconds). How the others went, nobody saw."""
+        """Take note of all pods that there are, at `now` (monotonic seconds). How the others ended was not seen."""
         there = {pod.uid for pod in pods}
         self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
-            self._drain(entry, now)
+            self._vanish(entry, now)
         for pod in pods:
             known = self._entries.get(pod.uid)
             if known is not None and known.seen and not pod.node_name:
@@ -306,38 +296,26 @@ class Fleet:
 
     def expire(self, now: float) -> None:
         """Let go of the pods that vanished long enough before `now` (monotonic seconds)."""
-        for entry in [self._entries[uid] for uid in self._draining]:
-            # A claim never ends by time alone: whoever claimed will hear what became of it.
+        for entry in [self._entries[uid] for uid in self._expiring]:
+            # A claim never ends by time alone: the binding will hear what became of it.
             if entry.until is not None and entry.until <= now and not entry.claimed:
                 self._drop(entry.uid)
 
     # --- Claims -------------------------------------------------------------------------------------------------------
 
     def claim(self, pod: Pod) -> None:
-        """Count a pod, as we are about to bind it: with its node and with the promise among its annotations.
+        """Count a pod that is about to be bound: with its node and with the promise among its annotations.
 
         Nothing happens to a pod that is known to be bound.
         """
         before = self._entries.get(pod.uid)
         usage = usage_of(pod, self._resources)
         if usage != NOTHING and (before is None or before.claimed):
-            self._enter(
-                Entry(
-                    pod.uid,
-                    pod.namespace,
-                    pod.name,
-                    pod.node_name,
-                    usage,
-                    priority=pod.priority,
-                    requests=pod.requests,
-                    claimed=True,
-                    seen=False,
-                    in_doubt=before is not None and before.in_doubt,
-                )
-            )
+            in_doubt = before is not None and before.in_doubt
+            self._enter(replace(Entry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
 
     def doubt(self, uid: str) -> None:
-        """Take note that nobody knows whether a claimed pod is bound."""
+        """Take note that it is not known whether a claimed pod is bound."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._enter(replace(entry, in_doubt=True))
@@ -366,11 +344,11 @@ class Fleet:
         self._entries[entry.uid] = entry
         self._nodes.setdefault(entry.node, _Node()).entries[entry.uid] = entry
         if entry.until is None:
-            self._draining.discard(entry.uid)
+            self._expiring.discard(entry.uid)
         else:
-            self._draining.add(entry.uid)
-        counts = entry.node, entry.usage, entry.passing
-        if before is None or (before.node, before.usage, before.passing) != counts:
+            self._expiring.add(entry.uid)
+        counts = entry.node, entry.usage, entry.temporary
+        if before is None or (before.node, before.usage, before.temporary) != counts:
             self._changed(entry.node)
 
     def _changed(self, node: str) -> None:
@@ -378,15 +356,16 @@ class Fleet:
             self._on_change()
         self._stale.add(node)
 
-    def _drain(self, entry: Entry, now: float) -> None:
-        self._enter(replace(entry, until=now + self.drain_s if entry.until is None else entry.until))
+    def _vanish(self, entry: Entry, now: float) -> None:
+        """Let a pod count for a while longer."""
+        self._enter(replace(entry, until=now + self.vanished_grace_s if entry.until is None else entry.until))
 
     def _end(self, uid: str, now: float) -> None:
         """Let go of a pod that has ended, but for what remains of it for a moment."""
         entry = self._entries.get(uid)
-        if entry is None or entry.closing:
+        if entry is None or entry.settling:
             return  # it has been seen to end before
-        left = entry.usage.left
+        left = entry.usage.settling
         if self._settle_s and left != NOTHING:
             self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self._settle_s))
         else:
@@ -395,7 +374,7 @@ class Fleet:
     def _drop(self, uid: str) -> None:
         entry = self._entries.pop(uid, None)
         if entry is not None:
-            self._draining.discard(uid)
+            self._expiring.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)

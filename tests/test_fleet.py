@@ -19,7 +19,7 @@ from tests.resources import COUNT, MEM
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DRAIN_S = 30.0
+VANISHED_GRACE_S = 30.0
 
 
 def gpus(*sizes: int, policy: str | None = None, problem: str = "") -> NodeGpus:
@@ -40,7 +40,7 @@ def pod(name: str, mem: int = 4, node: str = "", gpu: int | None = None, **field
 
 
 def fleet(*pods: Pod, **nodes: NodeGpus) -> Fleet:
-    there = Fleet((MEM, COUNT), drain_s=DRAIN_S)
+    there = Fleet((MEM, COUNT), vanished_grace_s=VANISHED_GRACE_S)
     for name, node in nodes.items():
         there.put_node(name, node)
     for each in pods:
@@ -56,7 +56,7 @@ def free(there: Fleet, node: str = "a") -> list[int]:
 def test_a_fleet_begins_with_nothing() -> None:
     there = fleet()
     assert repr(there) == "<Fleet: 0 nodes, 0 pods, 0 pending>"
-    assert (there.candidates, there.entries, there.on_node("a"), there.pending("P"), there.drain_s) == (
+    assert (there.candidates, there.entries, there.on_node("a"), there.pending("P"), there.vanished_grace_s) == (
         {},
         {},
         (),
@@ -153,7 +153,7 @@ def test_what_changed_too_long_ago_is_not_known_any_more() -> None:
 
 def test_that_something_has_changed_is_told_once_until_somebody_looks() -> None:
     told: list[str] = []
-    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, on_change=lambda: told.append("changed"))
+    there = Fleet((MEM, COUNT), vanished_grace_s=VANISHED_GRACE_S, on_change=lambda: told.append("changed"))
     there.put_node("a", gpus(8))
     there.put_pod(pod("p", node="a", gpu=0))
     assert told == ["changed"]
@@ -247,7 +247,7 @@ def test_a_pod_that_is_reported_elsewhere_is_there() -> None:
 
 def test_drift_is_told_and_taken_over() -> None:
     told: list[tuple[Entry, Entry]] = []
-    there = Fleet([MEM], drain_s=DRAIN_S, on_drift=lambda before, after: told.append((before, after)))
+    there = Fleet([MEM], vanished_grace_s=VANISHED_GRACE_S, on_drift=lambda before, after: told.append((before, after)))
     there.put_node("a", gpus(8, 8))
     there.put_pod(pod("p", 4, "a"))
     there.put_pod(pod("p", 4, "a", 0))
@@ -260,7 +260,7 @@ def test_drift_is_told_and_taken_over() -> None:
 
 def test_a_pod_of_which_nobody_knows_where_it_is_is_told_once() -> None:
     told: list[str] = []
-    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, on_unplaced=lambda pod: told.append(pod.name))
+    there = Fleet((MEM, COUNT), vanished_grace_s=VANISHED_GRACE_S, on_unplaced=lambda pod: told.append(pod.name))
     there.put_pod(pod("p", node="a"))
     there.put_pod(pod("p", node="a", phase="Running"))
     there.put_pod(pod("q", node="a", gpu=0))
@@ -561,7 +561,7 @@ def test_what_a_claim_in_doubt_holds_may_be_free_by_time_alone() -> None:
     assert soon(there) == {}, "nobody doubts what is bound"
 
 
-def test_a_claim_in_doubt_whose_pod_is_gone_drains_from_then_on() -> None:
+def test_a_claim_in_doubt_whose_pod_is_gone_counts_for_a_while_from_then_on() -> None:
     there = fleet(a=gpus(8))
     there.claim(pod("p", node="a", gpu=0))
     there.doubt("P")
@@ -612,7 +612,7 @@ def test_the_order_of_independent_events_does_not_matter() -> None:
 
 
 def settling(*pods: Pod) -> Fleet:
-    there = Fleet((MEM, COUNT), drain_s=DRAIN_S, settle_s=2.0)
+    there = Fleet((MEM, COUNT), vanished_grace_s=VANISHED_GRACE_S, settle_s=2.0)
     there.put_node("a", gpus(8, 8))
     for each in pods:
         there.put_pod(each)
@@ -621,7 +621,7 @@ def settling(*pods: Pod) -> Fleet:
 
 def rooms(there: Fleet) -> list[tuple[int, bool]]:
     """Return what can be had now of each GPU."""
-    closed = there.closed("a")
+    closed = there.settling("a")
     node = there.candidates["a"] if closed is None else closed[0]
     return [(room.free, room.shared) for room in node.rooms]
 
@@ -637,7 +637,7 @@ def test_shares_of_a_gpu_whose_whole_user_ended_can_be_had_a_moment_later() -> N
     """Until then the node's agent still shows them as unhealthy, and the kubelet would refuse the pod for good."""
     there = settling(whole("p", 0))
     there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
-    closed = there.closed("a")
+    closed = there.settling("a")
     assert closed is not None
     (room, _), opens = closed[0].rooms, closed[1]
     assert (room.free, room.shared, room.whole, opens) == (0, False, False, 102.0)
@@ -655,7 +655,7 @@ def test_a_node_is_shown_as_it_will_be_in_a_moment() -> None:
         there.put_pod(replace(each, phase="Succeeded"), 100.0)
     assert rooms(there) == [(0, False), (8, True)]
     assert [(room.free, room.shared) for room in there.candidates["a"].rooms] == OPEN
-    assert there.closed("b") is None
+    assert there.settling("b") is None
 
 
 def test_a_gpu_whose_last_share_was_let_go_can_be_had_whole_a_moment_later_and_its_shares_at_once() -> None:
@@ -688,7 +688,7 @@ def test_the_moment_begins_when_the_pod_is_first_seen_to_have_ended() -> None:
 def test_however_the_end_is_told_the_moment_is_as_long(end: Callable[[Fleet, Pod], None]) -> None:
     there = settling(whole("p", 0))
     end(there, replace(whole("p", 0), phase="Succeeded"))
-    closed = there.closed("a")
+    closed = there.settling("a")
     assert closed is not None
     assert closed[1] == 102.0
 
@@ -706,11 +706,11 @@ def test_a_node_of_which_something_is_closed_is_otherwise_as_it_was() -> None:
     node = gpus(8, 8, policy="spread", problem="its agent has ended")
     there.put_node("a", node)
     there.put_pod(replace(whole("p", 0), phase="Succeeded"), 100.0)
-    closed = there.closed("a")
+    closed = there.settling("a")
     assert closed is not None
-    assert closed[0] == candidate("a", node, [Usage(left_whole=(0,))])
+    assert closed[0] == candidate("a", node, [Usage(settling_whole=(0,))])
     there.remove_node("a")
-    assert there.closed("a") is None
+    assert there.settling("a") is None
 
 
 def test_a_pod_that_had_no_place_leaves_none() -> None:
@@ -744,5 +744,5 @@ def test_a_pod_that_was_deleted_before_its_kubelet_reported_on_it_may_be_startin
     there = fleet(pod("p", node="a", gpu=0), a=gpus(8))
     there.remove_pod(pod("p", node="a", gpu=0, deleting=True), 100.0)
     assert free(there) == [4]
-    there.expire(100.0 + DRAIN_S)
+    there.expire(100.0 + VANISHED_GRACE_S)
     assert free(there) == [8]

@@ -22,7 +22,7 @@ from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from tests.resources import COUNT, MEM, RESOURCES
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.resources import Resource
 
-DRAIN_S = 30.0
+VANISHED_GRACE_S = 30.0
 NODES = {
     name: NodeGpus(tuple(ListedGpu(n, size) for n, size in enumerate(sizes)), share_mib=1024)
     for name, sizes in {"a": (8, 8), "b": (4,), "c": (6, 3, 6)}.items()
@@ -74,7 +74,7 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = Fleet(RESOURCES, drain_s=DRAIN_S)
+        self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
         self.judge = Judge(self.fleet)
         self.now = 0.0
         self.numbers = count()
@@ -128,7 +128,7 @@ class World(RuleBasedStateMachine):
         if how == "by force":
             self.untold.append(("remove", pod))
             if bound and (pod.running or not pod.deleting):
-                self.ghosts.append((self.now + DRAIN_S, pod.node_name, usage_of(pod, RESOURCES)))
+                self.ghosts.append((self.now + VANISHED_GRACE_S, pod.node_name, usage_of(pod, RESOURCES)))
         else:
             self.untold.append(("remove", replace(pod, deleting=True, running=False)))
 
@@ -141,7 +141,7 @@ class World(RuleBasedStateMachine):
             self.nodes[name] = NODES[name]
             self.fleet.put_node(name, NODES[name])
 
-    @rule(seconds=st.sampled_from([1.0, 20.0, DRAIN_S]))
+    @rule(seconds=st.sampled_from([1.0, 20.0, VANISHED_GRACE_S]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.ghosts = [ghost for ghost in self.ghosts if ghost[0] > self.now]
@@ -316,7 +316,7 @@ class World(RuleBasedStateMachine):
             self.binding_is_answered(0, lost=False)
         # A pod that went while it was being bound, and that no event tells of, is missed by the next list.
         self.fleet.replace_pods(tuple(self.there.values()), self.now)
-        self.time_passes(DRAIN_S)
+        self.time_passes(VANISHED_GRACE_S)
         bound = {uid: use for name in NODES for uid, use in self.bound(name).items()}
         assert {uid: entry.usage for uid, entry in self.fleet.entries.items()} == bound
         for uid, pod in self.there.items():
@@ -327,7 +327,7 @@ class World(RuleBasedStateMachine):
         self.things_are_told(len(self.untold))
         assert repr(self.fleet) == f"<Fleet: {len(self.nodes)} nodes, 0 pods, 0 pending>"
         self.fleet.replace_nodes({})
-        assert (self.fleet._nodes, self.fleet._draining) == ({}, set())
+        assert (self.fleet._nodes, self.fleet._expiring) == ({}, set())
 
 
 World.TestCase.settings = settings(max_examples=120, stateful_step_count=50)

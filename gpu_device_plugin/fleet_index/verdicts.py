@@ -8,21 +8,20 @@ from __future__ import annotations
 from operator import lt
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, hopeless, unfit
+from gpu_device_plugin.core.cluster.effort import TooLongError
+from gpu_device_plugin.core.cluster.fitting import Packer, Packing, Unfit, allowed, free_and_idle, unfit, unfit_by_kind
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.fleet_index.effort import TooLongError
-from gpu_device_plugin.fleet_index.rows import column, picked
+from gpu_device_plugin.fleet_index.table import column, picked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.effort import Effort
     from gpu_device_plugin.core.cluster.fitting import Pack
     from gpu_device_plugin.core.contract.wishes import Wishes
     from gpu_device_plugin.core.model.placing import Demand, Room
-    from gpu_device_plugin.fleet_index.effort import Effort, Find
-    from gpu_device_plugin.fleet_index.rows import Rows
+    from gpu_device_plugin.fleet_index.table import Find, NodeTable
 
 _MOST_ANSWERS = 50_000
 """So many answers of one kind are remembered; then all are forgotten."""
@@ -33,47 +32,47 @@ _STEPS_AT_LEAST = 1
 
 _SOME_WAY, _NO_WAY = Packing((), 0), Packing(None, 0)
 
-UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", lasting=False)
+UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", unresolvable=False)
 UNTRIED = Unfit(
-    "whether its GPUs have room for all containers of the pod together takes longer to find out", lasting=False
+    "whether its GPUs have room for all containers of the pod together takes longer to find out", unresolvable=False
 )
 
 
-def verdicts(ask: Ask, data: Rows, effort: Effort) -> Find[Unfit | None]:
+def verdicts(ask: Ask, table: NodeTable, effort: Effort) -> Find[Unfit | None]:
     """Return what says why one pod does not fit on some rows, None where it does, and `UNTRIED` where it takes long."""
     demands = tuple(part.demand for part in ask.parts)
     if not demands:
         return lambda rows, _left_over: [None] * len(rows)
     packing = _packing(demands, effort)
-    every = _OfSeveral(ask, demands, data, packing) if len(demands) > 1 else _of_one(ask, demands[0], data)
-    some = _ByWishes(ask, every, data, packing, effort) if ask.wishes.choosy else every
-    barred: dict[int, Unfit | None] = {}
+    every = _OfSeveral(ask, demands, table, packing) if len(demands) > 1 else _of_one(ask, demands[0], table)
+    some = _ByWishes(ask, every, table, packing, effort) if ask.wishes.choosy else every
+    by_kind: dict[int, Unfit | None] = {}
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
         found = some(rows, left_over)
-        for kind in range(len(barred), len(data.kinds)):
-            barred[kind] = hopeless(ask, data.kinds.examples[kind])
-        if not any(barred.values()):
+        for kind in range(len(by_kind), len(table.kinds)):
+            by_kind[kind] = unfit_by_kind(ask, table.kinds.examples[kind])
+        if not any(by_kind.values()):
             return found
-        return [barred[kind] or why for kind, why in zip(picked(data.kind, rows), found, strict=True)]
+        return [by_kind[kind] or why for kind, why in zip(picked(table.kind, rows), found, strict=True)]
 
     return find
 
 
-def _of_one(ask: Ask, demand: Demand, data: Rows) -> Find[Unfit | None]:
+def _of_one(ask: Ask, demand: Demand, table: NodeTable) -> Find[Unfit | None]:
     whole = demand.kind is Kind.COUNT
     each, last = demand.amount // demand.gpus, demand.gpus - 1
     known: dict[int, Unfit] = {}
 
     def look(row: int, kind: int) -> Unfit | None:
-        why = unfit(ask, data.nodes[row])
+        why = unfit(ask, table.nodes[row])
         return None if why is None else known.setdefault(kind, why)
 
     def find(rows: Sequence[int], _left_over: list[int]) -> list[Unfit | None]:
-        has = picked(data.unused, rows) if whole else column(data.frees, last, rows)
+        has = picked(table.unused, rows) if whole else column(table.frees, last, rows)
         return [
             None if number >= each else known.get(kind) or look(row, kind)
-            for row, kind, number in zip(rows, picked(data.kind, rows), has, strict=True)
+            for row, kind, number in zip(rows, picked(table.kind, rows), has, strict=True)
         ]
 
     return find
@@ -82,10 +81,9 @@ def _of_one(ask: Ask, demand: Demand, data: Rows) -> Find[Unfit | None]:
 class _OfSeveral:
     """The verdicts on a pod of several parts."""
 
-    def __init__(self, ask: Ask, demands: tuple[Demand, ...], data: Rows, packing: Pack) -> None:
+    def __init__(self, ask: Ask, demands: tuple[Demand, ...], table: NodeTable, packing: Pack) -> None:
         self._ask = ask
-        self._demands = demands
-        self._data = data
+        self._table = table
         self._packing = packing
         memory = [demand for demand in demands if demand.kind is Kind.MEMORY]
         counts = [demand.amount for demand in demands if demand.kind is Kind.COUNT]
@@ -104,9 +102,9 @@ class _OfSeveral:
         self._together: dict[int, Unfit] = {}
 
     def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
-        data = self._data
-        has = [column(data.frees, last, rows) for last in self._lasts]
-        keys = zip(picked(data.kind, rows), picked(data.unused, rows), *has, strict=True)
+        table = self._table
+        has = [column(table.frees, last, rows) for last in self._lasts]
+        keys = zip(picked(table.kind, rows), picked(table.unused, rows), *has, strict=True)
         found: list[Unfit | None] = [None] * len(rows)
         for at, (sure, key) in enumerate(zip(self._sure(rows), keys, strict=True)):
             if not sure:
@@ -120,22 +118,22 @@ class _OfSeveral:
     def _sure(self, rows: Sequence[int]) -> Sequence[bool]:
         """Say of which rows it is sure that one GPU has room for all, or that there is a GPU for each piece.
 
-        To put every piece onto the fullest GPU that has room leaves enough for the others then, so that `pack` finds a
-        way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
+        To put every piece onto the fullest GPU that has room leaves enough for the others then, so that `Packer` finds
+        a way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
         """
-        data = self._data
-        if self._whole + len(self._pieces) > len(data.frees) and not self._on_one:
+        table = self._table
+        if self._whole + len(self._pieces) > len(table.frees) and not self._on_one:
             return [False] * len(rows)  # no node has as many GPUs
-        sure = [unused >= self._whole for unused in picked(data.unused, rows)]
+        sure = [unused >= self._whole for unused in picked(table.unused, rows)]
         for at, piece in enumerate(self._pieces, self._whole):
-            sure = [ok and free >= piece for ok, free in zip(sure, column(data.frees, at, rows), strict=True)]
+            sure = [ok and free >= piece for ok, free in zip(sure, column(table.frees, at, rows), strict=True)]
         if self._on_one:
             at_once = sum(self._pieces)
-            sure = [ok or free >= at_once for ok, free in zip(sure, column(data.frees, 0, rows), strict=True)]
+            sure = [ok or free >= at_once for ok, free in zip(sure, column(table.frees, 0, rows), strict=True)]
         return sure
 
     def _look(self, row: int, key: tuple[int, ...]) -> Unfit | None:
-        node = self._data.nodes[row]
+        node = self._table.nodes[row]
         kind, unused, *frees = key
         if unused < self._largest_count or any(map(lt, frees, self._largest)):
             why = unfit(self._ask, node, self._packing)
@@ -146,29 +144,23 @@ class _OfSeveral:
             return why
         # Of two pieces it is sure as soon as there is a way.
         two = self._on_one and len(self._pieces) == 2
-        if not two and self._packing(self._demands, node.summary.frees, _unused(node)).taken is not None:
+        if not two and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None
         why = self._together.get(kind) or unfit(self._ask, node, self._packing)
         return None if why is None else self._together.setdefault(kind, why)
 
 
-def _unused(node: Candidate) -> tuple[int, ...]:
-    return tuple(room.free for room in node.rooms if room.healthy and not room.shared and not room.whole)
-
-
 def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
-    """Return `fitting.pack` for the demands of one pod, which tries only once what comes to the same for them."""
+    """Return `fitting.Packer` for the demands of one pod, which tries only once what comes to the same for them."""
     packer = Packer(demands)
     least = min((each for _, each in packer.pieces), default=0)
     most = sum(gpus * each for gpus, each in packer.pieces)
     known: dict[tuple[int, ...], Packing] = {}
 
-    def packing(_demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
-        if packer.whole > len(idle):
+    def packing(frees: tuple[int, ...], idle: tuple[int, ...]) -> Packing:
+        left = packer.left(frees, idle)
+        if left is None:
             return _NO_WAY
-        left = sorted(frees)
-        for free in sorted(idle)[: packer.whole]:
-            left.remove(free)
         # Less than the smallest part is none, and more than everything is no more than that.
         key = tuple([min(free, most) for free in left if free >= least])
         found = known.get(key)
@@ -188,7 +180,7 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
 # --- What annotations allow ------------------------------------------------------------------------------------------
 
 
-def allowing(wishes: Wishes, data: Rows) -> Callable[[int, int], bool | None]:
+def allowing(wishes: Wishes, table: NodeTable) -> Callable[[int, int], bool | None]:
     """Return what says whether a pod's annotations allow every GPU of a row (True), none (False) or some (None).
 
     It is asked with the row and what stands in its column `model`.
@@ -198,10 +190,10 @@ def allowing(wishes: Wishes, data: Rows) -> Callable[[int, int], bool | None]:
 
     def allow(row: int, model: int) -> bool | None:
         if model not in known:
-            known[model] = _agreed(set(map(wishes.allow_model, data.models.examples[model])))
+            known[model] = _agreed(set(map(wishes.allow_model, table.models.examples[model])))
         if not named or known[model] is False:
             return known[model]
-        gpus = data.nodes[row].gpus.gpus
+        gpus = table.nodes[row].gpus.gpus
         if named.isdisjoint([gpu.uuid for gpu in gpus]):
             return False if wishes.use_uuids else known[model]
         return _agreed({wishes.allow_model(gpu.model) and wishes.allow_uuid(gpu.uuid) for gpu in gpus})
@@ -216,27 +208,27 @@ def _agreed(answers: set[bool]) -> bool | None:
 class _ByWishes:
     """The verdicts on a pod that may not have every GPU."""
 
-    def __init__(self, ask: Ask, every: Find[Unfit | None], data: Rows, packing: Pack, effort: Effort) -> None:
+    def __init__(self, ask: Ask, every: Find[Unfit | None], table: NodeTable, packing: Pack, effort: Effort) -> None:
         self._ask = ask
         self._every = every
-        self._data = data
+        self._table = table
         self._packing = packing
         self._effort = effort
-        self._allowed = allowing(ask.wishes, data)
+        self._allowed = allowing(ask.wishes, table)
         self._none: dict[int, Unfit | None] = {}
         self._known: dict[Hashable, Unfit] = {}
 
     def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[Unfit | None]:
-        data = self._data
+        table = self._table
         found: dict[int, Unfit | None] = {}
         suited: list[int] = []
-        for row, model, kind in zip(rows, picked(data.model, rows), picked(data.kind, rows), strict=True):
+        for row, model, kind in zip(rows, picked(table.model, rows), picked(table.kind, rows), strict=True):
             answer = self._allowed(row, model)
             if answer:
                 suited.append(row)
             elif answer is False:
                 if kind not in self._none:
-                    self._none[kind] = unfit(self._ask, data.nodes[row])
+                    self._none[kind] = unfit(self._ask, table.nodes[row])
                 found[row] = self._none[kind]
             elif len(self._ask.parts) == 1:
                 found[row] = self._of_one(self._ask.parts[0].demand, row, kind)
@@ -247,7 +239,7 @@ class _ByWishes:
 
     def _of_one(self, demand: Demand, row: int, kind: int) -> Unfit | None:
         """What is said of one demand depends on the node's kind and on the sizes of the GPUs that it may have."""
-        node = self._data.nodes[row]
+        node = self._table.nodes[row]
         rooms = allowed(self._ask, node)
         if _has_room(demand, rooms):
             return None
@@ -262,7 +254,7 @@ class _ByWishes:
         try:
             self._effort.check()
             self._effort.spend(_STEPS_AT_LEAST)
-            return unfit(self._ask, self._data.nodes[row], self._packing)
+            return unfit(self._ask, self._table.nodes[row], self._packing)
         except TooLongError:
             left_over.append(row)
             return UNTRIED
@@ -271,6 +263,6 @@ class _ByWishes:
 def _has_room(demand: Demand, rooms: Sequence[Room]) -> bool:
     """Return whether enough of some GPUs have room; nothing else of their node is looked at."""
     if demand.kind is Kind.COUNT:
-        return sum(room.healthy and not room.shared and not room.whole for room in rooms) >= demand.amount
+        return sum(room.unused for room in rooms) >= demand.amount
     each = demand.amount // demand.gpus
-    return sum(room.free >= each and room.healthy and not room.whole for room in rooms) >= demand.gpus
+    return sum(room.gives_shares and room.free >= each for room in rooms) >= demand.gpus

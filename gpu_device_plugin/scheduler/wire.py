@@ -58,7 +58,7 @@ class Victims:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionArgs:
-    """A pod that fits nowhere, and who could make way for it on each node."""
+    """A pod that fits nowhere, and the pods of each node that could be evicted for it."""
 
     pod: Raw
     victims: Mapping[str, Victims]
@@ -277,7 +277,7 @@ class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
     problem: str
     """Why nothing is known of its GPUs."""
     unplaced: Sequence[InspectedPod]
-    """What pods take of GPUs that nobody has named yet, or that the node does not list."""
+    """What pods take of GPUs that are not known yet, or that the node does not list."""
 
 
 class _InspectResult(Struct, omit_defaults=True, gc=False):
@@ -286,7 +286,7 @@ class _InspectResult(Struct, omit_defaults=True, gc=False):
 
 
 def filter_result(
-    args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], hopeless: Mapping[str, str]
+    args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
     """Answer filter, in the form in which it was asked.
 
@@ -294,13 +294,13 @@ def filter_result(
         args: what was asked.
         passed: the nodes that the pod may go to.
         failed: why not to others; evicting pods might help.
-        hopeless: why not to the rest; evicting pods would not help.
+        unresolvable: why not to the rest; evicting pods would not help.
     """
     if args.nodes is None:
-        return _encode(_FilterResult(None, passed, failed, hopeless))
+        return _encode(_FilterResult(None, passed, failed, unresolvable))
     chosen = frozenset(passed)
     nodes = [node for name, node in zip(args.names, args.nodes, strict=True) if name in chosen]
-    return _encode(_FilterResult(_Nodes({}, nodes), None, failed, hopeless))
+    return _encode(_FilterResult(_Nodes({}, nodes), None, failed, unresolvable))
 
 
 def filter_error(sentence: str) -> bytes:
@@ -319,7 +319,7 @@ def binding_result(error: str) -> bytes:
 
 
 def preemption_result(victims: Mapping[str, Victims]) -> bytes:
-    """Answer preempt: whom to evict on which node. A node that is left out is none for the pod."""
+    """Answer preempt: which pods to evict from which node. A node that is left out is none for the pod."""
     nodes = {
         name: _MetaVictims([_MetaPod(uid) for uid in chosen.uids], chosen.pdb_violations)
         for name, chosen in victims.items()

@@ -147,10 +147,10 @@ async def test_cordoned_nodes_and_those_without_a_label_are_not_shown_to_the_ext
 async def test_reasons_are_added_up_where_they_are_the_same(world: SchedulerWorld) -> None:
     for name in "abc":
         await world.node(name, mem=8)
-    hopeless = {"c": "the largest GPU has 5 GiB in all"}
+    unresolvable = {"c": "the largest GPU has 5 GiB in all"}
     world.extender.said(
         "filter",
-        {"NodeNames": [], "FailedNodes": dict.fromkeys("abc", "no GPU"), "FailedAndUnresolvableNodes": hopeless},
+        {"NodeNames": [], "FailedNodes": dict.fromkeys("abc", "no GPU"), "FailedAndUnresolvableNodes": unresolvable},
     )
     await world.pod("p", container(mem=4))
     reason, message = await world.told("p")

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _MOST_PARTS = 16
 """Each is placed beside all others, by trying. A node has no more than 16 GPUs, nearly always."""
 _MOST_SHARES = 1 << 20
-"""No GPU has more, however small its shares. Whoever asks for more wrote a quantity of memory, `10Gi`."""
+"""No GPU has more, however small its shares. A pod that asks for more has a quantity of memory there, `10Gi`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Containers that are served from the same GPUs. Parts are equal if they ask the same, whoever asks it."""
+    """Containers that are served from the same GPUs. Parts of different pods are equal if they ask the same."""
 
     demand: Demand
     members: tuple[tuple[Container, int], ...] = field(default=(), compare=False)

@@ -83,26 +83,26 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     """
     used = {gpu.position: 0 for gpu in gpus.gpus}
     whole: set[int] = set()
-    left_shares: set[int] = set()
-    left_whole: set[int] = set()
+    settling_shares: set[int] = set()
+    settling_whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0
     for each in usages:
         usage = each.as_listed(used)
         for position, shares in usage.shares:
             used[position] += shares
         whole.update(usage.whole)
-        left_shares.update(usage.left_shares)
-        left_whole.update(usage.left_whole)
+        settling_shares.update(usage.settling_shares)
+        settling_whole.update(usage.settling_whole)
         unplaced_shares += usage.unplaced_shares
         unplaced_gpus += usage.unplaced_gpus
     return tuple(
         Room(
             position=gpu.position,
             total=gpu.shares,
-            free=0 if gpu.position in left_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
+            free=0 if gpu.position in settling_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
             healthy=not gpu.unhealthy,
             shared=bool(
-                used[gpu.position] or gpu.position in left_shares or (unplaced_shares and gpu.position not in whole)
+                used[gpu.position] or gpu.position in settling_shares or (unplaced_shares and gpu.position not in whole)
             ),
             whole=bool(gpu.position in whole or (unplaced_gpus and not used[gpu.position])),
         )
@@ -115,11 +115,11 @@ def summary(rooms: Sequence[Room]) -> Summary:
     healthy = [room for room in rooms if room.healthy]
     total = sum(room.total for room in healthy)
     return Summary(
-        frees=tuple(sorted((room.free for room in healthy if not room.whole), reverse=True)),
+        frees=tuple(sorted((room.free for room in rooms if room.gives_shares), reverse=True)),
         sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
         failed=tuple(sorted((room.total for room in rooms if not room.healthy), reverse=True)),
-        shared=tuple(sorted((room.free for room in healthy if room.shared and not room.whole), reverse=True)),
-        unused=tuple(room.position for room in healthy if not room.shared and not room.whole),
-        used=total - sum(room.free for room in healthy if not room.whole),
+        shared=tuple(sorted((room.free for room in rooms if room.gives_shares and room.shared), reverse=True)),
+        unused=tuple(room.position for room in rooms if room.unused),
+        used=total - sum(room.free for room in rooms if room.gives_shares),
         total=total,
     )

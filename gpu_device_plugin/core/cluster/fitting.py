@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.model.memory import format_mib
@@ -45,8 +45,8 @@ class Unfit:
 
     sentence: str
     """Completes "on this node ...". Equal for many nodes where it can be: kube-scheduler counts equal ones together."""
-    lasting: bool
-    """No pod of this node could make room by ending."""
+    unresolvable: bool
+    """No pod of this node could make room by ending; kube-scheduler then looks for none to evict here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,8 @@ class Packing:
     """How many it took to find that out, each of some microseconds."""
 
 
-class Pack(Protocol):
-    """`pack`, or what remembers its answers."""
-
-    def __call__(self, demands: tuple[Demand, ...], frees: tuple[int, ...], idle: tuple[int, ...], /) -> Packing:
-        """Put demands onto GPUs."""
+Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...]], Packing]"
+"""A `Packer` for the demands of one pod, or what remembers its answers."""
 
 
 def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
@@ -73,14 +70,14 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
     Args:
         ask: what the pod asks; without any part it fits everywhere.
         node: the node with what is taken of it.
-        pack: what to ask instead of `pack`.
+        pack: what to ask instead of a `Packer`.
     """
     if len(ask.parts) == 1 and not ask.wishes.choosy:
         # Asked of every node for nearly every pod.
-        return hopeless(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
+        return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
-    found = _packed(ask, node, allowed(ask, node), pack or _pack)
+    found = _packed(ask, node, allowed(ask, node), pack)
     return found if isinstance(found, Unfit) else None
 
 
@@ -95,7 +92,7 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     if not ask.parts:
         return Fit(())
     rooms = allowed(ask, node)
-    found = _packed(ask, node, rooms, _pack)
+    found = _packed(ask, node, rooms)
     if isinstance(found, Unfit):
         return found
     demands = [part.demand for part in ask.parts]
@@ -104,27 +101,29 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     return Fit(tuple(placements[n] for n in range(len(demands))))
 
 
-def _packed(ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack) -> tuple[tuple[int, ...], ...] | Unfit:
+def _packed(
+    ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack | None = None
+) -> tuple[tuple[int, ...], ...] | Unfit:
     """Find a way to place all parts of a pod, or say why there is none."""
-    why = hopeless(ask, node) or _alone(ask, node, rooms)
-    if why is not None and (why.lasting or len(ask.parts) == 1):
+    why = unfit_by_kind(ask, node) or _alone(ask, node, rooms)
+    if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
-    demands = tuple(part.demand for part in ask.parts)
-    if why is None and (taken := pack(demands, *_numbers(rooms)).taken) is not None:
+    pack = pack or Packer([part.demand for part in ask.parts])
+    if why is None and (taken := pack(*free_and_idle(rooms)).taken) is not None:
         return taken
     sizes = tuple(room.total for room in rooms if room.healthy)
-    lasting = pack(demands, sizes, sizes).taken is None
-    if why is None or lasting:
-        return Unfit(TOGETHER + _among(node, rooms), lasting)
+    unresolvable = pack(sizes, sizes).taken is None
+    if why is None or unresolvable:
+        return Unfit(TOGETHER + _among(node, rooms), unresolvable)
     return why
 
 
-def hopeless(ask: Ask, node: Candidate) -> Unfit | None:
+def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
     """Say why a pod fits on no node of this kind, whatever its GPUs are and have free; None if some may do."""
     if node.problem:
-        return Unfit(node.problem, lasting=True)
+        return Unfit(node.problem, unresolvable=True)
     if not node.rooms:
-        return Unfit("it shares no GPU", lasting=True)
+        return Unfit("it shares no GPU", unresolvable=True)
     if node.gpus.divided:
         return _beyond_gpushare(ask, node)
     return None
@@ -132,10 +131,12 @@ def hopeless(ask: Ask, node: Candidate) -> Unfit | None:
 
 def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return Unfit("its device plugin gives out no whole GPUs", lasting=True)
+        return Unfit("its device plugin gives out no whole GPUs", unresolvable=True)
     # It knows the pod by its sum and the GPU by `IDX`. Where there is only one GPU it needs to know neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
-        return Unfit("its device plugin serves only pods of which one container takes memory of one GPU", lasting=True)
+        return Unfit(
+            "its device plugin serves only pods of which one container takes memory of one GPU", unresolvable=True
+        )
     return None
 
 
@@ -158,27 +159,27 @@ def _among(node: Candidate, rooms: Sequence[Room]) -> str:
 def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
     """Say why a part of a pod does not even fit alone into the rooms that are allowed, None if each does."""
     if not rooms:
-        return Unfit("no GPU is one that the pod's annotations allow", lasting=True)
+        return Unfit("no GPU is one that the pod's annotations allow", unresolvable=True)
     numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
     answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
-    first = min(answers, key=lambda why: not why.lasting, default=None)
-    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.lasting)
+    first = min(answers, key=lambda why: not why.unresolvable, default=None)
+    return None if first is None else Unfit(first.sentence + _among(node, rooms), first.unresolvable)
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
     """Say why one demand does not fit into the rooms of which these are the numbers, None if it does."""
     if not numbers.sizes:
-        return Unfit("no GPU is healthy", lasting=True)
+        return Unfit("no GPU is healthy", unresolvable=True)
     return (_too_many if demand.kind is Kind.COUNT else _too_much)(demand, node, numbers)
 
 
 def _too_many(demand: Demand, _node: Candidate, numbers: Summary) -> Unfit | None:
     if len(numbers.sizes) < demand.amount:
-        return Unfit(f"fewer than {demand.amount} GPUs are healthy", lasting=True)
+        return Unfit(f"fewer than {demand.amount} GPUs are healthy", unresolvable=True)
     return (
         None
         if len(numbers.unused) >= demand.amount
-        else Unfit(_lacking(demand.amount, "is", "are", "unused"), lasting=False)
+        else Unfit(_lacking(demand.amount, "is", "are", "unused"), unresolvable=False)
     )
 
 
@@ -188,10 +189,10 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None
         return None
     memory = _memory(each, node)
     if last >= len(numbers.sizes) or numbers.sizes[last] < each:
-        return Unfit(_too_small(demand.gpus, each, node, numbers), lasting=True)
+        return Unfit(_too_small(demand.gpus, each, node, numbers), unresolvable=True)
     if not numbers.frees:
-        return Unfit("every GPU is in whole use", lasting=False)
-    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), lasting=False)
+        return Unfit("every GPU is in whole use", unresolvable=False)
+    return Unfit(_lacking(demand.gpus, "has", "have", f"{memory} free"), unresolvable=False)
 
 
 def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
@@ -234,6 +235,16 @@ class Packer:
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
 
+    def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
+        """Return what is free once whole GPUs are taken, the least first; None if there are too few of them."""
+        if self.whole > len(idle):
+            return None
+        left = sorted(frees)
+        for free in sorted(idle)[: self.whole]:
+            # Those with the least: nothing that is left could do more than what is left so.
+            left.remove(free)
+        return left
+
     def __call__(self, frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
         """Try it.
 
@@ -242,12 +253,9 @@ class Packer:
             idle: of those GPUs, which may also be taken whole: shares free on each.
             most_steps: when to give up.
         """
-        if self.whole > len(idle):
+        left = self.left(frees, idle)
+        if left is None:
             return Packing(None, 0)
-        left = sorted(frees)
-        for free in sorted(idle)[: self.whole]:
-            # Those with the least: nothing that is left could do more than what is left so.
-            left.remove(free)
         vain: set[tuple[int, tuple[int, ...]]] = set()
         steps = 0
 
@@ -276,26 +284,17 @@ class Packer:
         return Packing(rest(0, left), steps)
 
 
-def pack(demands: tuple[Demand, ...], frees: Sequence[int], idle: Sequence[int]) -> Packing:
-    """Find out whether all demands go together onto GPUs; see `Packer`."""
-    return Packer(demands)(frees, idle)
-
-
-_pack: Pack = pack
-
-
 def _order(demands: Sequence[Demand]) -> list[int]:
-    """Return in which order demands are placed: whole GPUs first, for they need what nobody else uses."""
+    """Return in which order demands are placed: whole GPUs first, for they need GPUs that are not in use."""
     return sorted(
         range(len(demands)),
         key=lambda n: (demands[n].kind is not Kind.COUNT, -demands[n].gpus, -demands[n].amount, n),
     )
 
 
-def _numbers(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what `pack` wants to know of rooms."""
-    ready = [room for room in rooms if room.healthy and not room.whole]
-    return tuple(room.free for room in ready), tuple(room.free for room in ready if not room.shared)
+def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shares free on each GPU that gives shares, and on each unused one: for a `Packer`."""
+    return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
 
 
 def _preferred(
@@ -314,7 +313,7 @@ def _preferred(
             if placement is None or steps < 0:
                 return None
             left = _without(rooms, placement)
-            packing = others(*_numbers(left), steps)
+            packing = others(*free_and_idle(left), steps)
             steps -= 1 + packing.steps
             found[n] = placement
         rooms = left
@@ -324,11 +323,10 @@ def _preferred(
 def _as_packed(
     demands: Sequence[Demand], rooms: Sequence[Room], taken: Sequence[tuple[int, ...]]
 ) -> dict[int, Placement]:
-    """Place demands in the way that `pack` has found."""
+    """Place demands in the way that a `Packer` has found."""
     found: dict[int, Placement] = {}
-    ready = [room for room in rooms if room.healthy and not room.whole]
-    idle = sorted((room for room in ready if not room.shared), key=lambda room: room.free)
-    left = {room.position: room.free for room in ready}
+    idle = sorted((room for room in rooms if room.unused), key=lambda room: room.free)
+    left = {room.position: room.free for room in rooms if room.gives_shares}
     ways = iter(taken)
     for n in _order(demands):
         demand = demands[n]
@@ -356,7 +354,7 @@ def _ways(
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}
     for room in sorted(rooms, key=lambda room: (rank(room.free), room.position)):
-        if room.healthy and not room.whole and (room.free >= each if memory else not room.shared):
+        if (room.gives_shares and room.free >= each) if memory else room.unused:
             alike.setdefault(_likeness(room), []).append(room)
 
     def on(group: Iterable[Room]) -> Placement:

@@ -44,7 +44,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU, and who is on it."""
+    """One GPU, and the pods on it."""
 
     gpu: ListedGpu
     room: Room
@@ -65,7 +65,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Loose:
-    """What one pod has of GPUs that nobody has named, or that the node does not list."""
+    """What one pod has of unknown GPUs, or of GPUs that the node does not list."""
 
     pod: PodUse
     shares: int

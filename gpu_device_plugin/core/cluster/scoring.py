@@ -41,7 +41,7 @@ class Wanted:
     """For memory, in all."""
     whole: int
     """GPUs, in all."""
-    things: int
+    spoilable: int
     """How many the pod could spoil: GPUs for memory, and pairs of whole ones."""
 
     def full(self, used: int, total: int, healthy: int) -> float:
@@ -62,7 +62,7 @@ def wanted(ask: Ask) -> Wanted:
         counts,
         shares=sum(each * gpus for each, gpus in memory),
         whole=sum(amount for amount, _ in counts),
-        things=sum(gpus for _, gpus in memory) + sum(pairs for _, pairs in counts),
+        spoilable=sum(gpus for _, gpus in memory) + sum(pairs for _, pairs in counts),
     )
 
 
@@ -86,22 +86,22 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
     as if it were alone, so that nothing need be placed for it.
     """
     numbers, wish = node.summary, wanted(ask)
-    if not numbers.total or not wish.things:
+    if not numbers.total or not wish.spoilable:
         return 0
     full = wish.full(numbers.used, numbers.total, len(numbers.sizes))
     numbers = summary(allowed(ask, node)) if ask.wishes.choosy else numbers
     packs = (ask.wishes.gpu_policy or node.policy or gpu_policy) == "binpack"
     spared = 0.0
     for each, gpus in wish.memory:
-        # Who packs takes GPUs in use before others, who does not when there are no unused ones left.
+        # binpack takes GPUs in use before others, another policy once there are no unused ones left.
         fitting = sum(free >= each for free in numbers.shared[:gpus])
         spared += fitting if packs else max(0, gpus - len(numbers.unused))
     for amount, pairs in wish.counts:
         spared += pairs * connected(node.gpus.links, numbers.unused, amount)
-    return points_for(ask.wishes.node_policy or node_policy, full, spared / wish.things)
+    return score_for(ask.wishes.node_policy or node_policy, full, spared / wish.spoilable)
 
 
-def points_for(policy: str, full: float, spared: float) -> int:
+def score_for(policy: str, full: float, spared: float) -> int:
     """Return the score of a node that gets this full, where the pod spoils nothing (1), all (0) or some of it."""
     if policy == "spread":
         return round(MOST * (1 - full))

@@ -32,12 +32,12 @@ class Usage:
     whole: tuple[int, ...] = ()
     """Positions of GPUs taken whole."""
     unplaced_shares: int = 0
-    """Shares on GPUs that nobody has told us yet: whoever bound the pod wrote no promise on it."""
+    """Shares on unknown GPUs: the scheduler that bound the pod wrote no promise on it."""
     unplaced_gpus: int = 0
     """Whole GPUs, likewise."""
-    left_shares: tuple[int, ...] = ()
+    settling_shares: tuple[int, ...] = ()
     """Positions of GPUs of which shares were in use until a moment ago: they cannot be had whole yet."""
-    left_whole: tuple[int, ...] = ()
+    settling_whole: tuple[int, ...] = ()
     """Positions of GPUs that were in whole use until a moment ago: shares of them cannot be had yet."""
 
     @property
@@ -68,13 +68,19 @@ class Usage:
             unplaced_gpus=self.unplaced_gpus + unlisted_gpus,
         )
 
+    def size(self, sizes: Mapping[int, int]) -> int:
+        """Return all of it in shares, on a node with GPUs of these sizes by position; an unknown GPU is the largest."""
+        largest = max(sizes.values(), default=0)
+        whole = sum(sizes.get(position, largest) for position in self.whole) + self.unplaced_gpus * largest
+        return sum(shares for _, shares in self.shares) + self.unplaced_shares + whole
+
     @property
-    def left(self) -> Usage:
+    def settling(self) -> Usage:
         """What remains of it for a moment when its pod has ended.
 
         The node's agent has to see the end before it opens a GPU to the other resource, and the kubelet to hear of it.
         """
-        return Usage(left_shares=tuple(position for position, _ in self.shares), left_whole=self.whole)
+        return Usage(settling_shares=tuple(position for position, _ in self.shares), settling_whole=self.whole)
 
 
 NOTHING = Usage()

@@ -48,6 +48,16 @@ class Room:
     whole: bool = False
     """It is in use as a whole."""
 
+    @property
+    def gives_shares(self) -> bool:
+        """Whether shares may come from it, as far as it has any free."""
+        return self.healthy and not self.whole
+
+    @property
+    def unused(self) -> bool:
+        """Whether it may be taken as a whole."""
+        return self.healthy and not self.whole and not self.shared
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

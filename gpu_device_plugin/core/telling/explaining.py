@@ -89,8 +89,8 @@ def answers(
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     """Where the pod fits comes first, then where it could, and of each first where nothing else keeps it away."""
     refused = isinstance(answer.found, Unfit)
-    lasting = isinstance(answer.found, Unfit) and answer.found.lasting
-    return bool(answer.excluded), lasting, refused, bool(answer.besides)
+    unresolvable = isinstance(answer.found, Unfit) and answer.found.unresolvable
+    return bool(answer.excluded), unresolvable, refused, bool(answer.besides)
 
 
 def _loss(answer: NodeAnswer) -> tuple[float, ...]:

@@ -78,7 +78,7 @@ class Binding:
         """Bind within `fleet`.
 
         Args:
-            fleet: who takes what.
+            fleet: the nodes, and what pods take of them.
             cluster: the API server.
             resources: what is managed.
             current: returns when the fleet knows what others did while we bound nothing. Raises ApiError or
@@ -156,16 +156,15 @@ class Binding:
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
         """Say why nothing is to be done; an empty text if it has been done already."""
-        who = f"pod {ref}"
         if pod.uid != ref.uid:
-            return f"{who} was deleted, and another pod now has its name"
+            return f"pod {ref} was deleted, and another pod now has its name"
         entry = self._fleet.entries.get(pod.uid)
         if pod.node_name == node and entry is not None and not entry.usage.unplaced:
             return ""  # the answer to an earlier call was lost
         if pod.node_name:
-            return f"{who} is already bound to node {pod.node_name}"
+            return f"pod {ref} is already bound to node {pod.node_name}"
         if pod.deleting:
-            return f"{who} is being deleted"
+            return f"pod {ref} is being deleted"
         return None
 
     def _promise(self, pod: Pod, node: str) -> tuple[Mapping[str, str], float] | str:
@@ -177,8 +176,8 @@ class Binding:
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
         found, wait_s = fit(asked, there, self._gpu_policy()), 0.0
-        if (closed := self._fleet.closed(node)) is not None:
-            rest, opens = closed
+        if (settling := self._fleet.settling(node)) is not None:
+            rest, opens = settling
             at_once = fit(asked, rest, self._gpu_policy())
             found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
@@ -190,7 +189,7 @@ class Binding:
         return {**void, **promised}, wait_s
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
-        # No await between the choice and this line: whoever asks next finds the GPU taken.
+        # No await between the choice and this line: the next request finds the GPU taken.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
         if wait_s > 0:

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 PAUSE_S = 2.0
-"""Whoever bound a pod this short a time ago has been the leader since: candidates try to take a lease every 2 s
-(kube-scheduler's default), and another one would have had to take it, bind a pod and give it back in between."""
+"""An extender that bound a pod this short a time ago has been the leader since: candidates try to take a lease every
+2 s (kube-scheduler's default), and another one would have had to take it, bind a pod and give it back in between."""
 
 
 class Freshness:

@@ -188,7 +188,7 @@ class Extender:
         self._changed = asyncio.Event()
         self.fleet = Fleet(
             resources,
-            drain_s=settings.vanished_grace_s,
+            vanished_grace_s=settings.vanished_grace_s,
             settle_s=timings.settle_s,
             on_drift=self._drifted,
             on_unplaced=self._unplaced,
@@ -255,7 +255,7 @@ class Extender:
         """Take over what can be changed while we run."""
         outcome = reload(self.settings, wanted)
         self.settings = outcome.settings
-        self.fleet.drain_s = outcome.settings.vanished_grace_s
+        self.fleet.vanished_grace_s = outcome.settings.vanished_grace_s
         logging.getLogger("gpu_device_plugin").setLevel(outcome.settings.log_level.upper())
         _log.info("%s", outcome.sentence, extra=outcome.changes)
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.aio.http import Json
 from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
-from gpu_device_plugin.core.cluster.preempting import Occupant, Preemptor, choose_on_each
-from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
+from gpu_device_plugin.core.cluster.victims import Occupant
+from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS
 from gpu_device_plugin.scheduler import wire
-from gpu_device_plugin.scheduler.preemptor import wants_sums_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -52,7 +53,7 @@ class Verbs:
     """Answers to the scheduler, each from the request's body to the answer's; none awaits, none raises.
 
     `filter` can tell an error. An answer of the other two cannot, so that their safe answer is given instead, and the
-    error is logged: no node suits better than another, and nobody is evicted.
+    error is logged: no node suits better than another, and no pod is evicted.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Verbs:
         """Answer from `fleet`.
 
         Args:
-            fleet: who takes what.
+            fleet: the nodes, and what pods take of them.
             pods: reads the pods in requests.
             resources: what is managed.
             gpu_policy: which GPU is preferred, where neither pod nor node says.
@@ -110,9 +111,9 @@ class Verbs:
         unknown = 0
         passed: list[str] = []
         failed: dict[str, str] = {}
-        hopeless: dict[str, str] = {}
+        unresolvable: dict[str, str] = {}
         if isinstance(asked, Impossible):
-            hopeless = dict.fromkeys(args.names, asked.sentence)
+            unresolvable = dict.fromkeys(args.names, asked.sentence)
         elif not asked.parts:
             passed = args.names
         elif claim is not None and claim.claimed:
@@ -124,12 +125,12 @@ class Verbs:
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
             for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
                 if why is not None:
-                    (hopeless if why.lasting else failed)[name] = why.sentence
+                    (unresolvable if why.unresolvable else failed)[name] = why.sentence
                     unknown += why is UNKNOWN
         counts = {
             "fits": len(passed),
             "full": len(failed) - unknown,
-            "hopeless": len(hopeless),
+            "unresolvable": len(unresolvable),
             "unknown": unknown,
         }
         self._count(counts)
@@ -137,7 +138,7 @@ class Verbs:
             return wire.filter_error(ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
-        return wire.filter_result(args, passed, failed, hopeless)
+        return wire.filter_result(args, passed, failed, unresolvable)
 
     def _count(self, verdicts: Mapping[str, int]) -> None:
         for what, number in verdicts.items():
@@ -167,7 +168,7 @@ class Verbs:
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
-        """Say whom to evict on which of some nodes so that the pod fits there."""
+        """Say which pods to evict from which of some nodes so that the pod fits there."""
         try:
             args = wire.read_preemption(body)
             pod, asked = self._asked(args.pod)
@@ -184,11 +185,11 @@ class Verbs:
             if (node := self._fleet.candidates.get(name)) is not None
         )
         chosen: dict[str, wire.Victims] = {}
-        preemptor = Preemptor(asked, pod.priority, pod.requests if wants_sums_alone(args.pod) else None)
+        preemptor = Preemptor(asked, pod.priority, pod.requests if fits_by_requests_alone(args.pod) else None)
         for node, found in choose_on_each(preemptor, there):
             victims = args.victims[node.name]
             kept = [uid for uid in victims.uids if uid in found]
-            # It is not told which of its victims are against a budget; no more than those that are left.
+            # The request does not say which victims are against a budget: no more than those that are left.
             violations = min(victims.pdb_violations, len(kept))
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         return wire.preemption_result(chosen)
@@ -232,8 +233,8 @@ class Verbs:
 
 
 def _occupant(entry: Entry) -> Occupant:
-    leaving = entry.deleting or entry.until is not None
-    return Occupant(entry.uid, entry.usage, entry.priority, leaving, entry.requests)
+    terminating = entry.deleting or entry.until is not None
+    return Occupant(entry.uid, entry.usage, entry.priority, terminating, entry.requests)
 
 
 # --- Inspect ---------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def cluster(
         resources: what is managed.
     """
     warnings: list[str] = []
-    fleet = Fleet(resources, drain_s=0)
+    fleet = Fleet(resources, vanished_grace_s=0)
     names = {resource.kind: resource.name for resource in resources}
     node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
     records: dict[str, NodeRecord] = {}

@@ -161,7 +161,7 @@ def test_what_can_never_be_cannot_be_on_the_empty_node(asked: Ask, there: Candid
     found = fit(asked, there, policy)
     empty = fit(asked, candidate(there.name, there.gpus, []), policy)
     if isinstance(found, Unfit):
-        assert found.lasting == isinstance(empty, Unfit)
+        assert found.unresolvable == isinstance(empty, Unfit)
     else:
         assert isinstance(empty, Fit)
 

@@ -168,13 +168,13 @@ def test_a_gpu_out_of_service_is_not_taken() -> None:
 @pytest.mark.parametrize("asked", [mem(1), whole(1)])
 def test_a_node_whose_gpus_are_not_known_says_what_is_wrong(asked: Demand) -> None:
     assert why(asking(asked), Candidate("n", NodeGpus(problem="it says nonsense"))) == Unfit(
-        "it says nonsense", lasting=True
+        "it says nonsense", unresolvable=True
     )
 
 
 def test_a_node_without_gpus_shares_none() -> None:
-    assert why(asking(mem(1)), Candidate("n")) == Unfit("it shares no GPU", lasting=True)
-    assert why(asking(mem(1), mem(1)), Candidate("n")) == Unfit("it shares no GPU", lasting=True)
+    assert why(asking(mem(1)), Candidate("n")) == Unfit("it shares no GPU", unresolvable=True)
+    assert why(asking(mem(1), mem(1)), Candidate("n")) == Unfit("it shares no GPU", unresolvable=True)
 
 
 REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
@@ -236,26 +236,28 @@ REASONS: dict[str, tuple[Demand, Candidate, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("demand", "there", "sentence", "lasting"), REASONS.values(), ids=REASONS)
-def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sentence: str, lasting: bool) -> None:  # noqa: FBT001  (a table's column)
-    assert why(asking(demand), there) == Unfit(sentence, lasting)
+@pytest.mark.parametrize(("demand", "there", "sentence", "unresolvable"), REASONS.values(), ids=REASONS)
+def test_the_sentence_says_what_is_missing(demand: Demand, there: Candidate, sentence: str, unresolvable: bool) -> None:  # noqa: FBT001  (a table's column)
+    assert why(asking(demand), there) == Unfit(sentence, unresolvable)
 
 
 def test_what_can_never_be_is_told_before_what_may_come() -> None:
     """4 GiB would become free, 9 GiB never."""
-    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Unfit("the largest GPU has 8 GiB in all", lasting=True)
-    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Unfit("no GPU has 4 GiB free", lasting=False)
+    assert why(asking(mem(4), mem(9)), node(8, used={0: 6})) == Unfit(
+        "the largest GPU has 8 GiB in all", unresolvable=True
+    )
+    assert why(asking(mem(4), mem(6)), node(16, used={0: 13})) == Unfit("no GPU has 4 GiB free", unresolvable=False)
 
 
 def test_containers_that_fit_alone_may_not_fit_together() -> None:
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == Unfit(together, lasting=False)
-    assert why(asking(mem(5), mem(5)), node(8)) == Unfit(together, lasting=True)
-    assert why(asking(mem(1), whole(1)), node(8)) == Unfit(together, lasting=True)
-    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == Unfit(together, lasting=False)
-    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == Unfit(together, lasting=True)
-    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == Unfit(together, lasting=False)
-    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == Unfit(together, lasting=True)
+    assert why(asking(mem(5), mem(5)), node(8, 8, used={1: 4})) == Unfit(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8)) == Unfit(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8)) == Unfit(together, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), node(8, 8, taken=(0,))) == Unfit(together, unresolvable=False)
+    assert why(asking(mem(1), whole(1)), node(8, 8, unhealthy=(0,))) == Unfit(together, unresolvable=True)
+    assert why(asking(whole(1), whole(1)), node(8, 8, used={0: 1})) == Unfit(together, unresolvable=False)
+    assert why(asking(mem(5), mem(5)), node(8, taken=(0,))) == Unfit(together, unresolvable=True)
 
 
 # --- nodes of gpushare's own device plugin
@@ -267,25 +269,27 @@ def divided(memory: int, count: int) -> Candidate:
 
 def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
     assert places(asking(mem(4)), divided(30, 2)) == [{0: 4}]
-    assert why(asking(mem(16)), divided(30, 2)) == Unfit("the largest GPU has a gpu-mem of 15 in all", lasting=True)
+    assert why(asking(mem(16)), divided(30, 2)) == Unfit(
+        "the largest GPU has a gpu-mem of 15 in all", unresolvable=True
+    )
 
 
 def test_gpushares_plugin_gives_no_whole_gpus() -> None:
     sentence = "its device plugin gives out no whole GPUs"
-    assert why(asking(whole(1)), divided(30, 2)) == Unfit(sentence, lasting=True)
-    assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, lasting=True)
+    assert why(asking(whole(1)), divided(30, 2)) == Unfit(sentence, unresolvable=True)
+    assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, unresolvable=True)
 
 
 def test_gpushares_plugin_gives_no_whole_gpus_to_who_is_choosy_either() -> None:
     asked = asking(whole(1), wishes=Wishes(avoid_models=("T4",)))
-    assert why(asked, divided(30, 2)) == Unfit("its device plugin gives out no whole GPUs", lasting=True)
+    assert why(asked, divided(30, 2)) == Unfit("its device plugin gives out no whole GPUs", unresolvable=True)
 
 
 @pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
 def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: Ask) -> None:
     """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
     sentence = "its device plugin serves only pods of which one container takes memory of one GPU"
-    assert why(asked, divided(30, 2)) == Unfit(sentence, lasting=True)
+    assert why(asked, divided(30, 2)) == Unfit(sentence, unresolvable=True)
 
 
 def test_where_gpushares_plugin_has_one_gpu_it_gives_that_to_all() -> None:
@@ -348,17 +352,22 @@ CHOOSY: dict[str, tuple[Demand, Wishes, str, bool]] = {
 }
 
 
-@pytest.mark.parametrize(("demand", "wishes", "sentence", "lasting"), CHOOSY.values(), ids=CHOOSY)
-def test_the_sentence_says_that_the_pod_is_choosy(demand: Demand, wishes: Wishes, sentence: str, lasting: bool) -> None:  # noqa: FBT001  (a table's column)
+@pytest.mark.parametrize(("demand", "wishes", "sentence", "unresolvable"), CHOOSY.values(), ids=CHOOSY)
+def test_the_sentence_says_that_the_pod_is_choosy(
+    demand: Demand,
+    wishes: Wishes,
+    sentence: str,
+    unresolvable: bool,  # noqa: FBT001  (a table's column)
+) -> None:
     there = node(8, 16, 16, used={0: 4}, unhealthy=(2,), models=MIXED)
-    assert why(asking(demand, wishes=wishes), there) == Unfit(sentence, lasting)
+    assert why(asking(demand, wishes=wishes), there) == Unfit(sentence, unresolvable)
 
 
 def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     there = node(8, 8, 8, models=MIXED, used={1: 4})
     asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asked, there) == Unfit(f"{together}, among those that the pod's annotations allow", lasting=False)
+    assert why(asked, there) == Unfit(f"{together}, among those that the pod's annotations allow", unresolvable=False)
 
 
 # --- whole GPUs that are well connected
@@ -437,13 +446,13 @@ def test_many_containers_that_do_not_fit_are_given_up() -> None:
     there = node(*(5,) * 8)
     assert why(asking(*[mem(3)] * 10), there).sentence.startswith("its GPUs have no room for all containers")
     different = node(*range(20, 36, 2))
-    hopeless = asking(*(mem(n) for n in range(14, 24)), mem(13), mem(13))
-    assert why(hopeless, different).sentence.startswith("its GPUs have no room for all containers")
+    too_much = asking(*(mem(n) for n in range(14, 24)), mem(13), mem(13))
+    assert why(too_much, different).sentence.startswith("its GPUs have no room for all containers")
 
 
 def test_a_crowd_of_gpus_is_no_crowd_of_ways() -> None:
     """Half of 24 equal GPUs can be taken whole in 2.7 million ways, all of which leave the same."""
-    assert why(asking(whole(12), whole(12), mem(1)), node(*(4,) * 24)).lasting
+    assert why(asking(whole(12), whole(12), mem(1)), node(*(4,) * 24)).unresolvable
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
-from gpu_device_plugin.core.cluster.preempting import Occupant, Preemptor, choose, choose_on_each
+from gpu_device_plugin.core.cluster.preempting import Preemptor, choose, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.cluster.victims import Occupant
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
@@ -53,8 +54,8 @@ def node(*shares: int, models: tuple[str, ...] = (), unhealthy: Container[int] =
     return candidate("node-a", NodeGpus(tuple(listed), share_mib=1024, problem=problem), ())
 
 
-def on(position: int, shares: int, uid: str, priority: int = 0, *, leaving: bool = False) -> Occupant:
-    return Occupant(uid, Usage(((position, shares),)), priority, leaving)
+def on(position: int, shares: int, uid: str, priority: int = 0, *, terminating: bool = False) -> Occupant:
+    return Occupant(uid, Usage(((position, shares),)), priority, terminating)
 
 
 def has_whole(position: int, uid: str, priority: int = 0) -> Occupant:
@@ -132,7 +133,7 @@ def test_nobody_is_evicted_where_the_agent_is_away() -> None:
 
 def test_a_pod_that_ends_anyway_is_not_evicted_again() -> None:
     """Once a has ended GPU 0 has 8; the scheduler's victim stays one, for an answer without victims is an error."""
-    pods = [on(0, 8, "a", leaving=True), on(1, 8, "b")]
+    pods = [on(0, 8, "a", terminating=True), on(1, 8, "b")]
     assert chosen(memory(8), node(8, 8, 2), pods, "x") == {"x"}
 
 
@@ -431,7 +432,7 @@ def sets_of(pods: Sequence[Occupant]) -> Iterator[tuple[Occupant, ...]]:
 def test_no_other_set_of_pods_is_better(ask: Ask, there: list[Occupant]) -> None:
     """Every set of up to six pods, each on one GPU, is tried: node-a has 8, 8 and 4 shares."""
     where = node(8, 8, 4)
-    staying = [pod for pod in there if not pod.leaving]
+    staying = [pod for pod in there if not pod.terminating]
     movable = [pod for pod in staying if pod.priority < IMPORTANT]
     ways = [some for some in sets_of(movable) if fits(ask, where, [pod for pod in staying if pod not in some])]
     best = min(ways, key=lambda some: cost(where, some), default=None)
@@ -501,29 +502,31 @@ def test_evicting_helps_and_nobody_who_could_stay_is_evicted(
     there = [replace(pod, requests=data.draw(st.none() | amounts)) for pod in there]
     where = node(8, 8, 4)
     found = choose(Preemptor(ask, IMPORTANT, asked), where, there, frozenset(victims))
-    given = [pod for pod in there if not pod.leaving and pod.uid in victims]
+    given = [pod for pod in there if not pod.terminating and pod.uid in victims]
     free_to_stay = {pod.uid for pod in given if asked is not None and pod.requests is not None}
     free_to_stay -= {pod.uid for pod in given if pod.priority >= IMPORTANT}
 
     def enough(evicted: Container[str]) -> bool:
         """Whether GPUs have room, and as much of anything else is freed as by kube-scheduler, or as is asked."""
         freed, by_scheduler = Counter[str](), Counter[str]()
-        for pod in (pod for pod in there if not pod.leaving):
+        for pod in (pod for pod in there if not pod.terminating):
             freed.update((pod.requests or {}) if pod.uid in evicted else {})
             by_scheduler.update((pod.requests or {}) if pod in given else {})
-        left = [pod for pod in there if not pod.leaving and pod.uid not in evicted]
+        left = [pod for pod in there if not pod.terminating and pod.uid not in evicted]
         sums = all(freed[name] >= min(by_scheduler[name], amount) for name, amount in (asked or {}).items())
         return fits(ask, where, left) and sums
 
     if found is None:
-        everybody = [pod for pod in there if not pod.leaving and pod.uid not in victims and pod.priority >= IMPORTANT]
+        everybody = [
+            pod for pod in there if not pod.terminating and pod.uid not in victims and pod.priority >= IMPORTANT
+        ]
         assert not victims or not fits(ask, where, everybody)
         return
     assert found
     assert found >= victims - free_to_stay
     assert enough(found)
     added = [pod for pod in there if pod.uid in found - victims]
-    assert all(pod.priority < IMPORTANT and not pod.leaving for pod in added)
+    assert all(pod.priority < IMPORTANT and not pod.terminating for pod in added)
     for spared in () if found == victims else {pod.uid for pod in added} | (free_to_stay & found):
         assert not enough(found - {spared}) or not by_gpus(ask, where, there, found - {spared}, victims)
 
@@ -532,7 +535,7 @@ def by_gpus(
     ask: Ask, where: Candidate, there: list[Occupant], evicted: Container[str], victims: Container[str]
 ) -> bool:
     """Whether the sum of GPUs that are in service and of what pods have of them suffices, as for kube-scheduler."""
-    staying = [pod for pod in there if not pod.leaving]
+    staying = [pod for pod in there if not pod.terminating]
     rooms = candidate("n", where.gpus, [pod.usage for pod in staying]).rooms
 
     def shares(pods: Iterable[Occupant]) -> int:

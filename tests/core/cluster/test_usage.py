@@ -56,8 +56,8 @@ def test_what_is_not_all_placed_is_unplaced(use: Usage) -> None:
 
 def test_what_lies_on_a_gpu_that_the_node_does_not_list_is_unplaced() -> None:
     """The node lists GPUs 0 and 1. What its pod has left a moment ago is no use of theirs, listed or not."""
-    before = Usage(((0, 4), (2, 3)), (1, 3, 4), 1, 1, left_shares=(2,), left_whole=(4,))
-    assert before.as_listed({0, 1}) == Usage(((0, 4),), (1,), 4, 3, left_shares=(2,), left_whole=(4,))
+    before = Usage(((0, 4), (2, 3)), (1, 3, 4), 1, 1, settling_shares=(2,), settling_whole=(4,))
+    assert before.as_listed({0, 1}) == Usage(((0, 4),), (1,), 4, 3, settling_shares=(2,), settling_whole=(4,))
 
 
 @pytest.mark.parametrize("use", [NOTHING, Usage(((0, 4),), (1,), 2, 3, (7,), (8,))])
@@ -195,5 +195,5 @@ def test_how_much_is_written_on_the_pod_is_not_believed() -> None:
 
 
 def test_of_a_pod_that_has_ended_remains_which_gpus_it_was_on() -> None:
-    assert Usage(((0, 3), (2, 1)), (4,), 5, 6).left == Usage(left_shares=(0, 2), left_whole=(4,))
-    assert Usage(left_shares=(0,), left_whole=(1,)).left == NOTHING
+    assert Usage(((0, 3), (2, 1)), (4,), 5, 6).settling == Usage(settling_shares=(0, 2), settling_whole=(4,))
+    assert Usage(settling_shares=(0,), settling_whole=(1,)).settling == NOTHING

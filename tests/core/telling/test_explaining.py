@@ -159,7 +159,7 @@ def test_a_node_whose_gpus_cannot_be_read_has_no_table() -> None:
 
 
 def test_the_nearest_node_comes_first() -> None:
-    """With room; with room but cordoned; fewest and then smallest pods to end; hopeless."""
+    """With room; with room but cordoned; fewest and then smallest pods to end; unresolvable."""
     nodes = [
         node_view("a", (7,)),
         node_view("b", (8,), pod_on("x", {0: 5}), pod_on("y", {0: 3})),

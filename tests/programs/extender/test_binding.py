@@ -116,7 +116,7 @@ class Desk:
 
 def desk(*sizes: int, share_mib: int = 1024, settle_s: float = 0.0) -> Desk:
     """A cluster of one node "a" with GPUs of these sizes."""
-    fleet = Fleet(RESOURCES, drain_s=30, settle_s=settle_s)
+    fleet = Fleet(RESOURCES, vanished_grace_s=30, settle_s=settle_s)
     gpus = tuple(ListedGpu(n, size, f"GPU-{n}") for n, size in enumerate(sizes))
     fleet.put_node("a", NodeGpus(gpus, share_mib))
     return Desk(fleet, Api())

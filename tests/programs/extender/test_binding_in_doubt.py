@@ -70,7 +70,7 @@ async def test_a_request_that_is_carried_out_late_finds_its_room_though_a_retry_
 # --- Every order of events --------------------------------------------------------------------------------------------
 
 SIZES = {"a": (8,), "b": (8,)}
-DRAIN_S = 30.0
+VANISHED_GRACE_S = 30.0
 NAMES = ("p", "q")
 FATES = ("made", "made at once", "made, unanswered", "late", "lost", "429", "403", "not sent")
 Key = tuple[str, str]
@@ -177,7 +177,7 @@ class Cluster:
         self.wire = Wire(self.store, self.clock)
         self.wire.waits.set()
         self.pods = Pods(self.wire)
-        self.fleet = Fleet(RESOURCES, drain_s=DRAIN_S)
+        self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
             self.fleet.put_node(node, NodeGpus(gpus, 1024))
@@ -261,7 +261,7 @@ class Cluster:
         pod = self.store.state().objects[PODS].get(("default", name))
         if pod is not None:
             if node := pod["spec"].get("nodeName"):
-                self.running.append((self.clock.now + DRAIN_S, node, held(pod, GPU_MEM)))
+                self.running.append((self.clock.now + VANISHED_GRACE_S, node, held(pod, GPU_MEM)))
             self.store.delete(PODS, ("default", name), grace_s=0)
 
     async def somebody_binds(self, name: str) -> None:
@@ -299,7 +299,7 @@ class Cluster:
         await self.time_passes(LATEST_COMMIT_S)
         await self.watch()
         await self.look("answered")
-        await self.time_passes(DRAIN_S)
+        await self.time_passes(VANISHED_GRACE_S)
         assert self.binding.doubts == 0
         counted = {uid for uid, entry in self.fleet.entries.items()}
         bound = {p["metadata"]["uid"] for p in self.store.state().objects[PODS].values() if p["spec"].get("nodeName")}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def fleet() -> Fleet:
-    return Fleet(RESOURCES, drain_s=30)
+    return Fleet(RESOURCES, vanished_grace_s=30)
 
 
 def node(

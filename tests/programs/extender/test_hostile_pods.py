@@ -63,7 +63,7 @@ FOR_A_CONTAINER = 150
 
 def _fleet() -> Fleet:
     """Nodes of 8 GPUs of two models, on which small pods use more or less of each."""
-    fleet = Fleet(RESOURCES, drain_s=0)
+    fleet = Fleet(RESOURCES, vanished_grace_s=0)
     for number, name in enumerate(NODES):
         said = json.loads(node_gpus(*[16] * 8, model="Tesla T4"))
         for gpu in said["gpus"][number % 5 :]:

@@ -53,7 +53,7 @@ class Counted(NoMetrics):
 class World:
     """A fleet, and the scheduler's questions about it."""
 
-    fleet: Fleet = field(default_factory=lambda: Fleet(RESOURCES, drain_s=30))
+    fleet: Fleet = field(default_factory=lambda: Fleet(RESOURCES, vanished_grace_s=30))
     metrics: Counted = field(default_factory=Counted)
     node_policy: str = "binpack"
     gpu_policy: str = "binpack"
@@ -246,7 +246,7 @@ def test_only_the_model_that_is_wished_for() -> None:
     assert answer["FailedAndUnresolvableNodes"] == {"a": "no GPU is one that the pod's annotations allow"}
 
 
-def test_both_resources_in_one_container_are_hopeless_everywhere() -> None:
+def test_both_resources_in_one_container_are_unresolvable_everywhere() -> None:
     both = secretive(pod("new", container(mem=1, count=1), uid="u-new"))
     answer = two_nodes().filter(both, "a", "zz")
     sentence = (
@@ -300,7 +300,12 @@ def test_verdicts_are_counted() -> None:
     world = two_nodes().node("c", 4)
     world.filter(wanting(8), "a", "b", "c", "zz", "zz2")
     name = VERDICTS.name
-    assert world.metrics.counts == {(name, "fits"): 1, (name, "full"): 1, (name, "hopeless"): 1, (name, "unknown"): 2}
+    assert world.metrics.counts == {
+        (name, "fits"): 1,
+        (name, "full"): 1,
+        (name, "unresolvable"): 1,
+        (name, "unknown"): 2,
+    }
 
 
 def test_well_connected_gpus_are_preferred() -> None:
@@ -761,7 +766,7 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
         (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
     ],
 )
-def test_an_absurd_request_is_hopeless_and_says_why(wanted: Json, sentence: str) -> None:
+def test_an_absurd_request_is_unresolvable_and_says_why(wanted: Json, sentence: str) -> None:
     world = two_nodes()
     answer = world.filter(wanted, "a")
     assert sentence in answer["FailedAndUnresolvableNodes"]["a"]
@@ -788,5 +793,5 @@ def test_repr_is_one_line() -> None:
     world = two_nodes()
     world.filter(wanting(1), "a")
     assert repr(world.verbs) == (
-        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <Rows: 2 nodes, 1 kinds>, remembers 1 pods>>"
+        "<Verbs: <Fleet: 2 nodes, 3 pods, 0 pending>, <Judge: <NodeTable: 2 nodes, 1 kinds>, remembers 1 pods>>"
     )

@@ -21,8 +21,7 @@ from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.fleet_index.effort import Effort
-from gpu_device_plugin.fleet_index.judging import Judge
+from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ def test_a_node_that_nobody_knows_fits_no_pod() -> None:
     judge = Judge(Cluster())
     assert judge.verdicts(Ask(memory(1)), ["node-0"]) == [UNKNOWN]
     assert judge.scores(Ask(memory(1)), ["node-0"], "binpack", "binpack") == [0]
-    assert repr(judge) == "<Judge: <Rows: 0 nodes, 0 kinds>, remembers 1 pods>"
+    assert repr(judge) == "<Judge: <NodeTable: 0 nodes, 0 kinds>, remembers 1 pods>"
 
 
 forgetting = st.just("forget")
@@ -278,14 +277,14 @@ def test_what_is_remembered_has_an_end() -> None:
     pods = [Ask(memory(shares)) for shares in range(1, 90)]
     for _ in range(2):
         assert [judge.verdicts(pod, ["node-a"]) == [None] for pod in pods] == [shares <= 5 for shares in range(1, 90)]
-    assert repr(judge) == "<Judge: <Rows: 1 nodes, 1 kinds>, remembers 64 pods>"
+    assert repr(judge) == "<Judge: <NodeTable: 1 nodes, 1 kinds>, remembers 64 pods>"
     for shares in range(1, 50_010):
         cluster.put(candidate("node-a", NodeGpus((ListedGpu(0, shares),)), ()))
         judge.prepare()
     assert [judge.verdicts(pod, ["node-a"]) for pod in pods] == [[None]] * 89
     cluster.put(candidate("node-a", NodeGpus((ListedGpu(0, 5),)), ()))
     assert [judge.verdicts(pod, ["node-a"]) == [None] for pod in pods] == [shares <= 5 for shares in range(1, 90)]
-    assert repr(judge) == "<Judge: <Rows: 1 nodes, 10 kinds>, remembers 64 pods>"
+    assert repr(judge) == "<Judge: <NodeTable: 1 nodes, 10 kinds>, remembers 64 pods>"
 
 
 # --- How much one request tries ---------------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ def test_what_is_not_tried_in_time_does_not_pass_and_the_next_request_comes_furt
         assert untried[-1] < untried[-2]
     assert len(untried) > 3
     assert scores(judge, MANY, nodes) == values
-    assert not UNTRIED.lasting
+    assert not UNTRIED.unresolvable
 
 
 def test_nodes_of_which_only_some_gpus_are_allowed_are_not_tried_for_longer() -> None:
@@ -337,13 +336,6 @@ def test_nodes_with_as_much_room_are_tried_once() -> None:
     first = different_nodes()[0]
     nodes = [replace(first, name=f"node-{number}") for number in range(5000)]
     assert set(verdicts(Judge(Cluster(nodes)), MANY, nodes)) == {unfit(MANY, first)}
-
-
-def test_an_effort_shows_what_is_left_of_it() -> None:
-    effort = Effort()
-    effort.renew()
-    effort.spend(1)
-    assert repr(effort) == "<Effort: 999 steps left>"
 
 
 def test_groups_for_which_there_is_no_time_are_scored_as_if_they_were_not_connected() -> None:

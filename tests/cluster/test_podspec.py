@@ -1,4 +1,4 @@
-"""Of which pods it is known that they are kept off a node by nothing but what others request."""
+"""Which pods are kept off a node by nothing but what other pods request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpu_device_plugin.scheduler.preemptor import wants_sums_alone
+from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 
 USUAL: dict[str, Any] = {
     "containers": [{"name": "main", "ports": [{"containerPort": 8080}], "resources": {"requests": {"cpu": "1"}}}],
@@ -23,9 +23,9 @@ USUAL: dict[str, Any] = {
 }
 
 
-def test_a_usual_pod_is_one_of_them() -> None:
-    assert wants_sums_alone(json.dumps({"metadata": {}, "spec": USUAL}).encode())
-    assert wants_sums_alone(b"{}")
+def test_a_usual_pod_fits_by_its_requests_alone() -> None:
+    assert fits_by_requests_alone(json.dumps({"metadata": {}, "spec": USUAL}).encode())
+    assert fits_by_requests_alone(b"{}")
 
 
 @pytest.mark.parametrize(
@@ -44,12 +44,12 @@ def test_a_usual_pod_is_one_of_them() -> None:
     ],
     ids=lambda spec: json.dumps(spec)[:60],
 )
-def test_whoever_wants_something_else_of_a_node_is_not(spec: dict[str, Any]) -> None:
-    assert not wants_sums_alone(json.dumps({"spec": {**USUAL, **spec}}).encode())
+def test_a_pod_that_wants_something_else_of_a_node_does_not(spec: dict[str, Any]) -> None:
+    assert not fits_by_requests_alone(json.dumps({"spec": {**USUAL, **spec}}).encode())
 
 
 @pytest.mark.parametrize(
     "junk", [b"", b"[]", b'{"spec":7}', b'{"spec":{"volumes":{}}}', b'{"spec":{"volumes":[{"\xff":1}]}}', b"[" * 10**6]
 )
 def test_of_what_is_no_pod_nothing_is_known(junk: bytes) -> None:
-    assert not wants_sums_alone(junk)
+    assert not fits_by_requests_alone(junk)

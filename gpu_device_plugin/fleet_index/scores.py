@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.scoring import connected, points_for, score_of_fit, wanted
-from gpu_device_plugin.fleet_index.effort import TooLongError
-from gpu_device_plugin.fleet_index.rows import column, picked
+from gpu_device_plugin.core.cluster.effort import TooLongError
+from gpu_device_plugin.core.cluster.scoring import connected, score_for, score_of_fit, wanted
+from gpu_device_plugin.fleet_index.table import column, picked
 from gpu_device_plugin.fleet_index.verdicts import allowing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.fleet_index.effort import Effort, Find
-    from gpu_device_plugin.fleet_index.rows import Rows
+    from gpu_device_plugin.core.cluster.effort import Effort
+    from gpu_device_plugin.fleet_index.table import Find, NodeTable
 
 _MOST_ANSWERS = 50_000
 """So many answers are remembered for one pod; then all are forgotten."""
@@ -24,17 +24,17 @@ _STEPS_OF_A_ROW = 1
 """What it takes to score one node of which a pod may have some GPUs and not others."""
 
 
-def points(ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effort) -> Find[int]:
+def scores(ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort: Effort) -> Find[int]:
     """Return what says how well some rows suit one pod, which fits on all of them."""
     if not ask.parts:
         return lambda rows, _left_over: [0] * len(rows)
-    every = _Points(ask, data, node_policy, gpu_policy, effort)
+    every = _Scores(ask, table, node_policy, gpu_policy, effort)
     if not ask.wishes.choosy:
         return every
-    allowed = allowing(ask.wishes, data)
+    allowed = allowing(ask.wishes, table)
 
     def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
-        suited = [row for row, model in zip(rows, picked(data.model, rows), strict=True) if allowed(row, model)]
+        suited = [row for row, model in zip(rows, picked(table.model, rows), strict=True) if allowed(row, model)]
         found: dict[int, int] = {}
         for row in set(rows).difference(suited):
             try:
@@ -44,19 +44,19 @@ def points(ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effo
                 left_over.append(row)
             else:
                 effort.spend(_STEPS_OF_A_ROW)
-                found[row] = score_of_fit(ask, data.nodes[row], node_policy, gpu_policy)
+                found[row] = score_of_fit(ask, table.nodes[row], node_policy, gpu_policy)
         found.update(zip(suited, every(suited, left_over), strict=True))
         return [found[row] for row in rows]
 
     return find
 
 
-class _Points:
+class _Scores:
     """The points of rows of which a pod may have any GPU."""
 
-    def __init__(self, ask: Ask, data: Rows, node_policy: str, gpu_policy: str, effort: Effort) -> None:
+    def __init__(self, ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort: Effort) -> None:
         self._wanted = wanted(ask)
-        self._data = data
+        self._table = table
         self._policy = ask.wishes.node_policy or node_policy
         self._wished = ask.wishes.gpu_policy
         self._gpu_policy = gpu_policy
@@ -66,15 +66,15 @@ class _Points:
 
     def __call__(self, rows: Sequence[int], left_over: list[int]) -> list[int]:
         known = self._known
-        keys = zip(picked(self._data.fill, rows), self._spared(rows, left_over), strict=True)
+        keys = zip(picked(self._table.fill, rows), self._spared(rows, left_over), strict=True)
         return [known.get(key) or self._score(key) for key in keys]
 
     def _score(self, key: tuple[int, float]) -> int:
         fill, spared = key
         if len(self._known) >= _MOST_ANSWERS:
             self._known.clear()
-        full = self._wanted.full(*self._data.fills.examples[fill])
-        found = self._known[key] = points_for(self._policy, full, spared / self._wanted.things)
+        full = self._wanted.full(*self._table.fills.examples[fill])
+        found = self._known[key] = score_for(self._policy, full, spared / self._wanted.spoilable)
         return found
 
     def _spared(self, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
@@ -90,25 +90,25 @@ class _Points:
 
     def _opened(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
         """Add for each row of how many GPUs from which the pod gets memory some is in use already."""
-        said = {self._wished} if self._wished else set(self._data.policy)
+        said = {self._wished} if self._wished else set(self._table.policy)
         packs = {policy: (policy or self._gpu_policy) == "binpack" for policy in said}
         if all(packs.values()):
             return self._opened_by_packing(spared, each, gpus, rows)
-        left = [max(0, gpus - unused) for unused in picked(self._data.unused, rows)]
+        left = [max(0, gpus - unused) for unused in picked(self._table.unused, rows)]
         if not any(packs.values()):
             return [a + b for a, b in zip(spared, left, strict=True)]
         found = self._opened_by_packing([0] * len(rows), each, gpus, rows)
-        packing = [packs[policy] for policy in picked(self._data.policy, rows)]
+        packing = [packs[policy] for policy in picked(self._table.policy, rows)]
         return [a + (b if p else c) for a, b, c, p in zip(spared, found, left, packing, strict=True)]
 
     def _opened_by_packing(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
         for at in range(gpus):
-            spared = [a + (free >= each) for a, free in zip(spared, column(self._data.shared, at, rows), strict=True)]
+            spared = [a + (free >= each) for a, free in zip(spared, column(self._table.shared, at, rows), strict=True)]
         return spared
 
     def _near(self, amount: int, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
         """Return how well the best of so many unused GPUs of each row are connected; 0 where no steps are left."""
-        groups = picked(self._data.group, rows)
+        groups = picked(self._table.group, rows)
         found: dict[int, float] = {}
         for group in dict.fromkeys(groups):
             try:
@@ -123,5 +123,5 @@ class _Points:
         if found is None:
             self._effort.check()
             self._effort.spend(_STEPS_OF_A_GROUP)
-            found = self._connected[group, amount] = connected(*self._data.groups.examples[group], amount)
+            found = self._connected[group, amount] = connected(*self._table.groups.examples[group], amount)
         return found

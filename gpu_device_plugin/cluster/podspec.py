@@ -1,4 +1,4 @@
-"""Whether kube-scheduler evicts pods for nothing but the sums of a node's resources, as far as a pod's spec says."""
+"""Whether requests alone decide if a pod fits on a node once others are evicted, as far as the pod's spec says."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _Pod(Struct, gc=False):
     spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
-def wants_sums_alone(pod: bytes | Raw) -> bool:
-    """Return whether a pod can be kept off a node by no pod of lower priority but by what that one requests.
+def fits_by_requests_alone(pod: bytes | Raw) -> bool:
+    """Return whether a pod of lower priority can keep this one off a node only by what it requests.
 
     False where ports of the node, other pods' places, devices or volumes that are claimed may decide, too; and where
     the pod cannot be read.

@@ -6,12 +6,12 @@ for each. A column is one piece of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence, Sized
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 
     from gpu_device_plugin.core.contract.nodegpus import Links
 
@@ -19,9 +19,12 @@ K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 T = TypeVar("T")
 
+Find: TypeAlias = "Callable[[Sequence[int], list[int]], list[V]]"
+"""Finds an answer for each of some rows, and adds to a list those for which there were no steps left."""
+
 _MOST_CODES = 50_000
 """So many kinds of something are told apart; then all is read anew."""
-_NOBODY = Candidate("")
+_VACANT = Candidate("")
 
 
 class Nodes(Protocol):
@@ -55,7 +58,7 @@ class _Codes(Generic[K, V]):
         return code
 
 
-class Rows:
+class NodeTable:
     """The columns. A row is a node's for as long as the node is there; later another one may get it."""
 
     def __init__(self, nodes: Nodes) -> None:
@@ -70,7 +73,7 @@ class Rows:
         return len(self.nodes)
 
     def __repr__(self) -> str:
-        return f"<Rows: {len(self.index)} nodes, {len(self.kinds)} kinds>"
+        return f"<NodeTable: {len(self.index)} nodes, {len(self.kinds)} kinds>"
 
     def _begin(self) -> None:
         self.begun += 1
@@ -110,7 +113,7 @@ class Rows:
             row, node = self.index.get(name), candidates.get(name)
             if node is None:
                 if row is not None:
-                    self._write(self.index.pop(name), _NOBODY)
+                    self._write(self.index.pop(name), _VACANT)
                     self._vacant.append(row)
                 continue
             if row is None:
@@ -131,7 +134,7 @@ class Rows:
         columns = (self.unused, self.fill, self.kind, self.model, self.group)
         for column in (*self.frees, *self.shared, *columns):
             column.append(-1)
-        self.nodes.append(_NOBODY)
+        self.nodes.append(_VACANT)
         self.policy.append(None)
         return len(self.nodes) - 1
 

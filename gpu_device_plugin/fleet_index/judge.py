@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from gpu_device_plugin.fleet_index.effort import Effort
-from gpu_device_plugin.fleet_index.points import points
-from gpu_device_plugin.fleet_index.rows import Rows
+from gpu_device_plugin.core.cluster.effort import Effort
+from gpu_device_plugin.fleet_index.scores import scores
+from gpu_device_plugin.fleet_index.table import NodeTable
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED, verdicts
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.fitting import Unfit
-    from gpu_device_plugin.fleet_index.effort import Find
-    from gpu_device_plugin.fleet_index.rows import Nodes
+    from gpu_device_plugin.fleet_index.table import Find, Nodes
 
 V = TypeVar("V")
 
+_MOST_STEPS = 1000
+"""So many steps one request may take to try what has not been tried before; a step takes some microseconds."""
 _MOST_ASKS = 64
 """So many different pods are remembered. At 5,000 nodes each takes 80 kB."""
 
@@ -39,33 +40,33 @@ class Judge:
 
     def __init__(self, nodes: Nodes) -> None:
         """Judge `nodes`."""
-        self._rows = Rows(nodes)
+        self._table = NodeTable(nodes)
         self._begun = 0
         self._pods: OrderedDict[Ask, _Pod] = OrderedDict()
 
     def __repr__(self) -> str:
-        return f"<Judge: {self._rows!r}, remembers {len(self._pods)} pods>"
+        return f"<Judge: {self._table!r}, remembers {len(self._pods)} pods>"
 
     def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
         """Return `fitting.unfit` for one pod and each of some nodes; `UNKNOWN` of a name that no node has."""
         found = self._pod(ask).verdicts()
-        return [UNKNOWN if row is None else found[row] for row in map(self._rows.index.get, names)]
+        return [UNKNOWN if row is None else found[row] for row in map(self._table.index.get, names)]
 
     def scores(self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str) -> Sequence[int]:
         """Return `core.cluster.scoring.score` for one pod and each of some nodes; 0 for a name that no node has."""
         found = self._pod(ask).scores(node_policy, gpu_policy)
-        return [0 if row is None else found[row] for row in map(self._rows.index.get, names)]
+        return [0 if row is None else found[row] for row in map(self._table.index.get, names)]
 
     def prepare(self) -> None:
         """Take over what has changed, so that the next pod need not wait for that."""
-        self._rows.update()
+        self._table.update()
 
     def _pod(self, ask: Ask) -> _Pod:
         self.prepare()
-        if self._begun != self._rows.begun:
-            self._begun = self._rows.begun
+        if self._begun != self._table.begun:
+            self._begun = self._table.begun
             self._pods.clear()
-        found = self._pods.pop(ask, None) or _Pod(ask, self._rows)
+        found = self._pods.pop(ask, None) or _Pod(ask, self._table)
         self._pods[ask] = found
         if len(self._pods) > _MOST_ASKS:
             self._pods.popitem(last=False)
@@ -75,8 +76,8 @@ class Judge:
 class _Answers(Generic[V]):
     """What is said of every row, found out anew when it has changed."""
 
-    def __init__(self, rows: Rows, find: Find[V], effort: Effort) -> None:
-        self._rows = rows
+    def __init__(self, table: NodeTable, find: Find[V], effort: Effort) -> None:
+        self._table = table
         self._find = find
         self._effort = effort
         self._mark = 0
@@ -85,15 +86,15 @@ class _Answers(Generic[V]):
 
     def now(self) -> list[V]:
         """Return the answers by row, to be read before anything changes."""
-        self._mark, changed = self._rows.changed_since(self._mark)
+        self._mark, changed = self._table.changed_since(self._mark)
         self._effort.renew()
         left_over, self._left_over = self._left_over, []
         if changed is None or not self.known:
-            self.known = self._find(range(len(self._rows)), self._left_over)
+            self.known = self._find(range(len(self._table)), self._left_over)
         elif changed or left_over:
             rows = sorted({*changed, *left_over})
             found = self._find(rows, self._left_over)
-            self.known += found[:1] * (len(self._rows) - len(self.known))
+            self.known += found[:1] * (len(self._table) - len(self.known))
             for row, answer in zip(rows, found, strict=True):
                 self.known[row] = answer
         return self.known
@@ -102,11 +103,11 @@ class _Answers(Generic[V]):
 class _Pod:
     """All that is remembered of pods that ask the same."""
 
-    def __init__(self, ask: Ask, rows: Rows) -> None:
+    def __init__(self, ask: Ask, table: NodeTable) -> None:
         self._ask = ask
-        self._rows = rows
-        effort = Effort()
-        self._verdicts = _Answers(rows, verdicts(ask, rows, effort), effort)
+        self._table = table
+        effort = Effort(_MOST_STEPS)
+        self._verdicts = _Answers(table, verdicts(ask, table, effort), effort)
         self._policies = ("", "")
         self._scores: _Answers[int] | None = None
 
@@ -117,19 +118,19 @@ class _Pod:
         self._verdicts.now()
         if self._scores is None or self._policies != (node_policy, gpu_policy):
             self._policies = node_policy, gpu_policy
-            effort = Effort()
-            find = self._where_it_fits(points(self._ask, self._rows, node_policy, gpu_policy, effort))
-            self._scores = _Answers(self._rows, find, effort)
+            effort = Effort(_MOST_STEPS)
+            find = self._where_it_fits(scores(self._ask, self._table, node_policy, gpu_policy, effort))
+            self._scores = _Answers(self._table, find, effort)
         return self._scores.now()
 
-    def _where_it_fits(self, points: Find[int]) -> Find[int]:
+    def _where_it_fits(self, scores: Find[int]) -> Find[int]:
         def find(rows: Sequence[int], left_over: list[int]) -> list[int]:
             verdicts = self._verdicts.known
             fitting = [row for row in rows if verdicts[row] is None]
             if len(fitting) == len(rows):
-                return points(fitting, left_over)
+                return scores(fitting, left_over)
             left_over += [row for row in rows if verdicts[row] is UNTRIED]
-            found = iter(points(fitting, left_over))
+            found = iter(scores(fitting, left_over))
             return [next(found) if verdicts[row] is None else 0 for row in rows]
 
         return find

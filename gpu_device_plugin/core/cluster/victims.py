@@ -1,0 +1,185 @@
+"""Which pods have to go so that a pod fits on a node: GPU by GPU, the fewest that make room there.
+
+Two questions rest on this search: which pods to evict (`preempting`), and which pods would have to end (`ending`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate, combinations, islice, product
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.fitting import allowed, groups
+from gpu_device_plugin.core.model.resources import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.core.model.placing import Demand
+
+# A whole group of 4 GPUs has 70 places on a node of 8; 8 of 16 would be 12,870. Of three containers' 512 only the first
+# are looked at.
+MOST_PLACES = 100
+# 5 of 16 pods on one GPU are 4,368 sets, but of six different sizes at most 252 that differ by more than the name.
+_MOST_SETS = 300
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Occupant:
+    """A pod that counts on a node. It is equal to itself alone, which makes sets of them quick."""
+
+    uid: str
+    usage: Usage
+    priority: int = 0
+    terminating: bool = False
+    """It ends without being evicted; its room will be there, if it is not yet."""
+    requests: Mapping[str, int] | None = field(default_factory=dict)
+    """What it takes of the node besides, by resource; None: unknown, as is what becomes free without it."""
+
+
+class VictimSearch:
+    """The sets of pods that make room on one node.
+
+    A place is what the pod could get there: so many shares of some GPUs, by position; 0 for a whole GPU.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        node: Candidate,
+        pods: Iterable[Occupant],
+        *,
+        cost: Callable[[Collection[Occupant]], tuple[object, ...]],
+        may_go: Callable[[Occupant], bool] = lambda _pod: True,
+        spend: Callable[[int], None] = lambda _steps: None,
+    ) -> None:
+        """Search.
+
+        Args:
+            ask: what the pod asks.
+            node: its GPUs.
+            pods: that count on it.
+            cost: what sets are compared by: their number of pods, then sums over the pods, then sorted lists.
+            may_go: whether a pod may be one of those that have to go.
+            spend: takes note of steps, each of about a microsecond; an error that it raises ends the search.
+        """
+        self._demands = [part.demand for part in ask.parts]
+        self.sizes = {room.position: room.total for room in allowed(ask, node) if room.healthy}
+        """Shares of each GPU that the pod could get, by position."""
+        listed = {gpu.position for gpu in node.gpus.gpus}
+        self.usages = {pod: pod.usage.as_listed(listed) for pod in sorted(pods, key=lambda pod: cost((pod,)))}
+        """What each pod takes, the cheapest first."""
+        self._cost = cost
+        self._may_go = may_go
+        self._spend = spend
+        self._in_the_way = cache(self._find_in_the_way)
+        self.exact = all(
+            len(usage.shares) + len(usage.whole) == 1 and not usage.unplaced for usage in self.usages.values()
+        )
+        """Whether no set costs less than the best of `sets`: no pod is on two GPUs, and all places were compared."""
+
+    def sets(self) -> list[frozenset[Occupant]]:
+        """Return for each place the pods that have to go, the cheapest set first.
+
+        More pods may have to go where one has an unknown GPU whole.
+        """
+        sets = set()
+        for place in self._places():
+            on_each = [self._in_the_way(*at) for at in place.items()]
+            if None not in on_each:
+                sets.add(frozenset[Occupant]().union(*filter(None, on_each)))
+        return sorted(sets, key=self._cost)
+
+    def touching(self, place: Collection[int]) -> list[Occupant]:
+        """Return the pods that are on some GPUs, or may be, the cheapest first."""
+        return [
+            pod
+            for pod, usage in self.usages.items()
+            if usage.unplaced or any(at in place for at in (*usage.whole, *(at for at, _ in usage.shares)))
+        ]
+
+    # --- Where the pod could go ---------------------------------------------------------------------------------------
+
+    def _places(self) -> Iterator[dict[int, int]]:
+        for number, chosen in enumerate(product(*map(self._groups, self._demands))):
+            if number >= MOST_PLACES // len(self._demands):
+                # One demand gets the cheapest GPUs together first.
+                self.exact = self.exact and len(self._demands) == 1
+                return
+            place: dict[int, int] = {}
+            self._spend(2 * len(self._demands))
+            for demand, group in zip(self._demands, chosen, strict=True):
+                each = _each(demand)
+                if any(at in place and not (each and place[at]) for at in group):
+                    break  # a GPU that is taken whole is not shared
+                place.update({at: place.get(at, 0) + each for at in group})
+            else:
+                yield place
+
+    def _groups(self, demand: Demand) -> Sequence[tuple[int, ...]]:
+        """Return the groups of GPUs that one demand could get, first those on which the fewest pods are in the way."""
+        found = {at: self._in_the_way(at, _each(demand)) for at in self.sizes}
+        costs = {at: (self._cost(pods), at) for at, pods in found.items() if pods is not None}
+        size = demand.amount if demand.kind is Kind.COUNT else demand.gpus
+        # One more than are looked at, so that it shows that there are more.
+        return list(islice(combinations(sorted(costs, key=costs.__getitem__), size), MOST_PLACES + 1))
+
+    # --- Which pods are in the way ------------------------------------------------------------------------------------
+
+    def _find_in_the_way(self, position: int, wanted: int) -> frozenset[Occupant] | None:
+        """Return which pods have to go for so many shares of a GPU, 0 for all of it; None if that cannot be."""
+        self._spend(len(self.usages))
+        shares: dict[Occupant, int] = {}
+        needed: set[Occupant] = set()
+        for pod, usage in self.usages.items():
+            here = sum(amount for at, amount in usage.shares if at == position) + usage.unplaced_shares
+            if position in usage.whole or (not wanted and (here or usage.unplaced_gpus)):
+                needed.add(pod)
+            elif here:
+                shares[pod] = here
+        size = self.sizes[position]
+        if wanted > size or not all(map(self._may_go, needed)):
+            return None
+        lacking = wanted - size + sum(shares.values())
+        fewest = self._fewest({pod: number for pod, number in shares.items() if self._may_go(pod)}, lacking)
+        return None if fewest is None else fewest | needed
+
+    def _fewest(self, shares: Mapping[Occupant, int], lacking: int) -> frozenset[Occupant] | None:
+        """Return the fewest pods with so many shares of a GPU; None if all of them have less."""
+        # The largest come first, so that the first set is sure to do.
+        largest = sorted(shares, key=shares.__getitem__, reverse=True)
+        sums = accumulate((shares[pod] for pod in largest), initial=0)
+        number = next((n for n, given in enumerate(sums) if given >= lacking), None)
+        if number is None:
+            return None
+        sets = list(islice(groups(alike(largest), number), _MOST_SETS + 1))
+        self.exact = self.exact and len(sets) <= _MOST_SETS
+        self._spend(len(sets) * (number + 2) // 2)
+        return min((frozenset(some) for some in sets if sum(map(shares.__getitem__, some)) >= lacking), key=self._cost)
+
+
+def alike(pods: Iterable[Occupant]) -> list[list[Occupant]]:
+    """Return pods in groups of those that take the same, in the order in which each comes first."""
+    found: dict[Usage, list[Occupant]] = {}
+    for pod in pods:
+        found.setdefault(pod.usage, []).append(pod)
+    return list(found.values())
+
+
+def spared(
+    pods: frozenset[Occupant], order: Iterable[Occupant], makes_room: Callable[[frozenset[Occupant]], bool]
+) -> frozenset[Occupant]:
+    """Return `pods` without those that can stay after all, tried in this order."""
+    for pod in order:
+        if makes_room(pods - {pod}):
+            pods -= {pod}
+    return pods
+
+
+def _each(demand: Demand) -> int:
+    """Return the shares that a demand takes of each GPU, 0 for a whole one."""
+    return 0 if demand.kind is Kind.COUNT else demand.amount // demand.gpus
