@@ -103,6 +103,13 @@ def test_where_to_look_there_is_something(place: str) -> None:
     assert (PACKAGE / place).exists()
 
 
+@pytest.mark.parametrize("page", [PAGE, *sorted((DOCS / "decisions").glob("*.md"))], ids=lambda page: page.name)
+def test_a_module_that_a_page_names_is_there(page: Path) -> None:
+    rooms = "|".join(room.name for room in PACKAGE.iterdir() if (room / "__init__.py").exists())
+    named = set(re.findall(rf"`((?:{rooms})/[\w/]+?)(?:\.py|/)?`", text_of(page)))
+    assert {name for name in named if not ((PACKAGE / name).exists() or (PACKAGE / f"{name}.py").exists())} == set()
+
+
 @pytest.mark.parametrize(
     "question", ["setting", "doctor", "inspect", "why", "promise", "two records", "lease", "metrics"]
 )
