@@ -179,7 +179,7 @@ async def test_e3_a_watch_that_is_ended_is_continued_where_it_was(server: ApiSer
         server.add(pod("a", node="n"))
         await eventually(lambda: names(there) == {"a"})
         server.close_watches()
-        await eventually(lambda: server.count("watch", "pods") == 2)
+        await eventually(lambda: server.count("watch", "pods") >= 2)
         server.add(pod("b", node="n"))
         await eventually(lambda: names(there) == {"a", "b"})
     assert server.count("list", "pods") == 1
@@ -210,7 +210,7 @@ async def test_e3_bookmarks_spare_the_new_list(eventually: Any) -> None:
             await eventually(lambda told=told: there.reflector.version == int(told))
             server.store.compact()
         server.close_watches()
-        await eventually(lambda: server.count("watch", "pods") == 2)
+        await eventually(lambda: server.count("watch", "pods") >= 2)
         server.add(pod("ours", node="n"))
         await eventually(lambda: names(there) == {"ours"})
         assert server.count("list", "pods") == 1
