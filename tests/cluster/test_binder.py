@@ -13,8 +13,8 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Late, Reset, Slow, Trouble
-from tests.patience import patience, stretched
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Late, Reset, Trouble
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,9 +67,13 @@ async def test_many_are_bound_at_a_time(server: ApiServer, binder: Binder) -> No
     refs = [PodRef("default", f"p{number}", f"u{number}") for number in range(40)]
     for ref in refs:
         server.add(pod(ref.name, uid=ref.uid))
-    server.fail(Slow(stretched(0.1)), resources={"pods/binding"})
-    async with patience(server, quiet_s=3):  # one after the other they take 4 s
-        await asyncio.gather(*(binder.bind(ref, "n", PROMISE) for ref in refs))
+    fault = server.fail(Hang(), resources={"pods/binding"})
+    async with asyncio.TaskGroup() as tasks:
+        for ref in refs:
+            tasks.create_task(binder.bind(ref, "n", PROMISE))
+        await eventually(lambda: fault.happened == len(refs))  # none waited for the answer to another
+        server.heal()
+        server.reset_connections()
     assert all(bound(server, ref.name)[0] == "n" for ref in refs)
 
 
