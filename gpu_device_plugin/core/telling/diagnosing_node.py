@@ -129,25 +129,26 @@ _CORRECT = "correct it; until then a running agent keeps its settings, and one t
 
 
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
-    if not node.settings_in:
-        if node.settings_problems:
-            yield error(node.settings_problems[""], _CORRECT)
+    profiles = node.profiles
+    if not profiles.folder:
+        if profiles.problems:
+            yield error(profiles.problems[""], _CORRECT)
         return
     api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
-    if api is None and node.profile is None and node.profiles:
+    if api is None and profiles.last is None and profiles.names:
         yield unknown(Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here"))
         return
-    label = (node.profile or "") if api is None else api.labels.get(CONFIG_LABEL, "")
-    found = f"those of {node.settings_in}/{label or DEFAULT_PROFILE}.yaml"
-    if label not in {"", DEFAULT_PROFILE, *node.profiles}:
+    label = (profiles.last or "") if api is None else api.labels.get(CONFIG_LABEL, "")
+    found = f"those of {profiles.folder}/{label or DEFAULT_PROFILE}.yaml"
+    if label not in {"", DEFAULT_PROFILE, *profiles.names}:
         yield error(
-            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {node.settings_in}",
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {profiles.folder}",
             f"correct the label (kubectl label node {node.node_name or 'NODE'} --overwrite {CONFIG_LABEL}=...), or add "
             "the file",
         )
-    elif problem := node.settings_problems.get("" if label == DEFAULT_PROFILE else label):
+    elif problem := profiles.problems.get("" if label == DEFAULT_PROFILE else label):
         yield error(problem, _CORRECT)
-    elif node.profile not in {None, label}:
+    elif profiles.last not in {None, label}:
         yield warning(f"{found}, which the agent has not taken over", "see its log for why")
     else:
         yield ok(found)

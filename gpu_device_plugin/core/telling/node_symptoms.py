@@ -69,6 +69,22 @@ class ApiSeen:
     """What the agent has written on our node."""
 
 
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The settings that a node may have by its label."""
+
+    folder: str = ""
+    """Where they are; empty: there are none."""
+    names: tuple[str, ...] = ()
+    last: str | None = None
+    """The one that the agent had last, empty for none; None: no record of it is left."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why settings cannot be used, by profile, empty for none."""
+
+
+NO_PROFILES = Profiles()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSymptoms:
     """Everything that a node shows."""
@@ -89,14 +105,7 @@ class NodeSymptoms:
     invented: bool = False
     """The GPUs are a description's."""
     in_container: bool = False
-    settings_in: str = ""
-    """The directory of its settings; empty: there is none."""
-    profiles: tuple[str, ...] = ()
-    """The names in it that a node's label may have."""
-    profile: str | None = None
-    """The one that the agent had last, empty for none; None: no record of it is left."""
-    settings_problems: Mapping[str, str] = field(default_factory=dict)
-    """Why settings cannot be used, by profile, empty for none."""
+    profiles: Profiles = NO_PROFILES
 
     # The hardware
     driver_problem: str = ""
