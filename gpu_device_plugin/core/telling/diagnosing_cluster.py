@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
 from gpu_device_plugin.core.telling.nodeamounts import amiss, of_gpushare
 from gpu_device_plugin.core.telling.printing import counted, listed
@@ -49,7 +49,7 @@ _SWITCHED_OFF = "false"
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     absent = not cluster.daemonset and not cluster.agents
     if isinstance(cluster.daemonset, Unknown):
-        yield unknown(cluster.daemonset)
+        yield cluster.daemonset
     elif absent:
         yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
     labelled = [node for node in cluster.nodes if node.labelled]
@@ -95,7 +95,7 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if not wanted:
         return
     if isinstance(known, Unknown):
-        yield unknown(known)
+        yield known
     elif wanted not in known:
         yield error(
             f"the agents ask for the runtime class {wanted}, which this cluster does not have",
@@ -211,7 +211,7 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.leases, Unknown):
-        yield unknown(cluster.leases)
+        yield cluster.leases
         return
     for name, lease in cluster.leases.items():
         stale = lease.age_s > lease.lasts_s + _STALE_S
@@ -231,7 +231,7 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.configurations, Unknown):
-        yield unknown(cluster.configurations)
+        yield cluster.configurations
         return
     for where, version in cluster.configurations.items():
         if version == _CONFIGURATION:
@@ -290,7 +290,7 @@ def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.policies, Unknown):
-        yield unknown(cluster.policies)
+        yield cluster.policies
     elif missing := ADMISSION_POLICIES - cluster.policies:
         few = "policy" if len(missing) == 1 else "policies"
         which = "policies" if missing == ADMISSION_POLICIES else f"{few} {listed(missing)}"
@@ -304,7 +304,7 @@ def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    yield unknown(cluster.version) if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
+    yield cluster.version if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
 
 
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(

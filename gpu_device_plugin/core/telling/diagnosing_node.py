@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, 
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
 from gpu_device_plugin.core.telling.nodeamounts import amiss, unoffered
@@ -81,7 +81,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         yield note(f"GPU {gpu.index} ({gpu.uuid}) is not shared: {why}")
     total = sum(len(shared.shares) for shared in shares.gpus)
     if not total:
-        yield unknown(Unknown("no GPU is there to be shared"))
+        yield Unknown("no GPU is there to be shared")
         return
     amounts = f"{counted(len(shares.gpus), 'GPU')}, {counted(total, 'share')} of {format_mib(in_force)}"
     yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
@@ -116,7 +116,7 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
             "kubectl -n gpushare get daemonset,pods -o wide",
         )
     elif isinstance(node.agent, Unknown):
-        yield unknown(node.agent)
+        yield node.agent
     else:
         for sentence in node.agent.missing:
             yield error(*_split(sentence))
@@ -136,7 +136,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
         return
     api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
     if api is None and profiles.last is None and profiles.names:
-        yield unknown(Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here"))
+        yield Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here")
         return
     label = (profiles.last or "") if api is None else api.labels.get(CONFIG_LABEL, "")
     found = f"those of {profiles.folder}/{label or DEFAULT_PROFILE}.yaml"
@@ -181,7 +181,7 @@ def _others(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _api(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown):
-        yield unknown(node.api)
+        yield node.api
     elif node.api.problem:
         yield error(
             node.api.problem,
@@ -208,7 +208,7 @@ def _rights(node: NodeSymptoms) -> Iterator[Finding]:
             "kubectl apply -f deploy/daemonset.yaml, whose ClusterRole gpushare-node grants it",
         )
     if untold:
-        yield unknown(Unknown(f"the API server does not say whether the agent may {', '.join(untold)}"))
+        yield Unknown(f"the API server does not say whether the agent may {', '.join(untold)}")
     if not denied and not untold:
         yield ok(f"the account has all {len(node.api.rights)} rights that the agent needs")
 
@@ -260,7 +260,7 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         return
     skew = node.api.skew_s
     if skew is None:
-        yield unknown(Unknown("the API server's answer has no date"))
+        yield Unknown("the API server's answer has no date")
     elif abs(skew) < _SKEW_S:
         yield ok("agrees with the API server's")
     else:

@@ -199,7 +199,7 @@ def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str
     try:
         return kubectl.items(path, fields, aside=True)
     except ClusterUnreadableError as error:
-        missing.append(unread(str(error)).why)
+        missing.append(unread(str(error)).found)
         return None
 
 
