@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
 from gpu_device_plugin.cluster.quantity import whole_quantity
+from gpu_device_plugin.core.telling.nodechecks import Taint  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,14 +44,8 @@ class Resources(Shape):
     requests: dict[str, Any] | None = None
 
 
-class _Taint(Shape):
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-
-
 class _NodeSpec(Shape):
-    taints: list[_Taint] | None = None
+    taints: tuple[Taint, ...] = ()
 
 
 class _NodeStatus(Shape):
