@@ -31,15 +31,18 @@ def short_uuid(uuid: str) -> str:
     return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 
+def taken(node: NodeView, shares: int, gpus: int) -> list[str]:
+    """Return how much a pod has of several GPUs, in shares and whole; none for nothing."""
+    return [*([node.amount(shares)] if shares else []), *([f"{gpus} whole"] if gpus else [])]
+
+
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     if node.candidate.problem:
         yield (node.name, *(_NOTHING,) * 8, node.candidate.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
     for loose in node.loose():
-        taken = [node.amount(loose.shares)] if loose.shares else []
-        taken += [f"{loose.gpus} whole"] if loose.gpus else []
-        used = " + ".join(taken)
+        used = " + ".join(taken(node, loose.shares, loose.gpus))
         yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{loose.pod}: {used}")
 
 
