@@ -38,7 +38,7 @@ from gpu_device_plugin.programs.inspect.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -72,7 +72,7 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     """
     names = {resource.kind: resource.name for resource in resources}
     nodes = _nodes(kubectl.items("/api/v1/nodes"), resources)
-    every = list(_pods(kubectl.items("/api/v1/pods", _UNFINISHED)))
+    every = [(decoded(raw, _Pod), raw) for raw in kubectl.items("/api/v1/pods", _UNFINISHED)]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
@@ -163,6 +163,7 @@ class _Container(Shape):
 class _Spec(Shape):
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
+    runtime_class_name: str = ""
     containers: list[_Container] = msgspec.field(default_factory=list)
     init_containers: list[_Container] | None = None
 
@@ -230,11 +231,6 @@ class _Pod(Shape):
 
     def condition(self, kind: str) -> Condition:
         return next((one for one in self.status.conditions or () if one.type == kind), Condition())
-
-
-def _pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[tuple[_Pod, msgspec.Raw]]:
-    for raw in raw_pods:
-        yield decoded(raw, _Pod), raw
 
 
 def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
@@ -324,12 +320,8 @@ def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
 # --- What else was installed ------------------------------------------------------------------------------------------
 
 
-class _RuntimeClassName(Shape):
-    runtime_class_name: str = ""
-
-
 class _Template(Shape):
-    spec: _RuntimeClassName
+    spec: _Spec
 
 
 class _SetSpec(Shape):

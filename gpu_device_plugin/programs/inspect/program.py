@@ -65,13 +65,13 @@ _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "matc
 
 
 def main(
-    argv: Sequence[str] | None = None,
+    argv: Sequence[str],
     *,
     prog: str = "kubectl inspect gpushare",
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Do what `argv` asks for, the process's own by default.
+    """Do what `argv` asks for.
 
     Args:
         argv: without the name of the program.
@@ -86,7 +86,7 @@ def main(
 
     def run() -> int:
         try:
-            arguments = parse(prog, sys.argv[1:] if argv is None else argv)
+            arguments = parse(prog, argv)
             resources = _resources(arguments, environ)
             told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
             for line in told:
@@ -389,7 +389,3 @@ def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Seq
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
     return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
-
-
-if __name__ == "__main__":
-    sys.exit(main())
