@@ -16,6 +16,7 @@ from gpu_device_plugin.core.telling.printing import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.core.node.others import Other
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PodSeen
 
 _UNSEEN_S = 30.0
@@ -144,16 +145,13 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready and not agent.original}
     gpushare = {agent.node for agent in cluster.agents if agent.original}
     by_number = any(part.original for part in cluster.extenders)
-    found = False
+    found: list[Finding] = []
     for node in cluster.nodes:
-        findings: Iterable[Finding] = ()
         if node.name in ready and node.gpus.gpus:
-            findings = amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+            found += amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
-            findings = of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
-        for finding in findings:
-            found = True
-            yield finding
+            found += of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
+    yield from found
     checked = [node for node in cluster.nodes if node.name in ready | gpushare]
     if checked and not found:
         yield ok(f"that of its GPUs on {counted(len(checked), 'node')}")
@@ -183,14 +181,12 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    found: dict[str, list[str]] = {}
-    advice: dict[str, str] = {}
+    found: dict[Other, list[str]] = {}
     for node in cluster.nodes:
         for sighting in node.others if node.labelled else ():
-            found.setdefault(sighting.other.name, []).append(node.name)
-            advice[sighting.other.name] = sighting.other.off
-    for name, nodes in found.items():
-        yield error(f"{name} hands out GPUs too, on {listed(nodes)}", advice[name])
+            found.setdefault(sighting.other, []).append(node.name)
+    for other, nodes in found.items():
+        yield error(f"{other.name} hands out GPUs too, on {listed(nodes)}", other.off)
     if not found:
         yield ok("no other plugin hands out GPUs of labelled nodes")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,7 @@ def _driver(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield error(*_split(node.driver_problem))
         return
-    models: dict[str, int] = {}
-    for gpu in node.inventory.gpus:
-        models[gpu.product] = models.get(gpu.product, 0) + 1
+    models = Counter(gpu.product for gpu in node.inventory.gpus)
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     version = f"driver {node.inventory.driver_version}" if node.inventory.driver_version else "the driver answers"
     if not models:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gpu_device_plugin.core.telling.diagnosing import (
@@ -15,6 +17,7 @@ from gpu_device_plugin.core.telling.diagnosing import (
     lines,
     note,
     ok,
+    report,
     warning,
     worst,
 )
@@ -60,6 +63,9 @@ def test_machines_read_the_same() -> None:
             {"check": "fast GPUs", "severity": "unknown", "found": "no PCI", "advice": "look there"},
         ],
     }
+    findings = examine(CHECKS, True)
+    assert json.loads("".join(report(findings, as_json=True))) == document(findings)
+    assert report(findings, as_json=False) == lines(findings)
 
 
 @pytest.mark.parametrize(
