@@ -107,11 +107,9 @@ class Story:
         """Show what must become so, and whether it does."""
         self.check(sentence, await self.world.until(condition, _PATIENCE_S))
 
-    async def admit(self, name: str, **limits: int) -> Pod:
-        """Have the kubelet start a pod of one container that asks for mem=shares or count=GPUs."""
-        names = {"mem": self.world.memory, "count": self.world.count}
-        spec = ContainerSpec("main", {names[kind]: amount for kind, amount in limits.items()})
-        pod = await self.world.kubelet.admit(PodSpec(name, (spec,)))
+    async def admit(self, name: str, resource: str, amount: int) -> Pod:
+        """Have the kubelet start a pod of one container that asks for so much of a resource."""
+        pod = await self.world.kubelet.admit(PodSpec(name, (ContainerSpec("main", {resource: amount}),)))
         if pod.phase == "Running":
             self._pods[name] = pod
         else:
@@ -174,7 +172,7 @@ async def _share(story: Story) -> None:
         f"{counted(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
         "fullest GPU that has room before it begins another."
     )
-    pods = [await story.admit(f"web-{n}", mem=each) for n in range(1, number + 1)]
+    pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
     story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
     told = [pod.only.received.envs for pod in pods]
@@ -200,7 +198,7 @@ async def _take_whole(story: Story) -> None:
         story.say(f"A pod asks for {world.count}: 1. It gets a GPU that nobody shares, and nobody shares it from now.")
     await story.expect("A GPU that nobody uses is offered as a whole.", lambda: world.healthy(world.count) > 0)
     before = world.healthy(world.memory)
-    pod = await story.admit("training", count=1)
+    pod = await story.admit("training", world.count, 1)
     story.check("The pod runs.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
     await story.expect(
@@ -219,7 +217,7 @@ async def _refuse(story: Story) -> None:
     asked = (most + together + 1) // 2 if scattered else most + 1
     though = f", though {story.gib(sum(free))} are free" if scattered else ""
     story.say(f"{begun} pod asks for {story.gib(asked)}{though}. Its owner reads in its status why it cannot run:")
-    pod = await story.admit("large", mem=asked)
+    pod = await story.admit("large", story.world.memory, asked)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
     if scattered:
@@ -242,7 +240,7 @@ async def _begin_notebooks(story: Story) -> str:
     began = 0
     while any(room.free == largest for room in story.open()):
         story.say(f"Notebooks of {story.gib(size)} begin.")
-        if (await story.admit(f"notebook-{began + 1}", mem=size)).phase != "Running":
+        if (await story.admit(f"notebook-{began + 1}", story.world.memory, size)).phase != "Running":
             break
         began += 1
     return f"After {counted(began, 'notebook')} of {story.gib(size)} a" if began else "A"
@@ -275,7 +273,7 @@ async def _fail(story: Story) -> None:
     await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
     story.check("Running pods are left alone.", world.held() == before)
     others = bool(story.open())
-    pod = await story.admit("newcomer", mem=1)
+    pod = await story.admit("newcomer", world.memory, 1)
     if others:
         story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
     else:

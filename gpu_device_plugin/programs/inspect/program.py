@@ -164,12 +164,13 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
     lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
     unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
-    if found is None:
-        waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
-        return [*waits, *lines, *unknown], OK
-    _warn(found)
+    if found is not None:
+        _warn(found)
     if asked is None:
         return [*lines, *unknown], OK
+    waits = f"{namespace}/{pod.name} waits for {describe(asked, resources, () if found is None else found.nodes)}."
+    if found is None:
+        return [waits, *lines, *unknown], OK
     around = surroundings(raw_nodes or ())
     kept_away = {
         node.name: Kept(
@@ -185,13 +186,8 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
             f"Nodes that do not say which GPU they prefer are taken to have the policy {policy.name}: {policy.assumed}."
         )
     most = len(found.nodes) if arguments.all_nodes else _TOLD
-    answer = [
-        f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
-        *lines,
-        *unknown,
-        *explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most),
-    ]
-    return answer, OK
+    why = explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most)
+    return [waits, *lines, *unknown, *why], OK
 
 
 def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
