@@ -45,7 +45,7 @@ def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) ->
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger(PACKAGE).setLevel(level.upper())
     logging.getLogger("asyncio").addFilter(_seldom)
-    # It calls it an error that a watch ends while an event comes in; whoever waits looks by himself now and then.
+    # It calls it an error that a watch ends while an event comes in; our own waits look by themselves now and then.
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 

@@ -30,7 +30,7 @@ class Severity(StrEnum):
 
 
 EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
-"""What a program returns by the worst that was found, if not 0. 1 and 2 say that it could not do its work."""
+"""The exit code of a program by the worst finding, if not 0. 1 and 2 say that it could not do its work."""
 
 _UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be looked at"})
 """Words without a plural by which some are counted; the others are counted by their names."""
@@ -44,9 +44,9 @@ class Finding:
     found: str
     """A sentence, without the full stop."""
     advice: str = ""
-    """What to do; empty where nothing is to be done."""
+    """The remedy; empty where none is needed."""
     check: str = ""
-    """What was checked."""
+    """The name of the check."""
 
 
 class Unknown(Finding):

@@ -41,10 +41,10 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-own-events",
     }
 )
-"""What deploy/policies.yaml installs."""
+"""The policies of deploy/policies.yaml."""
 
 _SWITCHED_OFF = "false"
-"""What else than `SWITCHED_ON` people mean when they write it."""
+"""The other value of the label that people write on purpose."""
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:

@@ -47,7 +47,7 @@ _STUCK: Mapping[str, str] = MappingProxyType(
         "Unschedulable": "make room for its requests, or lower them",
     }
 )
-"""What helps, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
+"""The remedy, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
 
 
 def _unready(part: PartSeen) -> str:

@@ -50,13 +50,13 @@ _BY_NOTHING = Kept()
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What there is to say of one node."""
+    """One node, and how it suits the pod."""
 
     node: NodeView
     found: Fit | Unfit
     kept: Kept
     ends: Ends | None = None
-    """What would have to end for its GPUs to have room; None: nothing that ends makes any."""
+    """The pods that would have to end for its GPUs to have room; None: no pod that ends makes any."""
 
 
 def answers(

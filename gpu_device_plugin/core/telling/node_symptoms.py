@@ -41,7 +41,7 @@ class AgentSeen:
 
     where: str
     missing: tuple[str, ...] = ()
-    """What its readiness lacks."""
+    """The sentences by which it says that it is not ready."""
     streams: Mapping[str, bool] = field(default_factory=dict)
     """By resource, whether the kubelet listens."""
     version: str = ""
@@ -66,7 +66,7 @@ class ApiSeen:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
     gpus: NodeGpus = NO_GPUS
-    """What the agent has written on our node."""
+    """Those that the agent has written on our node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +92,11 @@ class NodeSymptoms:
     # How the agent is set up
     resources: tuple[Resource, ...]
     memory_resource: str = ""
-    """What it is called, also where it is not offered."""
+    """Its name, also where it is not offered."""
     count_resource: str = ""
     share_mib: int
     share_mib_in_force: int | None = None
-    """What the agent goes by; None: it has written nothing down."""
+    """The size that the agent goes by; None: it has written none down."""
     reserve_mib: int = 0
     exclude_gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("envvar",)
@@ -114,7 +114,7 @@ class NodeSymptoms:
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """By UUID, why a GPU is out of service."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with each device node; empty: nothing."""
+    """The fault of each device node; empty: none."""
     unlinked_nodes: tuple[str, ...] = ()
     """Device nodes that systemd does not know under ``/dev/char``."""
 

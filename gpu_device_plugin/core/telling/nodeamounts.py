@@ -3,7 +3,7 @@
 A kubelet remembers the resources of a device plugin that has ended: for five minutes it writes their capacity again and
 again, then it sets it to 0 once, and lets it alone from there on (endpointStopGracePeriod, GetCapacity and
 setters.go in Kubernetes' pkg/kubelet). The number of GPUs that gpushare's programs go by is no device plugin's but
-written on the node once, so that whoever writes it in those five minutes finds it gone later.
+written on the node once, so that a number written in those five minutes is gone later.
 """
 
 from __future__ import annotations

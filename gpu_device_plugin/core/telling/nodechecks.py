@@ -163,7 +163,7 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, .
 def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
     if wanted is None:
         return ()
-    # What says nothing allows nothing.
+    # An empty alternative allows no node.
     failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
     if any(requirement is None for requirement in failing):
         return ()

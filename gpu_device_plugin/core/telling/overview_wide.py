@@ -17,7 +17,7 @@ _NOTHING = "-"
 
 
 def wide(nodes: Iterable[NodeView]) -> list[str]:
-    """Draw every GPU as a line. What is on unknown GPUs of a node has a line of its own, with `?` for the GPU.
+    """Draw every GPU as a line. Shares on unknown GPUs of a node have a line of their own, with `?` for the GPU.
 
     Args:
         nodes: by name. One whose GPUs are not known has a line that says why.

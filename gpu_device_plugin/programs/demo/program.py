@@ -1,4 +1,4 @@
-"""The demo: the agent at work between a kubelet and GPUs, told scene by scene in a terminal."""
+"""The demo: the agent at work between a kubelet and GPUs, shown scene by scene in a terminal."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Stage:
 
         Args:
             stream: where to write.
-            live: it is a terminal, and somebody watches: draw what changes, and leave time to read.
+            live: it is a terminal: draw every change, and leave time to read.
             colour: colour what is live.
         """
         self._stream = stream
@@ -99,7 +99,7 @@ class Stage:
         self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
 
     async def pause(self, seconds: float) -> None:
-        """Leave time to read where somebody watches."""
+        """Leave time to read on a terminal."""
         if self._live:
             await asyncio.sleep(seconds)
 
@@ -140,7 +140,7 @@ class Stage:
         while True:
             size = shutil.get_terminal_size()
             lines = frame(number, story.look(), self._look())
-            # What is wider than the terminal is broken by it, and what is longer cannot be reached any more.
+            # A terminal breaks wider lines, and the cursor cannot be moved back up into more lines than it has.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
                 self._draw(lines)
             await asyncio.sleep(_REDRAW_S)

@@ -57,7 +57,7 @@ def table(node: Node, holders: Mapping[str, frozenset[str]], look: Look) -> list
     """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
 
     Args:
-        node: the node. What its ledger holds and no holder has is in use by nobody known.
+        node: the node. Shares that its ledger holds and no holder has are in use by an unknown pod.
         holders: the device IDs of pods, by the names of these.
         look: how to draw it.
     """

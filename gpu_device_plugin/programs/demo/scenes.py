@@ -33,11 +33,11 @@ _XID_ASKS = 154
 
 @dataclass(slots=True)
 class Shown:
-    """What a scene has shown so far."""
+    """The content of a scene so far."""
 
     title: str
     node: Node
-    """As it was the last time that somebody looked."""
+    """As it was at the last look."""
     held: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The devices of every pod that ran then, by its name."""
     allocatable: str = ""
@@ -45,7 +45,7 @@ class Shown:
     quotes: list[tuple[str, str]] = field(default_factory=list)
     """(who says it, what)."""
     checks: list[tuple[str, bool]] = field(default_factory=list)
-    """What must have come of the scene, and whether it did."""
+    """(sentence about the end of the scene, whether it holds)."""
     left_out: bool = False
 
     @property
@@ -90,7 +90,7 @@ class Story:
         self.now.caption = caption
 
     def quote(self, who: str, what: str | None) -> None:
-        """Show what somebody in the story says; nothing if he says nothing."""
+        """Quote a message, an environment or a log; nothing if it is empty."""
         if what:
             self.now.quotes.append((who, what))
 
@@ -175,18 +175,18 @@ async def _share(story: Story) -> None:
     pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
     story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
-    told = [pod.only.received.envs for pod in pods]
+    envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
         f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
-            for pod, env in zip(pods, told, strict=True)
+            for pod, env in zip(pods, envs, strict=True)
             for shared in story.gpus_of(pod)
         ),
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
-    story.quote("environment of web-1", " ".join(f"{name}={told[0].get(name, '')}" for name in names))
+    story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
 
 
 async def _take_whole(story: Story) -> None:
@@ -331,7 +331,7 @@ async def _end(story: Story) -> None:
 
 
 Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
-"""What to play, by its title."""
+"""The scenes in their order, by title."""
 
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,

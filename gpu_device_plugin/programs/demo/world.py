@@ -68,7 +68,7 @@ class Agent:
 
     async def start(self) -> None:
         """Start a process, with an empty log."""
-        # What is set for an agent in earnest is not meant for this one.
+        # Settings for an agent in earnest are not meant for this one.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -182,7 +182,7 @@ class World:
         return {resource: frozenset(devices) for resource, devices in self._health().items()} == self.devices_listed
 
     def settled(self) -> bool:
-        """Return whether the kubelet was told of every fence that must be there for what pods hold."""
+        """Return whether the kubelet knows of every fence that must be there for the devices that pods hold."""
         node = self.node
         due = {
             resource.name: frozenset(

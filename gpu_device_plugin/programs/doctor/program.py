@@ -58,7 +58,7 @@ RIGHTS = (
     Right("create", "events", "events.k8s.io"),
     Right("patch", "events", "events.k8s.io"),
 )
-"""What the agent does."""
+"""The rights that the agent needs."""
 
 _HIDDEN = Unknown(
     "the node's files are not to be seen from this container",

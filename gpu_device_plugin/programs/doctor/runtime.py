@@ -51,7 +51,7 @@ def cdi_devices(root: Path) -> frozenset[str]:
 
 
 def obeys_images(root: Path) -> bool | Unknown:
-    """Return whether the toolkit gives GPUs to whoever sets NVIDIA_VISIBLE_DEVICES; it does unless told otherwise."""
+    """Return whether the toolkit gives GPUs to any container that sets NVIDIA_VISIBLE_DEVICES; its default is to."""
     for path in _files(root, _TOOLKIT):
         return bool(_parsed(path, tomllib.loads).get(_HEEDS, True))
     return Unknown("the toolkit's config.toml is not there, so that it is not known whether it heeds what images say")
@@ -134,7 +134,7 @@ def _table(found: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def _yaml(path: Path) -> Mapping[str, Any]:
-    import yaml  # noqa: PLC0415 - 3 MB that nobody else needs
+    import yaml  # noqa: PLC0415 - 3 MB that only CDI files in YAML need
 
     return _parsed(path, yaml.safe_load, yaml.YAMLError)
 

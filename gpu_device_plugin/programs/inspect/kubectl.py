@@ -22,7 +22,7 @@ _PAGE = 500
 
 
 class ClusterUnreadableError(Exception):
-    """The cluster could not be read. The message is for whoever called the program, and says what to do."""
+    """The cluster could not be read. The message is for the user, and says what to do."""
 
 
 class Kubectl:
@@ -37,7 +37,7 @@ class Kubectl:
         Args:
             flags: which cluster is meant.
             program: what is called.
-            answer_within_s: for what we can go on without; by then whoever had to log in has done so.
+            answer_within_s: for reads that we can go on without; a user who had to log in has done so by then.
         """
         self._flags = tuple(flags)
         self._program = program
@@ -50,7 +50,7 @@ class Kubectl:
             ClusterUnreadableError: there is no kubectl.
         """
         words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        # It fails where there is no kubeconfig, as in a pod, and then its complaint helps nobody.
+        # It fails where there is no kubeconfig, as in a pod, and then its complaint is of no use.
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
@@ -107,7 +107,7 @@ class Kubectl:
         """Change an object of the cluster by a merge patch.
 
         Raises:
-            ClusterUnreadableError: it was not changed, or nobody knows; the message is what kubectl said.
+            ClusterUnreadableError: it was not changed, or that is not known; the message is what kubectl said.
         """
         beneath = [f"--subresource={subresource}"] if subresource else []
         written = msgspec.json.encode(patch).decode()

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Shape(msgspec.Struct, rename="camel", gc=False):
-    """What every one of them is."""
+    """The base of them all: fields are in camel case, and unknown ones are passed over."""
 
 
 class Named(Shape):
@@ -38,7 +38,7 @@ class Condition(Shape):
 
 
 class Resources(Shape):
-    """What a container asks for."""
+    """The limits and requests of a container."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None

@@ -46,13 +46,13 @@ _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed
 """Of all pods only those that may have something of a GPU."""
 
 _REALLY = "really"
-"""What a person has to write to end sharing where it goes on."""
+"""The word that a user has to write to end sharing where it goes on."""
 
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
-"""What kubectl takes before the name of a pod."""
+"""The words that kubectl takes before the name of a pod."""
 
 _TOLD = 10
-"""So many nodes are told one by one where nobody asks for all."""
+"""So many nodes are explained one by one without --all-nodes."""
 
 _RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
 
@@ -80,7 +80,7 @@ def main(
         environ: where settings may stand.
 
     Returns:
-        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
+        0 if it is shown; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
         doctor those of `EXIT_CODES`.
     """
 

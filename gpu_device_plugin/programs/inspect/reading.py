@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 _CHOICES = tuple(sorted(WISHES))
 _EVENTS = 3
-"""So many Events of a pod are told."""
+"""So many Events of a pod are shown."""
 _LONGEST_EVENT = 500
 """Characters; the API takes 1,024."""
 _MOST_MISSPELT = 5
-"""So many annotations that mean nothing are told one by one."""
+"""So many annotations that mean nothing are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What was read."""
+    """The nodes that were read, and the objects that could not be."""
 
     nodes: tuple[NodeView, ...]
     """Those that share GPUs, or claim to, by name."""
     names: frozenset[str]
     """Of all nodes."""
     warnings: tuple[str, ...] = ()
-    """What could not be read, one sentence each."""
+    """One sentence for each object that could not be read."""
 
 
 def cluster(

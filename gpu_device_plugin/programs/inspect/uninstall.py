@@ -53,7 +53,7 @@ def uninstall(
         ClusterUnreadableError: it cannot be read where agents run.
     """
     agents = _agents(kubectl)
-    told: list[str] = []
+    lines: list[str] = []
     well = True
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
@@ -62,14 +62,14 @@ def uninstall(
         if not left:
             continue
         if left.labelled and not labelled_too:
-            told.append(
+            lines.append(
                 f"{left.node}: left alone, it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
                 f"kubectl label node {left.node} {SWITCH_LABEL}-"
             )
         elif left.node in agents and not left.labelled:
-            told.append(f"{left.node}: left alone, the agent {agents[left.node]} runs there; end that first")
+            lines.append(f"{left.node}: left alone, the agent {agents[left.node]} runs there; end that first")
         elif dry_run:
-            told.append(f"{left.node}: would remove {left}")
+            lines.append(f"{left.node}: would remove {left}")
         else:
             try:
                 if left.metadata_patch:
@@ -78,11 +78,11 @@ def uninstall(
                     kubectl.patch("node", left.node, left.status_patch, subresource="status")
             except ClusterUnreadableError as error:
                 well = False
-                told.append(f"{left.node}: not all was removed: {error}")
+                lines.append(f"{left.node}: not all was removed: {error}")
                 continue
             again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
-            told.append(f"{left.node}: removed {left}{again}")
-    return told or ["Nothing is left to be removed."], well
+            lines.append(f"{left.node}: removed {left}{again}")
+    return lines or ["Nothing is left to be removed."], well
 
 
 def _agents(kubectl: Kubectl) -> dict[str, str]:
