@@ -161,7 +161,7 @@ def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[st
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line. What follows `inspect` is left to that program, as ``words``.
+    """Read a command line. The words behind `inspect` are left to that program, as ``words``.
 
     Raises:
         UsageError: there is no such command or flag.

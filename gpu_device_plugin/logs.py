@@ -42,14 +42,10 @@ def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) ->
     handler = logging.StreamHandler(stream)
     handler.setFormatter(HumanFormatter(colour=colour and terminal) if human else JsonFormatter())
     handler.addFilter(OncePer())
-    root = logging.getLogger()
-    for old in list(root.handlers):
-        root.removeHandler(old)
-    root.addHandler(handler)
-    root.setLevel(logging.WARNING)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger(PACKAGE).setLevel(level.upper())
     logging.getLogger("asyncio").addFilter(_seldom)
-    # It calls it an error that a watch ends while an event comes in; whoever waits looks by himself now and then.
+    # It calls it an error that a watch ends while an event comes in; our own waits look by themselves now and then.
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 
@@ -72,7 +68,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write `record`."""
         line: dict[str, object] = {
-            "ts": _utc(record.created),
+            "ts": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
             "level": record.levelname.lower(),
             "logger": record.name.removeprefix(PACKAGE + "."),
             "msg": record.getMessage(),
@@ -142,10 +138,6 @@ def _seldom(record: logging.LogRecord) -> bool:
     """Order of a library's line that it is not repeated: a loop without a free file descriptor writes 100 a second."""
     setattr(record, _ORDER, getattr(record, _ORDER, _LIBRARIES_PER_S))
     return True
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"
 
 
 def _value(value: object) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, MISUSED = 0, 1, 2
 INTERRUPTED = 130
-"""What a shell makes of a process that Ctrl-C ended."""
+"""The exit code that a shell gives a process that Ctrl-C ended."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def ending(program: str, run: Callable[[], int]) -> int:
-    """Return the exit code of `run`; misuse and Ctrl-C have codes of their own, and misuse is told on stderr."""
+    """Return the exit code of `run`; misuse and Ctrl-C have codes of their own, and misuse is explained on stderr."""
     try:
         return run()
     except UsageError as error:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def say(stream: TextIO, line: str) -> None:
-    """Write a line. What others wrote in it steers no terminal, and what that cannot show is a question mark."""
+    """Write a line. Strangers' text steers no terminal; characters that the stream cannot show are question marks."""
     encoding = stream.encoding or "utf-8"
     stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
 

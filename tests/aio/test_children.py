@@ -87,7 +87,7 @@ async def test_the_drivers_process_may_end_in_the_moment_in_which_it_is_ended(ca
 async def test_the_agent_of_a_demo_may_end_in_the_moment_in_which_it_is_ended(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agent = Agent({"gpus": "fake:1xT4", "device_plugin_dir": str(tmp_path), "api": "off"})
+    agent = Agent({"gpus": "fake:1xT4", "device_plugin_dir": str(tmp_path), "api": "off"}, tmp_path / "log")
     for number in (signal.SIGTERM, signal.SIGKILL):
         await agent.start()
         process = agent.process

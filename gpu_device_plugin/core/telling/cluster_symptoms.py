@@ -22,7 +22,7 @@ class NodeSeen:
 
     name: str
     switch: str | None = None
-    """What the label says by which people switch sharing on; None: it has none."""
+    """The value of the label by which people switch sharing on; None: it has none."""
     profile: str = ""
     """Of settings, as its label says; empty: it has none."""
     annotated: bool = False
@@ -103,7 +103,7 @@ class ClusterSymptoms:
     own_scheduler: bool = False
     """The extender runs beside a kube-scheduler of its own."""
     runtime_class: str = ""
-    """What the DaemonSet's pods ask for; empty: nothing that is known."""
+    """The one that the DaemonSet's pods ask for; empty: none is known."""
     daemonset: bool | Unknown = True
     runtime_classes: frozenset[str] | Unknown = frozenset()
     pods: tuple[PodSeen, ...] = ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,18 +18,12 @@ def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
     A column is as wide as its widest cell within a run of lines that all have it, and the last cell of a line belongs
     to no column. So a line of one cell, even an empty one, begins new columns.
     """
-    widths = [[0] * (len(cells) - 1) for cells in lines]
-    for column in range(max((len(row) for row in widths), default=0)):
-        run: list[int] = []
-        for number, row in enumerate(widths):
-            if len(row) > column:
-                run.append(number)
-            if run and (len(row) <= column or number == len(widths) - 1):
-                widest = max(len(lines[n][column]) for n in run) + _PADDING
-                for n in run:
-                    widths[n][column] = widest
-                run = []
-    return [
-        "".join(cell.ljust(width) for cell, width in zip(cells, (*row, 0), strict=True))
-        for cells, row in zip(lines, widths, strict=True)
-    ]
+    rows = [list(cells) for cells in lines]
+    for column in range(max(map(len, rows), default=0)):
+        marked = ((len(cells) > column + 1, cells) for cells in rows)
+        for has_column, run in groupby(marked, itemgetter(0)):
+            together = [cells for _, cells in run] if has_column else []
+            width = max((len(cells[column]) for cells in together), default=0) + _PADDING
+            for cells in together:
+                cells[column] = cells[column].ljust(width)
+    return ["".join(cells) for cells in rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,18 +30,10 @@ class Severity(StrEnum):
 
 
 EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
-"""What a program returns by the worst that was found, if not 0. 1 and 2 say that it could not do its work."""
+"""The exit code of a program by the worst finding, if not 0. 1 and 2 say that it could not do its work."""
 
-_COUNTED: Mapping[Severity, tuple[str, str]] = MappingProxyType(
-    {
-        Severity.OK: ("ok", "ok"),
-        Severity.NOTE: ("note", "notes"),
-        Severity.UNKNOWN: ("could not be looked at", "could not be looked at"),
-        Severity.WARNING: ("warning", "warnings"),
-        Severity.ERROR: ("error", "errors"),
-    }
-)
-"""How one and how several are called."""
+_UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be looked at"})
+"""Words without a plural by which some are counted; the others are counted by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +44,18 @@ class Finding:
     found: str
     """A sentence, without the full stop."""
     advice: str = ""
-    """What to do; empty where nothing is to be done."""
+    """The remedy; empty where none is needed."""
     check: str = ""
-    """What was checked."""
+    """The name of the check."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """In the place of a fact that could not be learned."""
+class Unknown(Finding):
+    """In the place of a fact: it could not be learned. Its advice is how it could be."""
 
-    why: str
-    advice: str = ""
-    """How it could be."""
+    __slots__ = ()
+
+    def __init__(self, found: str, advice: str = "") -> None:
+        super().__init__(Severity.UNKNOWN, found, advice)
 
 
 def ok(found: str) -> Finding:
@@ -74,11 +66,6 @@ def ok(found: str) -> Finding:
 def note(found: str, advice: str = "") -> Finding:
     """Return a fact that is worth knowing."""
     return Finding(Severity.NOTE, found, advice)
-
-
-def unknown(fact: Unknown) -> Finding:
-    """Return a fact that could not be learned."""
-    return Finding(Severity.UNKNOWN, fact.why, fact.advice)
 
 
 def warning(found: str, advice: str) -> Finding:
@@ -96,7 +83,11 @@ S = TypeVar("S")
 
 def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S) -> tuple[Finding, ...]:
     """Return the findings of all checks about `symptoms`, in the order of the checks."""
-    return tuple(replace(finding, check=name) for name, check in checks.items() for finding in check(symptoms))
+    return tuple(
+        Finding(finding.severity, finding.found, finding.advice, name)
+        for name, check in checks.items()
+        for finding in check(symptoms)
+    )
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
@@ -119,7 +110,11 @@ def lines(findings: Sequence[Finding]) -> list[str]:
         if finding.advice:
             rows.append(f"{'':<{width + 11}}-> {finding.advice}")
     count = Counter(finding.severity for finding in findings)
-    parts = [f"{count[each]} {_COUNTED[each][count[each] > 1]}" for each in Severity if count[each]]
+    parts = [
+        counted(number, _UNCOUNTABLE.get(each, each), _UNCOUNTABLE.get(each, ""))
+        for each in Severity
+        if (number := count[each])
+    ]
     return [*rows, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
 
 
@@ -128,15 +123,7 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
     return {
         "version": 1,
         "severity": worst(findings).value,
-        "findings": [
-            {
-                "check": finding.check,
-                "severity": finding.severity.value,
-                "found": finding.found,
-                "advice": finding.advice,
-            }
-            for finding in findings
-        ],
+        "findings": [{"check": finding.check, **asdict(finding)} for finding in findings],
     }
 
 

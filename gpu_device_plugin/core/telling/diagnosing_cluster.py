@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
 from gpu_device_plugin.core.telling.nodeamounts import amiss, of_gpushare
 from gpu_device_plugin.core.telling.printing import counted, listed
@@ -16,6 +16,7 @@ from gpu_device_plugin.core.telling.printing import counted, listed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from gpu_device_plugin.core.node.others import Other
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PodSeen
 
 _UNSEEN_S = 30.0
@@ -40,16 +41,16 @@ ADMISSION_POLICIES = frozenset(
         "gpushare-own-events",
     }
 )
-"""What deploy/policies.yaml installs."""
+"""The policies of deploy/policies.yaml."""
 
 _SWITCHED_OFF = "false"
-"""What else than `SWITCHED_ON` people mean when they write it."""
+"""The other value of the label that people write on purpose."""
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
     absent = not cluster.daemonset and not cluster.agents
     if isinstance(cluster.daemonset, Unknown):
-        yield unknown(cluster.daemonset)
+        yield cluster.daemonset
     elif absent:
         yield error("no agent is installed", "kubectl apply -f deploy/daemonset.yaml")
     labelled = [node for node in cluster.nodes if node.labelled]
@@ -95,7 +96,7 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if not wanted:
         return
     if isinstance(known, Unknown):
-        yield unknown(known)
+        yield known
     elif wanted not in known:
         yield error(
             f"the agents ask for the runtime class {wanted}, which this cluster does not have",
@@ -144,16 +145,13 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = {agent.node for agent in cluster.agents if agent.ready and not agent.original}
     gpushare = {agent.node for agent in cluster.agents if agent.original}
     by_number = any(part.original for part in cluster.extenders)
-    found = False
+    found: list[Finding] = []
     for node in cluster.nodes:
-        findings: Iterable[Finding] = ()
         if node.name in ready and node.gpus.gpus:
-            findings = amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+            found += amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
-            findings = of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
-        for finding in findings:
-            found = True
-            yield finding
+            found += of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
+    yield from found
     checked = [node for node in cluster.nodes if node.name in ready | gpushare]
     if checked and not found:
         yield ok(f"that of its GPUs on {counted(len(checked), 'node')}")
@@ -183,14 +181,12 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _others(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    found: dict[str, list[str]] = {}
-    advice: dict[str, str] = {}
+    found: dict[Other, list[str]] = {}
     for node in cluster.nodes:
         for sighting in node.others if node.labelled else ():
-            found.setdefault(sighting.other.name, []).append(node.name)
-            advice[sighting.other.name] = sighting.other.off
-    for name, nodes in found.items():
-        yield error(f"{name} hands out GPUs too, on {listed(nodes)}", advice[name])
+            found.setdefault(sighting.other, []).append(node.name)
+    for other, nodes in found.items():
+        yield error(f"{other.name} hands out GPUs too, on {listed(nodes)}", other.off)
     if not found:
         yield ok("no other plugin hands out GPUs of labelled nodes")
 
@@ -211,7 +207,7 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.leases, Unknown):
-        yield unknown(cluster.leases)
+        yield cluster.leases
         return
     for name, lease in cluster.leases.items():
         stale = lease.age_s > lease.lasts_s + _STALE_S
@@ -231,7 +227,7 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.configurations, Unknown):
-        yield unknown(cluster.configurations)
+        yield cluster.configurations
         return
     for where, version in cluster.configurations.items():
         if version == _CONFIGURATION:
@@ -290,7 +286,7 @@ def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if isinstance(cluster.policies, Unknown):
-        yield unknown(cluster.policies)
+        yield cluster.policies
     elif missing := ADMISSION_POLICIES - cluster.policies:
         few = "policy" if len(missing) == 1 else "policies"
         which = "policies" if missing == ADMISSION_POLICIES else f"{few} {listed(missing)}"
@@ -304,7 +300,7 @@ def _policies(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def _server(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    yield unknown(cluster.version) if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
+    yield cluster.version if isinstance(cluster.version, Unknown) else ok(f"Kubernetes {cluster.version}")
 
 
 CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingProxyType(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.limiting import enforcement, unlimited
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
     uvm = CONTROL_NODES[1]
     if uvm in wrong and node.in_container:
         # Who is given NVML alone (NVIDIA_DRIVER_CAPABILITIES=utility) is not given this one.
-        yield unknown(Unknown(f"{uvm} is for CUDA, and this container is not given it", "run the doctor on the node"))
+        yield Unknown(f"{uvm} is for CUDA, and this container is not given it", "run the doctor on the node")
     elif uvm in wrong:
         yield error(f"{uvm} {wrong[uvm]}", "nvidia-modprobe -u -c 0 on the node makes it; containers with CUDA need it")
     for why in sorted({why for path, why in wrong.items() if path != uvm}):
@@ -50,7 +50,7 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
         if node.in_container and not node.driver_problem and not node.invented:
             yield ok("it gave this container the driver")
         else:
-            yield unknown(node.runtimes)
+            yield node.runtimes
         return
     if node.invented:
         yield ok("invented GPUs need none")
@@ -78,7 +78,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
             )
         return
     if isinstance(node.cdi_devices, Unknown):
-        yield unknown(node.cdi_devices)
+        yield node.cdi_devices
         return
     wanted = [f"{node.cdi_kind}={gpu.uuid}" for gpu in node.inventory.gpus]
     missing = [name for name in wanted if name not in node.cdi_devices]
@@ -100,7 +100,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
 def images(node: NodeSymptoms) -> Iterator[Finding]:
     """Say whether an image can get itself GPUs."""
     if isinstance(node.obeys_images, Unknown):
-        yield unknown(node.obeys_images)
+        yield node.obeys_images
     elif not node.obeys_images:
         yield ok("NVIDIA_VISIBLE_DEVICES of images and pods counts for privileged containers only")
     elif isinstance(node.runtimes, Unknown) or not any(runtime.default for runtime in node.runtimes):
@@ -122,7 +122,7 @@ def images(node: NodeSymptoms) -> Iterator[Finding]:
 def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
     """Judge the version of control groups."""
     if isinstance(node.cgroup, Unknown):
-        yield unknown(node.cgroup)
+        yield node.cgroup
     elif node.cgroup == 2:
         yield ok("version 2")
     else:
@@ -139,7 +139,7 @@ def limits(node: NodeSymptoms) -> Iterator[Finding]:
         yield ok("invented GPUs have none")
         return
     if node.driver_problem:
-        yield unknown(Unknown("advisory as long as no driver answers"))
+        yield Unknown("advisory as long as no driver answers")
         return
     inventory, toolkit = node.inventory, node.toolkit
     version = f"driver {inventory.driver_version}"
@@ -151,11 +151,9 @@ def limits(node: NodeSymptoms) -> Iterator[Finding]:
             "MPS are not set by this version",
         )
     elif isinstance(toolkit, Unknown):
-        yield unknown(
-            Unknown(
-                f"{version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {toolkit.why}",
-                toolkit.advice,
-            )
+        yield Unknown(
+            f"{version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {toolkit.found}",
+            toolkit.advice,
         )
     elif _numbers(toolkit) < _LIMITING_TOOLKIT:
         yield note(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, 
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
 from gpu_device_plugin.core.telling.nodeamounts import amiss, unoffered
@@ -29,9 +30,7 @@ def _driver(node: NodeSymptoms) -> Iterator[Finding]:
     if node.driver_problem:
         yield error(*_split(node.driver_problem))
         return
-    models: dict[str, int] = {}
-    for gpu in node.inventory.gpus:
-        models[gpu.product] = models.get(gpu.product, 0) + 1
+    models = Counter(gpu.product for gpu in node.inventory.gpus)
     cards = ", ".join(f"{count} x {model}" for model, count in sorted(models.items()))
     version = f"driver {node.inventory.driver_version}" if node.inventory.driver_version else "the driver answers"
     if not models:
@@ -81,7 +80,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         yield note(f"GPU {gpu.index} ({gpu.uuid}) is not shared: {why}")
     total = sum(len(shared.shares) for shared in shares.gpus)
     if not total:
-        yield unknown(Unknown("no GPU is there to be shared"))
+        yield Unknown("no GPU is there to be shared")
         return
     amounts = f"{counted(len(shares.gpus), 'GPU')}, {counted(total, 'share')} of {format_mib(in_force)}"
     yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
@@ -116,7 +115,7 @@ def _agent(node: NodeSymptoms) -> Iterator[Finding]:
             "kubectl -n gpushare get daemonset,pods -o wide",
         )
     elif isinstance(node.agent, Unknown):
-        yield unknown(node.agent)
+        yield node.agent
     else:
         for sentence in node.agent.missing:
             yield error(*_split(sentence))
@@ -129,25 +128,26 @@ _CORRECT = "correct it; until then a running agent keeps its settings, and one t
 
 
 def _settings(node: NodeSymptoms) -> Iterator[Finding]:
-    if not node.settings_in:
-        if node.settings_problems:
-            yield error(node.settings_problems[""], _CORRECT)
+    profiles = node.profiles
+    if not profiles.folder:
+        if profiles.problems:
+            yield error(profiles.problems[""], _CORRECT)
         return
     api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
-    if api is None and node.profile is None and node.profiles:
-        yield unknown(Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here"))
+    if api is None and profiles.last is None and profiles.names:
+        yield Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here")
         return
-    label = (node.profile or "") if api is None else api.labels.get(CONFIG_LABEL, "")
-    found = f"those of {node.settings_in}/{label or DEFAULT_PROFILE}.yaml"
-    if label not in {"", DEFAULT_PROFILE, *node.profiles}:
+    label = (profiles.last or "") if api is None else api.labels.get(CONFIG_LABEL, "")
+    found = f"those of {profiles.folder}/{label or DEFAULT_PROFILE}.yaml"
+    if label not in {"", DEFAULT_PROFILE, *profiles.names}:
         yield error(
-            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {node.settings_in}",
+            f"the node label {CONFIG_LABEL}={label} names no profile: there is no {label}.yaml in {profiles.folder}",
             f"correct the label (kubectl label node {node.node_name or 'NODE'} --overwrite {CONFIG_LABEL}=...), or add "
             "the file",
         )
-    elif problem := node.settings_problems.get("" if label == DEFAULT_PROFILE else label):
+    elif problem := profiles.problems.get("" if label == DEFAULT_PROFILE else label):
         yield error(problem, _CORRECT)
-    elif node.profile not in {None, label}:
+    elif profiles.last not in {None, label}:
         yield warning(f"{found}, which the agent has not taken over", "see its log for why")
     else:
         yield ok(found)
@@ -180,7 +180,7 @@ def _others(node: NodeSymptoms) -> Iterator[Finding]:
 
 def _api(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown):
-        yield unknown(node.api)
+        yield node.api
     elif node.api.problem:
         yield error(
             node.api.problem,
@@ -207,7 +207,7 @@ def _rights(node: NodeSymptoms) -> Iterator[Finding]:
             "kubectl apply -f deploy/daemonset.yaml, whose ClusterRole gpushare-node grants it",
         )
     if untold:
-        yield unknown(Unknown(f"the API server does not say whether the agent may {', '.join(untold)}"))
+        yield Unknown(f"the API server does not say whether the agent may {', '.join(untold)}")
     if not denied and not untold:
         yield ok(f"the account has all {len(node.api.rights)} rights that the agent needs")
 
@@ -259,7 +259,7 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         return
     skew = node.api.skew_s
     if skew is None:
-        yield unknown(Unknown("the API server's answer has no date"))
+        yield Unknown("the API server's answer has no date")
     elif abs(skew) < _SKEW_S:
         yield ok("agrees with the API server's")
     else:

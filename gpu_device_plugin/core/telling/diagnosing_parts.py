@@ -7,7 +7,7 @@ from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, unknown, warning
+from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.printing import MOST_NAMED, counted, listed
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _STUCK: Mapping[str, str] = MappingProxyType(
         "Unschedulable": "make room for its requests, or lower them",
     }
 )
-"""What helps, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
+"""The remedy, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
 
 
 def _unready(part: PartSeen) -> str:
@@ -98,11 +98,9 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     counts = [part.asked for part in cluster.extenders if part.asked is not None]
     if not counts:
         if any(not part.original for part in ready):
-            yield unknown(
-                Unknown(
-                    "how often schedulers asked it cannot be read",
-                    "that needs the right to get pods/proxy (docs/doctor.md)",
-                )
+            yield Unknown(
+                "how often schedulers asked it cannot be read",
+                "that needs the right to get pods/proxy (docs/doctor.md)",
             )
     elif sum(counts):
         yield ok(f"schedulers asked it {counted(sum(counts), 'time')} since it started")
@@ -125,9 +123,7 @@ def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for tag in sorted(tags):
         minor = _minor(tag)
         if minor is None:
-            yield unknown(
-                Unknown(f"kube-scheduler's image has no version for a tag, and the API server is {cluster.version}")
-            )
+            yield Unknown(f"kube-scheduler's image has no version for a tag, and the API server is {cluster.version}")
         elif minor > server or minor < (server[0], server[1] - 1):
             why = (
                 "newer than the API server, and may wait for ever for APIs that the server lacks"
@@ -148,7 +144,7 @@ def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ours = [part for part in (*cluster.agents, *cluster.extenders) if not part.original]
     versions = {part.version: _minor(part.version) for part in ours if _minor(part.version)}
     if len(versions) < len({part.version for part in ours}):
-        yield unknown(Unknown("some images have no version for a tag"))
+        yield Unknown("some images have no version for a tag")
     if not versions:
         return
     every = listed(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, plac
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.columns import aligned
-from gpu_device_plugin.core.telling.overview_wide import short_uuid
+from gpu_device_plugin.core.telling.overview_wide import short_uuid, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,30 +36,27 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class NodeAnswer:
-    """What there is to say of one node."""
+class Kept:
+    """The reasons beside GPUs that keep a pod from a node, in sentences about the node."""
 
-    node: NodeView
-    found: Fit | Unfit
     excluded: tuple[str, ...] = ()
     """Why kube-scheduler does not consider the node at all."""
     besides: tuple[str, ...] = ()
-    """What else keeps the pod away."""
-    ends: Ends | None = None
-    """What would have to end for its GPUs to have room; None: nothing that ends makes any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What keeps a pod from a node beside its GPUs, in sentences about the node."""
-
-    excluded: tuple[str, ...] = ()
-    """Why kube-scheduler does not consider it at all."""
-    besides: tuple[str, ...] = ()
-    """What else does."""
+    """The other reasons."""
 
 
 _BY_NOTHING = Kept()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """One node, and how it suits the pod."""
+
+    node: NodeView
+    found: Fit | Unfit
+    kept: Kept
+    ends: Ends | None = None
+    """The pods that would have to end for its GPUs to have room; None: no pod that ends makes any."""
 
 
 def answers(
@@ -76,9 +73,8 @@ def answers(
     """
     weigh = max(most, _WEIGHED)
     first = [
-        NodeAnswer(node, fit(ask, node.candidate, policy), kept.excluded, kept.besides)
+        NodeAnswer(node, fit(ask, node.candidate, policy), kept_away.get(node.name, _BY_NOTHING))
         for node in sorted(nodes, key=lambda node: node.name)
-        for kept in [kept_away.get(node.name, _BY_NOTHING)]
     ]
     first.sort(key=lambda answer: (*_rank(answer), _lacking(ask, answer.node)))
     weighed = [replace(answer, ends=ends_needed(ask, answer.node)) for answer in first[:weigh]]
@@ -90,7 +86,7 @@ def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
     """Where the pod fits comes first, then where it could, and of each first where nothing else keeps it away."""
     refused = isinstance(answer.found, Unfit)
     unresolvable = isinstance(answer.found, Unfit) and answer.found.unresolvable
-    return bool(answer.excluded), unresolvable, refused, bool(answer.besides)
+    return bool(answer.kept.excluded), unresolvable, refused, bool(answer.kept.besides)
 
 
 def _loss(answer: NodeAnswer) -> tuple[float, ...]:
@@ -154,8 +150,8 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
 
 def _headline(answer: NodeAnswer) -> str:
     if isinstance(answer.found, Unfit):
-        return "; ".join((*answer.excluded, answer.found.sentence))
-    why = (*answer.excluded, *answer.besides)
+        return "; ".join((*answer.kept.excluded, answer.found.sentence))
+    why = (*answer.kept.excluded, *answer.kept.besides)
     return "its GPUs have room" + (f", but {'; '.join(why)}" if why else "")
 
 
@@ -163,16 +159,14 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
     node = answer.node
     yield f"{node.name}: {_headline(answer)}"
     if isinstance(answer.found, Unfit):
-        yield from (f"  Besides, {why}." for why in answer.besides)
+        yield from (f"  Besides, {why}." for why in answer.kept.besides)
     views = node.gpus()
     if views:
         heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
         rows = [_gpu_row(ask, answer, view) for view in views]
         yield from aligned([heading, *rows])
     for loose in node.loose():
-        amount = " and ".join(
-            [*([node.amount(loose.shares)] if loose.shares else []), *([f"{loose.gpus} whole"] if loose.gpus else [])]
-        )
+        amount = " and ".join(taken(node, loose.shares, loose.gpus))
         yield f"  {loose.pod} has {amount} on an unknown GPU, and counts on each GPU that it may be on."
     if isinstance(answer.found, Unfit):
         yield f"  {_what_would_help(answer)}"
@@ -197,10 +191,9 @@ def _held(node: NodeView, held: Held) -> str:
 
 def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
     """Say why one GPU does not serve even the least of what the pod asks, or that it does."""
-    if isinstance(answer.found, Fit):
-        chosen = any(view.gpu.position in placement.positions for placement in answer.found.placements)
-        if chosen:
-            return "would be chosen"
+    placements = answer.found.placements if isinstance(answer.found, Fit) else ()
+    if any(view.gpu.position in placement.positions for placement in placements):
+        return "would be chosen"
     if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid)):
         return "not one that its annotations allow"
     if view.gpu.unhealthy:
@@ -237,10 +230,5 @@ def _ending(node: NodeView, pod: PodUse) -> str:
     usage = pod.usage
     shares = sum(shares for _, shares in usage.shares) + usage.unplaced_shares
     gpus = len(usage.whole) + usage.unplaced_gpus
-    facts = [
-        *([node.amount(shares)] if shares else []),
-        *([f"{gpus} whole"] if gpus else []),
-        f"priority {pod.priority}",
-        *(["being deleted"] if pod.deleting else []),
-    ]
-    return f"{pod} ({', '.join(facts)})"
+    deleting = ["being deleted"] if pod.deleting else []
+    return f"{pod} ({', '.join([*taken(node, shares, gpus), f'priority {pod.priority}', *deleting])})"

@@ -41,7 +41,7 @@ class AgentSeen:
 
     where: str
     missing: tuple[str, ...] = ()
-    """What its readiness lacks."""
+    """The sentences by which it says that it is not ready."""
     streams: Mapping[str, bool] = field(default_factory=dict)
     """By resource, whether the kubelet listens."""
     version: str = ""
@@ -66,7 +66,23 @@ class ApiSeen:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
     gpus: NodeGpus = NO_GPUS
-    """What the agent has written on our node."""
+    """Those that the agent has written on our node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """The settings that a node may have by its label."""
+
+    folder: str = ""
+    """Where they are; empty: there are none."""
+    names: tuple[str, ...] = ()
+    last: str | None = None
+    """The one that the agent had last, empty for none; None: no record of it is left."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why settings cannot be used, by profile, empty for none."""
+
+
+NO_PROFILES = Profiles()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +92,11 @@ class NodeSymptoms:
     # How the agent is set up
     resources: tuple[Resource, ...]
     memory_resource: str = ""
-    """What it is called, also where it is not offered."""
+    """Its name, also where it is not offered."""
     count_resource: str = ""
     share_mib: int
     share_mib_in_force: int | None = None
-    """What the agent goes by; None: it has written nothing down."""
+    """The size that the agent goes by; None: it has written none down."""
     reserve_mib: int = 0
     exclude_gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("envvar",)
@@ -89,14 +105,7 @@ class NodeSymptoms:
     invented: bool = False
     """The GPUs are a description's."""
     in_container: bool = False
-    settings_in: str = ""
-    """The directory of its settings; empty: there is none."""
-    profiles: tuple[str, ...] = ()
-    """The names in it that a node's label may have."""
-    profile: str | None = None
-    """The one that the agent had last, empty for none; None: no record of it is left."""
-    settings_problems: Mapping[str, str] = field(default_factory=dict)
-    """Why settings cannot be used, by profile, empty for none."""
+    profiles: Profiles = NO_PROFILES
 
     # The hardware
     driver_problem: str = ""
@@ -105,7 +114,7 @@ class NodeSymptoms:
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """By UUID, why a GPU is out of service."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with each device node; empty: nothing."""
+    """The fault of each device node; empty: none."""
     unlinked_nodes: tuple[str, ...] = ()
     """Device nodes that systemd does not know under ``/dev/char``."""
 

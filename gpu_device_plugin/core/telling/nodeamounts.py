@@ -3,7 +3,7 @@
 A kubelet remembers the resources of a device plugin that has ended: for five minutes it writes their capacity again and
 again, then it sets it to 0 once, and lets it alone from there on (endpointStopGracePeriod, GetCapacity and
 setters.go in Kubernetes' pkg/kubelet). The number of GPUs that gpushare's programs go by is no device plugin's but
-written on the node once, so that whoever writes it in those five minutes finds it gone later.
+written on the node once, so that a number written in those five minutes is gone later.
 """
 
 from __future__ import annotations
@@ -70,15 +70,7 @@ def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Fi
 def of_gpushare(
     node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
 ) -> Iterator[Finding]:
-    """Judge the number of GPUs of a node on which gpushare's own device plugin runs.
-
-    Args:
-        node: its name.
-        capacity: of the node.
-        allocatable: of the node.
-        memory: the resource that counts shares.
-        count: gpushare's name for the number of GPUs.
-    """
+    """Judge the number of GPUs of a node on which gpushare's own device plugin runs; `count` is gpushare's name."""
     again = f"{set_count(node, count, 'N')} with N for its number of GPUs, or start gpushare's plugin there anew"
     if capacity.get(memory) and not capacity.get(count):
         yield warning(f"{node} has no {count}, without which gpushare's extender finds room on none of its GPUs", again)

@@ -79,13 +79,12 @@ class Requirement:
         return holds is None or holds(labels.get(self.key), self.values)
 
 
-def _numbers(label: str | None, values: Sequence[str]) -> tuple[int, int] | None:
-    """Return the number that a node's label is, and the one that it is compared with; None if one is none."""
-    texts = (label or "", *values)
-    if len(texts) != len(("label", "bound")) or not all(map(_NUMBER.fullmatch, texts)):
-        return None
-    found, bound = map(int, texts)
-    return found, bound
+def _difference(label: str | None, values: Sequence[str]) -> int:
+    """Return by how much a node's label is more than the one number that it is compared with; 0 if one is no number."""
+    match [label or "", *values]:
+        case [found, bound] if _NUMBER.fullmatch(found) and _NUMBER.fullmatch(bound):
+            return int(found) - int(bound)
+    return 0
 
 
 _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingProxyType(
@@ -94,8 +93,8 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingP
         "NotIn": lambda label, values: label not in values,
         "Exists": lambda label, _: label is not None,
         "DoesNotExist": lambda label, _: label is None,
-        "Gt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] > pair[1],
-        "Lt": lambda label, values: (pair := _numbers(label, values)) is not None and pair[0] < pair[1],
+        "Gt": lambda label, values: _difference(label, values) > 0,
+        "Lt": lambda label, values: _difference(label, values) < 0,
     }
 )
 
@@ -164,7 +163,7 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, .
 def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
     if wanted is None:
         return ()
-    # What says nothing allows nothing.
+    # An empty alternative allows no node.
     failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
     if any(requirement is None for requirement in failing):
         return ()

@@ -17,7 +17,7 @@ _NOTHING = "-"
 
 
 def wide(nodes: Iterable[NodeView]) -> list[str]:
-    """Draw every GPU as a line. What is on unknown GPUs of a node has a line of its own, with `?` for the GPU.
+    """Draw every GPU as a line. Shares on unknown GPUs of a node have a line of their own, with `?` for the GPU.
 
     Args:
         nodes: by name. One whose GPUs are not known has a line that says why.
@@ -31,15 +31,18 @@ def short_uuid(uuid: str) -> str:
     return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 
+def taken(node: NodeView, shares: int, gpus: int) -> list[str]:
+    """Return how much a pod has of several GPUs, in shares and whole; none for nothing."""
+    return [*([node.amount(shares)] if shares else []), *([f"{gpus} whole"] if gpus else [])]
+
+
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     if node.candidate.problem:
         yield (node.name, *(_NOTHING,) * 8, node.candidate.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
     for loose in node.loose():
-        taken = [node.amount(loose.shares)] if loose.shares else []
-        taken += [f"{loose.gpus} whole"] if loose.gpus else []
-        used = " + ".join(taken)
+        used = " + ".join(taken(node, loose.shares, loose.gpus))
         yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{loose.pod}: {used}")
 
 

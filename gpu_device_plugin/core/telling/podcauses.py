@@ -1,4 +1,4 @@
-"""What there is to know of a pod before one looks at any node: where it is, or why nothing looks for a place."""
+"""Facts about a pod before one looks at any node: where it is, or why no scheduler looks for a place."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SchedulingStatus:
     """Of its condition PodScheduled, where that is not true."""
     condition: str = ""
     gates: tuple[str, ...] = ()
-    """What has to be removed before a scheduler looks at it."""
+    """Its scheduling gates: a scheduler looks at it when all are removed."""
     terms: Terms = NO_TERMS
     ignored: tuple[str, ...] = ()
     """Limits that make no sense, one sentence each."""
     limits: tuple[str, ...] = ()
     """Names of all resources that its containers ask for, ours too."""
     events: tuple[str, ...] = ()
-    """What Kubernetes said of it lately, one sentence each."""
+    """The latest warnings about it, one sentence each."""
 
 
 def causes(

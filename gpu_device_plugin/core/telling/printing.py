@@ -39,7 +39,7 @@ def printable(text: str) -> str:
 def json_line(value: object) -> str:
     """Return `value` as JSON on one line, with the same characters escaped as JSON writes them.
 
-    What JSON has no form for is written as text.
+    A value that JSON has no form for is written as text.
     """
     text = json.dumps(value, default=str, ensure_ascii=False)
     if text.isprintable():

@@ -1,4 +1,4 @@
-"""The demo: the agent at work between a kubelet and GPUs, told scene by scene in a terminal."""
+"""The demo: the agent at work between a kubelet and GPUs, shown scene by scene in a terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
-from gpu_device_plugin.programs.demo import report
-from gpu_device_plugin.programs.demo.report import Look, Tone
+from gpu_device_plugin.programs.demo.report import Look, Tone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
-from gpu_device_plugin.programs.demo.world import AgentGoneError, NoGpusError, world
+from gpu_device_plugin.programs.demo.world import DemoError, world
 from gpu_device_plugin.programs.terminal import leave_unwritten
 
 if TYPE_CHECKING:
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
 _READING_S = 3.0
-_RESET = "\x1b[0m"
 
 
 def main(gpus: str | None, *, once: bool) -> int:
@@ -44,11 +42,9 @@ def main(gpus: str | None, *, once: bool) -> int:
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     stage = Stage(sys.stdout, live=terminal and not once, colour="NO_COLOR" not in os.environ)
     try:
-        return asyncio.run(_play_until_told(gpus or DEFAULT_GPUS, stage))
-    except NoGpusError as error:
-        print(f"No GPUs to share: {error}", file=sys.stderr)
-    except AgentGoneError as error:
-        print(f"The agent ended: {error}", file=sys.stderr)
+        return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage))
+    except DemoError as error:
+        print(error, file=sys.stderr)
     except asyncio.CancelledError:
         print("The demo was told to stop.", file=sys.stderr)
     except BrokenPipeError:
@@ -56,7 +52,7 @@ def main(gpus: str | None, *, once: bool) -> int:
     return 1
 
 
-async def _play_until_told(gpus: str, stage: Stage) -> int:
+async def _play_until_stopped(gpus: str, stage: Stage) -> int:
     """Play to the end, or until SIGTERM or SIGHUP; the agent and its folder are not to be left behind then."""
     playing = asyncio.create_task(play(gpus, stage), name="demo")
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -69,8 +65,7 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
 
     Raises:
         UsageError: `gpus` names none.
-        NoGpusError: there are none to share.
-        AgentGoneError: the agent ended by itself.
+        DemoError: there are none to share, or the agent ended by itself.
     """
     failed = []
     async with world(gpus) as made:
@@ -94,20 +89,17 @@ class Stage:
 
         Args:
             stream: where to write.
-            live: it is a terminal, and somebody watches: draw what changes, and leave time to read.
+            live: it is a terminal: draw every change, and leave time to read.
             colour: colour what is live.
         """
         self._stream = stream
         self._live = live
-        self._paint = _coloured if live and colour else _plain
+        self._colour = live and colour
         self._drawn: list[str] = []
-        self._marks = {"full": "█", "empty": "░"} if _can_write(stream, "█░") else {"full": "#", "empty": "."}
-
-    def __repr__(self) -> str:
-        return f"<Stage {'live' if self._live else 'printing'}: {len(self._drawn)} lines on show>"
+        self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
 
     async def pause(self, seconds: float) -> None:
-        """Leave time to read where somebody watches."""
+        """Leave time to read on a terminal."""
         if self._live:
             await asyncio.sleep(seconds)
 
@@ -127,7 +119,8 @@ class Stage:
             text, tone = f"Not everything came about as told: see NO in scene {', '.join(failed)}.", Tone.BAD
         else:
             text, tone = "Everything came about as told, and in no scene was anything given twice.", Tone.GOOD
-        self._write(*(self._paint(line, tone) for line in _paragraph(text, self._look().width)))
+        look = self._look()
+        self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
 
     @asynccontextmanager
     async def showing(self, number: str, story: Story) -> AsyncIterator[None]:
@@ -147,7 +140,7 @@ class Stage:
         while True:
             size = shutil.get_terminal_size()
             lines = frame(number, story.look(), self._look())
-            # What is wider than the terminal is broken by it, and what is longer cannot be reached any more.
+            # A terminal breaks wider lines, and the cursor cannot be moved back up into more lines than it has.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
                 self._draw(lines)
             await asyncio.sleep(_REDRAW_S)
@@ -166,7 +159,7 @@ class Stage:
 
     def _look(self) -> Look:
         width = shutil.get_terminal_size().columns if self._live else _NARROWEST
-        return Look(min(max(width, _NARROWEST), _WIDEST), **self._marks, paint=self._paint)
+        return Look(min(max(width, _NARROWEST), _WIDEST), *self._marks, self._colour)
 
 
 def frame(number: str, shown: Shown, look: Look) -> list[str]:
@@ -176,7 +169,7 @@ def frame(number: str, shown: Shown, look: Look) -> list[str]:
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
-    lines += [*report.table(shown.table, shown.share_mib, look), ""]
+    lines += [*table(shown.node, shown.held, look), ""]
     lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")
@@ -191,14 +184,6 @@ def _paragraph(text: str, width: int, indent: str = "") -> list[str]:
     together = text.replace(" GiB", "\N{NO-BREAK SPACE}GiB")  # an amount stays on one line
     lines = wrap(together, width, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
-
-
-def _plain(text: str, _tone: Tone) -> str:
-    return text
-
-
-def _coloured(text: str, tone: Tone) -> str:
-    return f"{tone}{text}{_RESET}" if tone else text
 
 
 def _can_write(stream: TextIO, text: str) -> bool:

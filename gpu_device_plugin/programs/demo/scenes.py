@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,7 +10,6 @@ from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVI
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.telling.printing import counted
-from gpu_device_plugin.programs.demo import report
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
 
 if TYPE_CHECKING:
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
     from gpu_device_plugin.programs.demo.world import World
     from gpu_device_plugin.testing.pods import Pod
 
@@ -34,19 +33,20 @@ _XID_ASKS = 154
 
 @dataclass(slots=True)
 class Shown:
-    """What a scene has shown so far."""
+    """The content of a scene so far."""
 
     title: str
+    node: Node
+    """As it was at the last look."""
+    held: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The devices of every pod that ran then, by its name."""
+    allocatable: str = ""
     caption: str = ""
     quotes: list[tuple[str, str]] = field(default_factory=list)
     """(who says it, what)."""
     checks: list[tuple[str, bool]] = field(default_factory=list)
-    """What must have come of the scene, and whether it did."""
+    """(sentence about the end of the scene, whether it holds)."""
     left_out: bool = False
-    table: tuple[report.GpuRow, ...] = ()
-    """The node as it was the last time that somebody looked."""
-    share_mib: int = 0
-    allocatable: str = ""
 
     @property
     def as_told(self) -> bool:
@@ -61,13 +61,13 @@ class Story:
         """Tell of `world`; `pause` (seconds) gives a reader time, where there is one."""
         self.world = world
         self.pause = pause
-        self.now = Shown("")
+        self.now = Shown("", world.node)
         self.offered_at_first: Mapping[str, frozenset[str]] = {}
         self._pods: dict[str, Pod] = {}
 
     async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
         """Play one scene and return what it showed."""
-        self.now = Shown(title)
+        self.now = Shown(title, self.world.node)
         await scene(self)
         if not await self.world.until(self.world.settled, _PATIENCE_S):
             self.check("What is in use through one resource is fenced in the other.", held=False)
@@ -77,8 +77,7 @@ class Story:
     def look(self) -> Shown:
         """Return the scene with the node as it is at this moment."""
         world = self.world
-        self.now.table = report.rows(world.node, world.holders)
-        self.now.share_mib = world.shares.share_mib
+        self.now.node, self.now.held = world.node, world.held()
         self.now.allocatable = ", ".join(
             f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
         )
@@ -91,7 +90,7 @@ class Story:
         self.now.caption = caption
 
     def quote(self, who: str, what: str | None) -> None:
-        """Show what somebody in the story says; nothing if he says nothing."""
+        """Quote a message, an environment or a log; nothing if it is empty."""
         if what:
             self.now.quotes.append((who, what))
 
@@ -108,11 +107,9 @@ class Story:
         """Show what must become so, and whether it does."""
         self.check(sentence, await self.world.until(condition, _PATIENCE_S))
 
-    async def admit(self, name: str, **limits: int) -> Pod:
-        """Have the kubelet start a pod of one container that asks for mem=shares or count=GPUs."""
-        names = {"mem": self.world.memory, "count": self.world.count}
-        spec = ContainerSpec("main", {names[kind]: amount for kind, amount in limits.items()})
-        pod = await self.world.kubelet.admit(PodSpec(name, (spec,)))
+    async def admit(self, name: str, resource: str, amount: int) -> Pod:
+        """Have the kubelet start a pod of one container that asks for so much of a resource."""
+        pod = await self.world.kubelet.admit(PodSpec(name, (ContainerSpec("main", {resource: amount}),)))
         if pod.phase == "Running":
             self._pods[name] = pod
         else:
@@ -125,10 +122,6 @@ class Story:
         for name in tuple(self._pods):
             await self.world.kubelet.delete(self._pods.pop(name))
             await self.pause(0.15)
-
-    def running(self) -> dict[str, frozenset[str]]:
-        """Return who runs with which devices."""
-        return {pod.name: self.world.devices(pod) for pod in self.world.kubelet.running}
 
     def open(self) -> list[Room]:
         """Return the GPUs that could take one more share."""
@@ -145,11 +138,10 @@ class Story:
 
     def _expect_no_conflict(self) -> None:
         """Whatever happens: no device twice, and no GPU shared and whole at once."""
-        devices = [name for held in self.running().values() for name in held]
-        twice = [name for name, times in Counter(devices).items() if times > 1]
+        devices = [name for held in self.world.held().values() for name in held]
         whole = {uuid for uuid, number in map(parse_id, devices) if number is None}
         shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
-        if twice or whole & shared:
+        if len(devices) > len(set(devices)) or whole & shared:
             self.check("No share is given twice, and no GPU is shared and whole at once.", held=False)
 
 
@@ -177,24 +169,24 @@ async def _share(story: Story) -> None:
         return
     each = smallest // number
     story.say(
-        f"{_many(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
+        f"{counted(number, 'service')}, each with {world.memory}: {each}. The policy {world.policy} fills the "
         "fullest GPU that has room before it begins another."
     )
-    pods = [await story.admit(f"web-{n}", mem=each) for n in range(1, number + 1)]
+    pods = [await story.admit(f"web-{n}", world.memory, each) for n in range(1, number + 1)]
     story.check(f"All {number} run.", all(pod.phase == "Running" for pod in pods))
     story.check("They share one GPU.", len(story.gpus_of(*pods)) == 1)
-    told = [pod.only.received.envs for pod in pods]
+    envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
         f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
-            for pod, env in zip(pods, told, strict=True)
+            for pod, env in zip(pods, envs, strict=True)
             for shared in story.gpus_of(pod)
         ),
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
-    story.quote("environment of web-1", " ".join(f"{name}={told[0].get(name, '')}" for name in names))
+    story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
 
 
 async def _take_whole(story: Story) -> None:
@@ -206,7 +198,7 @@ async def _take_whole(story: Story) -> None:
         story.say(f"A pod asks for {world.count}: 1. It gets a GPU that nobody shares, and nobody shares it from now.")
     await story.expect("A GPU that nobody uses is offered as a whole.", lambda: world.healthy(world.count) > 0)
     before = world.healthy(world.memory)
-    pod = await story.admit("training", count=1)
+    pod = await story.admit("training", world.count, 1)
     story.check("The pod runs.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
     await story.expect(
@@ -225,7 +217,7 @@ async def _refuse(story: Story) -> None:
     asked = (most + together + 1) // 2 if scattered else most + 1
     though = f", though {story.gib(sum(free))} are free" if scattered else ""
     story.say(f"{begun} pod asks for {story.gib(asked)}{though}. Its owner reads in its status why it cannot run:")
-    pod = await story.admit("large", mem=asked)
+    pod = await story.admit("large", story.world.memory, asked)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
     if scattered:
@@ -248,22 +240,18 @@ async def _begin_notebooks(story: Story) -> str:
     began = 0
     while any(room.free == largest for room in story.open()):
         story.say(f"Notebooks of {story.gib(size)} begin.")
-        if (await story.admit(f"notebook-{began + 1}", mem=size)).phase != "Running":
+        if (await story.admit(f"notebook-{began + 1}", story.world.memory, size)).phase != "Running":
             break
         began += 1
-    return f"After {_many(began, 'notebook')} of {story.gib(size)} a" if began else "A"
-
-
-def _many(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"After {counted(began, 'notebook')} of {story.gib(size)} a" if began else "A"
 
 
 async def _fail(story: Story) -> None:
     world = story.world
-    if world.invented is None:
+    if world.set_events is None:
         story.leave_out("only invented GPUs without a script of their own are broken for a demo")
         return
-    before, in_use = story.running(), story.gpus_of(*world.kubelet.running)
+    before, in_use = world.held(), story.gpus_of(*world.kubelet.running)
     if not in_use:
         story.check("Some GPU is in use.", held=False)
         return
@@ -275,17 +263,17 @@ async def _fail(story: Story) -> None:
         return world.agent.unhealthy(broken.gpu.uuid)
 
     error = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID}
-    world.invented.happens(error)
+    world.set_events(error)
     await story.expect(
         f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
     )
     # Only now, for the error to be the first that is heard of it: a reading could come before the driver's event.
     asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
-    world.invented.happens(error, asks)
+    world.set_events(error, asks)
     await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
-    story.check("Running pods are left alone.", story.running() == before)
+    story.check("Running pods are left alone.", world.held() == before)
     others = bool(story.open())
-    pod = await story.admit("newcomer", mem=1)
+    pod = await story.admit("newcomer", world.memory, 1)
     if others:
         story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
     else:
@@ -295,11 +283,11 @@ async def _fail(story: Story) -> None:
 
 async def _recover(story: Story) -> None:
     world = story.world
-    if world.invented is None:
+    if world.set_events is None:
         story.leave_out("no GPU was broken")
         return
     story.say("The GPU is reset. The agent reads it until it believes it, and says why; nobody restarts anything.")
-    world.invented.happens()
+    world.set_events()
     await story.expect("The GPU is offered again.", lambda: not world.node.unhealthy)
     await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
     story.quote("log of the agent", world.agent.said("healthy again"))
@@ -307,20 +295,20 @@ async def _recover(story: Story) -> None:
 
 async def _crash(story: Story) -> None:
     world = story.world
-    before, offered = story.running(), world.offered()
+    before, offered = world.held(), world.offered()
     story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's records, then registers.")
     await world.agent.end(signal.SIGKILL)
     await story.expect("Nothing is offered while it is away.", lambda: not any(world.offered().values()))
     await story.pause(1.5)
-    story.check("Pods run on all the while.", story.running() == before)
+    story.check("Pods run on all the while.", world.held() == before)
     await world.agent.start()
     await story.expect("It offers what it offered before, and not one share more.", lambda: world.offered() == offered)
-    story.check("Every pod has what it had.", story.running() == before)
+    story.check("Every pod has what it had.", world.held() == before)
 
 
 async def _restart_kubelet(story: Story) -> None:
     world = story.world
-    before, offered = story.running(), world.offered()
+    before, offered = world.held(), world.offered()
     story.say("The kubelet restarts, removes all sockets, and at first knows of no pod: only its checkpoint does.")
     await world.kubelet.stop()
     await story.pause(1.5)
@@ -329,7 +317,7 @@ async def _restart_kubelet(story: Story) -> None:
     await world.kubelet.sources_ready()
     story.check(
         "The kubelet admits every pod again, and every pod has what it had.",
-        story.running() == before and all(pod.phase == "Running" for pod in world.kubelet.pods),
+        world.held() == before and all(pod.phase == "Running" for pod in world.kubelet.pods),
     )
 
 
@@ -343,7 +331,7 @@ async def _end(story: Story) -> None:
 
 
 Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
-"""What to play, by its title."""
+"""The scenes in their order, by title."""
 
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,

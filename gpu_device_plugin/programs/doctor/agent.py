@@ -42,7 +42,9 @@ def agents(proc: Path) -> list[Running] | None:
         arguments = _arguments(words)
         if arguments is not None:
             pairs = (each.partition("=") for each in _zero_separated(folder / "environ"))
-            environ = {name: value for name, _, value in pairs if _is_setting(name)}
+            environ = {
+                name: value for name, _, value in pairs if name == "NODE_NAME" or name.startswith(ENVIRONMENT_PREFIX)
+            }
             found.append(Running(arguments, environ, folder / "root"))
     return found if folders else None
 
@@ -61,10 +63,6 @@ def _zero_separated(path: Path) -> list[str]:
         return [each.decode(errors="replace") for each in path.read_bytes().rstrip(b"\0").split(b"\0")]
     except OSError:
         return []
-
-
-def _is_setting(name: str) -> bool:
-    return name == "NODE_NAME" or name.startswith(ENVIRONMENT_PREFIX)
 
 
 async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:

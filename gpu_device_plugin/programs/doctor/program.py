@@ -12,7 +12,7 @@ import stat
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,14 +23,13 @@ from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
-from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
 from gpu_device_plugin.core.telling.diagnosing import Unknown, examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
-from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.core.telling.node_symptoms import NO_PROFILES, ApiSeen, NodeSymptoms, Profiles
+from gpu_device_plugin.hardware.beliefs import HardwareView, State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
 from gpu_device_plugin.kubelet import checkpoint
@@ -46,6 +45,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.settings.node import NodeSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -58,7 +58,7 @@ RIGHTS = (
     Right("create", "events", "events.k8s.io"),
     Right("patch", "events", "events.k8s.io"),
 )
-"""What the agent does."""
+"""The rights that the agent needs."""
 
 _HIDDEN = Unknown(
     "the node's files are not to be seen from this container",
@@ -141,22 +141,6 @@ def below(settings: NodeSettings, where: Place) -> NodeSettings:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Profiles:
-    """The settings that a node may have by its label."""
-
-    folder: str = ""
-    """Where they are; empty: there are none."""
-    names: tuple[str, ...] = ()
-    last: str | None = None
-    """The one that the agent had last, empty for none; None: nobody remembers."""
-    problems: Mapping[str, str] = field(default_factory=dict)
-    """Why what is written cannot be used, by profile, empty for none."""
-
-
-NO_PROFILES = Profiles()
-
-
 def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
     """Return the settings that the agent has, as far as it wrote that down, and what it may choose from.
 
@@ -187,7 +171,7 @@ def main(
     *,
     agents_running: int | None,
     as_json: bool,
-    profiles: Profiles = NO_PROFILES,
+    profiles: Profiles,
 ) -> int:
     """Examine this node and print what was found; return the exit code.
 
@@ -221,9 +205,11 @@ async def examined(
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
         agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
-    seen, folder = api.result(), settings.device_plugin_dir
+    view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
+    invented = settings.gpus != "nvml"
+    device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
-    symptoms = NodeSymptoms(
+    return NodeSymptoms(
         resources=settings.offered,
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
@@ -234,15 +220,19 @@ async def examined(
         devices=settings.devices,
         cdi_kind=settings.cdi_kind,
         allow_other_plugins=settings.allow_other_plugins,
-        invented=settings.gpus != "nvml",
+        invented=invented,
         in_container=where.in_container,
-        settings_in=profiles.folder,
-        profiles=profiles.names,
-        profile=profiles.last,
-        settings_problems=profiles.problems,
-        inventory=driver.result().inventory,
-        driver_problem=driver.result().problem,
-        unhealthy=driver.result().unhealthy,
+        profiles=profiles,
+        inventory=view.inventory,
+        driver_problem="" if view.state is State.WATCHING else view.sentence,
+        unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
+        device_nodes=device_nodes,
+        unlinked_nodes=unlinked,
+        runtimes=_HIDDEN if root is None else runtime.runtimes(root),
+        cdi_devices=_HIDDEN if root is None else runtime.cdi_devices(root),
+        toolkit=_HIDDEN if root is None else runtime.toolkit(root, run=root == Path("/")),
+        obeys_images=_HIDDEN if root is None else runtime.obeys_images(root),
+        cgroup=runtime.cgroup(root or Path("/")),
         directory=str(folder),
         directory_problem=_problem(partial(check_directory, folder), DirectoryError),
         kubelet_listens=is_listened_to(folder / KUBELET_SOCKET),
@@ -261,37 +251,27 @@ async def examined(
         api=seen,
         node_name=settings.node_name,
     )
-    return _with_device_nodes(where, _with_files(where, symptoms))
 
 
 # --- The hardware -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _DriverSeen:
-    inventory: Inventory = field(default_factory=Inventory)
-    problem: str = ""
-    unhealthy: Mapping[str, str] = field(default_factory=dict)
-
-
-async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> _DriverSeen:
+async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> HardwareView:
     timings = Timings(start_within_s=deadlines.driver_s)  # within which there is a first view, whatever the driver does
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
-        return _DriverSeen(problem=str(problem))
+        return HardwareView(State.OTHER, str(problem))
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(hardware.run(), name="hardware")
         _, view = await hardware.view.after(0)
         watching.cancel()
-    unhealthy = {uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy}
-    return _DriverSeen(view.inventory, "" if view.state is State.WATCHING else view.sentence, unhealthy)
+    return view
 
 
-def _with_device_nodes(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
-    if symptoms.invented:
-        return symptoms
-    minors = [gpu.minor for gpu in symptoms.inventory.gpus if gpu.minor is not None]
+def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what is wrong with each device node, and the nodes that systemd does not know; see `NodeSymptoms`."""
+    minors = [gpu.minor for gpu in inventory.gpus if gpu.minor is not None]
     nodes: dict[str, str] = {}
     unlinked = []
     for path in (*CONTROL_NODES, *(f"/dev/nvidia{minor}" for minor in minors)):
@@ -304,19 +284,7 @@ def _with_device_nodes(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
         link = where.dev / "char" / f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
         if not nodes[path] and where.host_root is not None and not link.exists():
             unlinked.append(path)
-    return replace(symptoms, device_nodes=nodes, unlinked_nodes=tuple(unlinked))
-
-
-def _with_files(where: Place, symptoms: NodeSymptoms) -> NodeSymptoms:
-    root = where.host_root
-    return replace(
-        symptoms,
-        runtimes=_HIDDEN if root is None else runtime.runtimes(root),
-        cdi_devices=_HIDDEN if root is None else runtime.cdi_devices(root),
-        toolkit=_HIDDEN if root is None else runtime.toolkit(root, run=root == Path("/")),
-        obeys_images=_HIDDEN if root is None else runtime.obeys_images(root),
-        cgroup=runtime.cgroup(root or Path("/")),
-    )
+    return nodes, tuple(unlinked)
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

@@ -40,23 +40,20 @@ _ANSWER_WITHIN_S = 5.0
 
 def runtimes(root: Path) -> tuple[Runtime, ...]:
     """Return the container runtimes that are configured below `root`; files that cannot be read are passed over."""
-    return (
-        *(_containerd(path, _toml(path)) for path in _files(root, _CONTAINERD)),
-        *(_cri_o(path, _toml(path)) for path in _files(root, _CRI_O)),
-        *(_docker(path, _json(path)) for path in _files(root, _DOCKER)),
-    )
+    kinds = (_CONTAINERD, tomllib.loads, _containerd), (_CRI_O, tomllib.loads, _cri_o), (_DOCKER, json.loads, _docker)
+    return tuple(judge(path, _parsed(path, parse)) for files, parse, judge in kinds for path in _files(root, files))
 
 
 def cdi_devices(root: Path) -> frozenset[str]:
     """Return the full names of all devices in CDI files, like ``nvidia.com/gpu=GPU-6f1c...``."""
     paths = _files(root, [f"{folder}/*{ending}" for folder in _CDI for ending in (".json", ".yaml")])
-    return frozenset(name for path in paths for name in _cdi_names(_json(path) or _yaml(path)))
+    return frozenset(name for path in paths for name in _cdi_names(_parsed(path, json.loads) or _yaml(path)))
 
 
 def obeys_images(root: Path) -> bool | Unknown:
-    """Return whether the toolkit gives GPUs to whoever sets NVIDIA_VISIBLE_DEVICES; it does unless told otherwise."""
+    """Return whether the toolkit gives GPUs to any container that sets NVIDIA_VISIBLE_DEVICES; its default is to."""
     for path in _files(root, _TOOLKIT):
-        return bool(_toml(path).get(_HEEDS, True))
+        return bool(_parsed(path, tomllib.loads).get(_HEEDS, True))
     return Unknown("the toolkit's config.toml is not there, so that it is not known whether it heeds what images say")
 
 
@@ -136,16 +133,8 @@ def _table(found: Any, *keys: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _toml(path: Path) -> Mapping[str, Any]:
-    return _parsed(path, tomllib.loads)
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    return _parsed(path, json.loads)
-
-
 def _yaml(path: Path) -> Mapping[str, Any]:
-    import yaml  # noqa: PLC0415 - 3 MB that nobody else needs
+    import yaml  # noqa: PLC0415 - 3 MB that only CDI files in YAML need
 
     return _parsed(path, yaml.safe_load, yaml.YAMLError)
 

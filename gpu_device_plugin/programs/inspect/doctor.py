@@ -38,7 +38,7 @@ from gpu_device_plugin.programs.inspect.objects import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -55,7 +55,7 @@ _LEASES = {_SCHEDULER: "gpushare-scheduler", _EXTENDER: "gpu-device-plugin-exten
 _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
 _WRITER = "gpu-device-plugin"
-"""By which name the API server remembers our agent's writing; what a Binding brings is remembered of nobody."""
+"""The manager in managedFields of fields that our agent wrote; those that a Binding brings have no manager."""
 _METRICS_PORT = 9402
 _HARMLESS = frozenset({"void", "none"})
 _TELLING = frozenset({"OOMKilled", "StartError"})
@@ -71,8 +71,8 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
         ClusterUnreadableError: its nodes or pods cannot be read. Anything else may be unknown.
     """
     names = {resource.kind: resource.name for resource in resources}
-    nodes = _nodes(kubectl.items("/api/v1/nodes"), resources)
-    every = list(_pods(kubectl.items("/api/v1/pods", _UNFINISHED)))
+    nodes = _nodes(kubectl.items("/api/v1/nodes"), frozenset(names.values()))
+    every = [(decoded(raw, _Pod), raw) for raw in kubectl.items("/api/v1/pods", _UNFINISHED)]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]
@@ -116,8 +116,7 @@ def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
 # --- Nodes ------------------------------------------------------------------------------------------------------------
 
 
-def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[NodeSeen]:
-    names = {resource.kind: resource.name for resource in resources}
+def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[NodeSeen]:
     found = []
     for raw in raw_nodes:
         node = decoded(raw, Node)
@@ -131,9 +130,9 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> l
                 annotated=bool(our_annotations(node.annotations) or our_labels(node.labels)),
                 problem=gpus.problem,
                 gpus=gpus,
-                capacity={name: capacity[name] for name in names.values() if name in capacity},
-                allocatable={name: allocatable[name] for name in names.values() if name in allocatable},
-                others=sightings((), (), allocatable, frozenset(names.values())),
+                capacity={name: amount for name, amount in capacity.items() if name in names},
+                allocatable={name: amount for name, amount in allocatable.items() if name in names},
+                others=sightings((), (), allocatable, names),
             )
         )
     return found
@@ -163,6 +162,7 @@ class _Container(Shape):
 class _Spec(Shape):
     node_name: str = ""
     scheduler_name: str = "default-scheduler"
+    runtime_class_name: str = ""
     containers: list[_Container] = msgspec.field(default_factory=list)
     init_containers: list[_Container] | None = None
 
@@ -232,11 +232,6 @@ class _Pod(Shape):
         return next((one for one in self.status.conditions or () if one.type == kind), Condition())
 
 
-def _pods(raw_pods: Iterable[msgspec.Raw]) -> Iterator[tuple[_Pod, msgspec.Raw]]:
-    for raw in raw_pods:
-        yield decoded(raw, _Pod), raw
-
-
 def _asks(pod: _Pod, resources: Iterable[Resource]) -> bool:
     names = {resource.name for resource in resources}
     return any(each.resources and names & (each.resources.limits or {}).keys() for each in pod.containers)
@@ -257,15 +252,15 @@ def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[
 def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
     """Return whether a scheduler wrote on a pod where it is to be.
 
-    The agent writes the same on pods of which it was not told, so that who wrote it decides.
+    The agent writes the same on pods without a promise, so that the writer decides.
     """
     try:
-        told = bool(promises(read, resources))
+        promised = bool(promises(read, resources))
     except MalformedAnnotationError:
-        told = True  # somebody promised something
+        promised = True  # a scheduler promised something
     mark = f'"f:{ASSUME_TIME}"'.encode()
     by_agent = any(one.manager == _WRITER and mark in bytes(one.fields_v1) for one in pod.metadata.managed_fields or ())
-    return told and not by_agent
+    return promised and not by_agent
 
 
 def _meddles(pod: _Pod) -> bool:
@@ -324,12 +319,8 @@ def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
 # --- What else was installed ------------------------------------------------------------------------------------------
 
 
-class _RuntimeClassName(Shape):
-    runtime_class_name: str = ""
-
-
 class _Template(Shape):
-    spec: _RuntimeClassName
+    spec: _Spec
 
 
 class _SetSpec(Shape):

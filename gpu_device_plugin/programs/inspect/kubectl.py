@@ -15,14 +15,14 @@ from gpu_device_plugin.cluster.api import Page
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 _PAGE = 500
 """As many as kubectl itself asks for at a time."""
 
 
 class ClusterUnreadableError(Exception):
-    """The cluster could not be read. The message is for whoever called the program, and says what to do."""
+    """The cluster could not be read. The message is for the user, and says what to do."""
 
 
 class Kubectl:
@@ -37,7 +37,7 @@ class Kubectl:
         Args:
             flags: which cluster is meant.
             program: what is called.
-            answer_within_s: for what we can go on without; by then whoever had to log in has done so.
+            answer_within_s: for reads that we can go on without; a user who had to log in has done so by then.
         """
         self._flags = tuple(flags)
         self._program = program
@@ -50,7 +50,7 @@ class Kubectl:
             ClusterUnreadableError: there is no kubectl.
         """
         words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        # It fails where there is no kubeconfig, as in a pod, and then its complaint helps nobody.
+        # It fails where there is no kubeconfig, as in a pod, and then its complaint is of no use.
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
@@ -62,7 +62,7 @@ class Kubectl:
         """
         done = self._run("get", "--raw", path)
         if done.returncode:
-            raise ClusterUnreadableError(f"kubectl could not read {path} ({_ending(done.returncode)})")
+            raise ClusterUnreadableError(f"kubectl could not read {path} ({_why(done)})")
         return msgspec.Raw(done.stdout)
 
     def items(self, path: str, fields: Sequence[str] = (), *, aside: bool = False) -> list[msgspec.Raw]:
@@ -77,18 +77,20 @@ class Kubectl:
             ClusterUnreadableError: they cannot be read; with `aside` the message is what kubectl said.
         """
         query = {"fieldSelector": ",".join(fields)} if fields else {}
-        begun = False
+        found: list[msgspec.Raw] = []
+        following: dict[str, str] = {}
         try:
-            found: list[msgspec.Raw] = []
-            for page in self._pages(path, query, aside=aside):
-                begun = True
-                found += page
+            while True:
+                page = self._page(path, {**query, "limit": _PAGE, **following}, aside=aside)
+                found += page.items or []
+                if not page.metadata.continue_:
+                    return found
+                following = {"continue": page.metadata.continue_}
         except ClusterUnreadableError:
-            if not begun:
+            if not following:
                 raise
             # The API server keeps a list for some minutes. Who reads more slowly has to take it in one piece.
             return self._page(path, query, aside=aside).items or []
-        return found
 
     def raw(self, path: str) -> bytes:
         """Return what the API server answers, for what may be missing or forbidden.
@@ -98,40 +100,30 @@ class Kubectl:
         """
         done = self._run("get", "--raw", path, stderr=subprocess.PIPE, within_s=self._answer_within_s)
         if done.returncode:
-            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
+            raise ClusterUnreadableError(f"{path}: {_why(done)}")
         return done.stdout
 
     def patch(self, resource: str, name: str, patch: object, *, subresource: str = "") -> None:
         """Change an object of the cluster by a merge patch.
 
         Raises:
-            ClusterUnreadableError: it was not changed, or nobody knows; the message is what kubectl said.
+            ClusterUnreadableError: it was not changed, or that is not known; the message is what kubectl said.
         """
         beneath = [f"--subresource={subresource}"] if subresource else []
         written = msgspec.json.encode(patch).decode()
         words = ["patch", resource, name, *beneath, "--type=merge", "-p", written]
         done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
         if done.returncode:
-            raise ClusterUnreadableError(f"{resource} {name}: {_last_line(done.stderr) or _ending(done.returncode)}")
-
-    def _pages(self, path: str, query: Mapping[str, str], *, aside: bool) -> Iterator[list[msgspec.Raw]]:
-        following = ""
-        while True:
-            more = {"continue": following} if following else {}
-            page = self._page(path, {**query, "limit": _PAGE, **more}, aside=aside)
-            yield page.items or []
-            following = page.metadata.continue_
-            if not following:
-                return
+            raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")
 
     def _page(self, path: str, query: Mapping[str, object], *, aside: bool) -> Page:
         address = f"{path}?{urlencode(query)}" if query else path
         done = self._run("get", "--raw", address, stderr=subprocess.PIPE if aside else None)
         if done.returncode and aside:
-            raise ClusterUnreadableError(f"{path}: {_last_line(done.stderr) or _ending(done.returncode)}")
+            raise ClusterUnreadableError(f"{path}: {_why(done)}")
         if done.returncode:
             raise ClusterUnreadableError(
-                f"kubectl could not read {path} ({_ending(done.returncode)}); what it said stands above. See whether "
+                f"kubectl could not read {path} ({_why(done)}); what it said stands above. See whether "
                 f"kubectl get {path.rpartition('/')[2]} works with the same flags"
             )
         try:
@@ -173,10 +165,9 @@ def unread(why: str) -> Unknown:
     )
 
 
-def _last_line(said: bytes) -> str:
-    lines = said.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else ""
-
-
-def _ending(code: int) -> str:
+def _why(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return the last line that kubectl said on stderr, where that was read; else how it ended."""
+    if lines := (done.stderr or b"").decode(errors="replace").strip().splitlines():
+        return lines[-1]
+    code = done.returncode
     return f"exit code {code}" if code > 0 else f"ended by {signal.Signals(-code).name}"

@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import ObjectMeta, Page, UnreadableObjectError
 from gpu_device_plugin.cluster.quantity import whole_quantity
+from gpu_device_plugin.core.telling.nodechecks import Taint  # noqa: TC001 - msgspec reads the annotation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 
 class Shape(msgspec.Struct, rename="camel", gc=False):
-    """What every one of them is."""
+    """The base of them all: fields are in camel case, and unknown ones are passed over."""
 
 
 class Named(Shape):
@@ -37,20 +38,14 @@ class Condition(Shape):
 
 
 class Resources(Shape):
-    """What a container asks for."""
+    """The limits and requests of a container."""
 
     limits: dict[str, Any] | None = None
     requests: dict[str, Any] | None = None
 
 
-class _Taint(Shape):
-    key: str = ""
-    value: str | None = None
-    effect: str = ""
-
-
 class _NodeSpec(Shape):
-    taints: list[_Taint] | None = None
+    taints: tuple[Taint, ...] = ()
 
 
 class _NodeStatus(Shape):

@@ -46,13 +46,13 @@ _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed
 """Of all pods only those that may have something of a GPU."""
 
 _REALLY = "really"
-"""What a person has to write to end sharing where it goes on."""
+"""The word that a user has to write to end sharing where it goes on."""
 
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
-"""What kubectl takes before the name of a pod."""
+"""The words that kubectl takes before the name of a pod."""
 
 _TOLD = 10
-"""So many nodes are told one by one where nobody asks for all."""
+"""So many nodes are explained one by one without --all-nodes."""
 
 _RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
 
@@ -65,13 +65,13 @@ _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "matc
 
 
 def main(
-    argv: Sequence[str] | None = None,
+    argv: Sequence[str],
     *,
     prog: str = "kubectl inspect gpushare",
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Do what `argv` asks for, the process's own by default.
+    """Do what `argv` asks for.
 
     Args:
         argv: without the name of the program.
@@ -80,13 +80,13 @@ def main(
         environ: where settings may stand.
 
     Returns:
-        0 if it is told; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
+        0 if it is shown; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
         doctor those of `EXIT_CODES`.
     """
 
     def run() -> int:
         try:
-            arguments = parse(prog, sys.argv[1:] if argv is None else argv)
+            arguments = parse(prog, argv)
             resources = _resources(arguments, environ)
             told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
             for line in told:
@@ -164,12 +164,13 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
     lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
     unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
-    if found is None:
-        waits = [f"{namespace}/{pod.name} waits for {describe(asked, resources, ())}."] if asked else []
-        return [*waits, *lines, *unknown], OK
-    _warn(found)
+    if found is not None:
+        _warn(found)
     if asked is None:
         return [*lines, *unknown], OK
+    waits = f"{namespace}/{pod.name} waits for {describe(asked, resources, () if found is None else found.nodes)}."
+    if found is None:
+        return [waits, *lines, *unknown], OK
     around = surroundings(raw_nodes or ())
     kept_away = {
         node.name: Kept(
@@ -185,13 +186,8 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
             f"Nodes that do not say which GPU they prefer are taken to have the policy {policy.name}: {policy.assumed}."
         )
     most = len(found.nodes) if arguments.all_nodes else _TOLD
-    answer = [
-        f"{namespace}/{pod.name} waits for {describe(asked, resources, found.nodes)}.",
-        *lines,
-        *unknown,
-        *explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most),
-    ]
-    return answer, OK
+    why = explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most)
+    return [waits, *lines, *unknown, *why], OK
 
 
 def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
@@ -199,7 +195,7 @@ def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str
     try:
         return kubectl.items(path, fields, aside=True)
     except ClusterUnreadableError as error:
-        missing.append(unread(str(error)).why)
+        missing.append(unread(str(error)).found)
         return None
 
 
@@ -389,7 +385,3 @@ def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Seq
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}
     return Sources(ResourceSettings, flags_in(arguments, knobs), named).read().offered
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,15 +9,10 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
-from gpu_device_plugin.core.contract.keys import (
-    NODE_LABELS,
-    READ_ON_NODES,
-    READ_ON_PODS,
-    WISHES,
-)
+from gpu_device_plugin.core.contract.keys import NODE_LABELS, READ_ON_NODES, READ_ON_PODS, WISHES
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Taint, Terms, Toleration
+from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.inspect.objects import Condition, Named, Node, Resources, Shape, decoded
@@ -32,23 +27,23 @@ if TYPE_CHECKING:
 
 _CHOICES = tuple(sorted(WISHES))
 _EVENTS = 3
-"""So many Events of a pod are told."""
+"""So many Events of a pod are shown."""
 _LONGEST_EVENT = 500
 """Characters; the API takes 1,024."""
 _MOST_MISSPELT = 5
-"""So many annotations that mean nothing are told one by one."""
+"""So many annotations that mean nothing are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What was read."""
+    """The nodes that were read, and the objects that could not be."""
 
     nodes: tuple[NodeView, ...]
     """Those that share GPUs, or claim to, by name."""
     names: frozenset[str]
     """Of all nodes."""
     warnings: tuple[str, ...] = ()
-    """What could not be read, one sentence each."""
+    """One sentence for each object that could not be read."""
 
 
 def cluster(
@@ -108,13 +103,6 @@ def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
 # --- For one pod ------------------------------------------------------------------------------------------------------
 
 
-class _Toleration(Shape):
-    key: str | None = None
-    operator: str | None = None
-    value: str | None = None
-    effect: str | None = None
-
-
 class _Gate(Shape):
     name: str = ""
 
@@ -123,15 +111,9 @@ class _Container(Shape):
     resources: Resources = msgspec.field(default_factory=Resources)
 
 
-class _Requirement(Shape):
-    key: str = ""
-    operator: str = ""
-    values: list[str] | None = None
-
-
 class _Alternative(Shape):
-    match_expressions: list[_Requirement] | None = None
-    match_fields: list[_Requirement] | None = None
+    match_expressions: tuple[Requirement, ...] = ()
+    match_fields: tuple[Requirement, ...] = ()
 
 
 class _NodeSelector(Shape):
@@ -151,7 +133,7 @@ class _PodSpec(Shape):
     init_containers: list[_Container] | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[_Gate] | None = None
-    tolerations: list[_Toleration] | None = None
+    tolerations: tuple[Toleration, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
 
@@ -185,14 +167,7 @@ def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, 
         condition_reason=refused.reason or "",
         condition=refused.message or "",
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
-        terms=Terms(
-            tuple(
-                Toleration(one.key or "", one.operator or "Equal", one.value or "", one.effect or "")
-                for one in spec.tolerations or ()
-            ),
-            spec.node_selector or {},
-            _alternatives(spec.affinity),
-        ),
+        terms=Terms(spec.tolerations, spec.node_selector or {}, _alternatives(spec.affinity)),
         ignored=(*ignored, *_misspelt(more.metadata)),
         limits=tuple(
             name
@@ -239,14 +214,7 @@ def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
     required = affinity.node_affinity.required if affinity is not None and affinity.node_affinity is not None else None
     if required is None:
         return None
-    return tuple(
-        Alternative(_requirements(each.match_expressions), _requirements(each.match_fields))
-        for each in required.node_selector_terms or ()
-    )
-
-
-def _requirements(said: Iterable[_Requirement] | None) -> tuple[Requirement, ...]:
-    return tuple(Requirement(each.key, each.operator, tuple(each.values or ())) for each in said or ())
+    return tuple(Alternative(each.match_expressions, each.match_fields) for each in required.node_selector_terms or ())
 
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
@@ -269,6 +237,5 @@ def surroundings(raw_nodes: Iterable[msgspec.Raw]) -> dict[str, Surroundings]:
             node = decoded(raw, Node)
         except UnreadableObjectError:
             continue  # `cluster` warns of it, which needs more of a node
-        taints = tuple(Taint(one.key, one.value or "", one.effect) for one in node.spec.taints or ())
-        found[node.metadata.name] = Surroundings(taints, node.labels)
+        found[node.metadata.name] = Surroundings(node.spec.taints, node.labels)
     return found

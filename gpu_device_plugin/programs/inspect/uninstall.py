@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers
+from gpu_device_plugin.core.contract.cleanup import leftovers
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
 from gpu_device_plugin.programs.inspect.objects import Named, Node, Shape, decoded, items
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     import msgspec
 
@@ -53,41 +53,36 @@ def uninstall(
         ClusterUnreadableError: it cannot be read where agents run.
     """
     agents = _agents(kubectl)
-    told: list[str] = []
+    lines: list[str] = []
     well = True
-    for left in filter(None, _read(raw_nodes, resources)):
+    names = [resource.name for resource in resources]
+    for raw in raw_nodes:
+        node = decoded(raw, Node)
+        left = leftovers(node.metadata.name, node.labels, node.annotations, node.capacity, names)
+        if not left:
+            continue
         if left.labelled and not labelled_too:
-            told.append(
+            lines.append(
                 f"{left.node}: left alone, it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
                 f"kubectl label node {left.node} {SWITCH_LABEL}-"
             )
         elif left.node in agents and not left.labelled:
-            told.append(f"{left.node}: left alone, the agent {agents[left.node]} runs there; end that first")
+            lines.append(f"{left.node}: left alone, the agent {agents[left.node]} runs there; end that first")
         elif dry_run:
-            told.append(f"{left.node}: would remove {left}")
+            lines.append(f"{left.node}: would remove {left}")
         else:
             try:
-                _remove(kubectl, left)
+                if left.metadata_patch:
+                    kubectl.patch("node", left.node, left.metadata_patch)
+                if left.status_patch:
+                    kubectl.patch("node", left.node, left.status_patch, subresource="status")
             except ClusterUnreadableError as error:
                 well = False
-                told.append(f"{left.node}: not all was removed: {error}")
+                lines.append(f"{left.node}: not all was removed: {error}")
                 continue
             again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
-            told.append(f"{left.node}: removed {left}{again}")
-    return told or ["Nothing is left to be removed."], well
-
-
-def _remove(kubectl: Kubectl, left: Leftovers) -> None:
-    if left.metadata_patch:
-        kubectl.patch("node", left.node, left.metadata_patch)
-    if left.status_patch:
-        kubectl.patch("node", left.node, left.status_patch, subresource="status")
-
-
-def _read(raw_nodes: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> Iterator[Leftovers | None]:
-    names = [resource.name for resource in resources]
-    for node in (decoded(raw, Node) for raw in raw_nodes):
-        yield leftovers(node.metadata.name, node.labels, node.annotations, node.capacity, names)
+            lines.append(f"{left.node}: removed {left}{again}")
+    return lines or ["Nothing is left to be removed."], well
 
 
 def _agents(kubectl: Kubectl) -> dict[str, str]:

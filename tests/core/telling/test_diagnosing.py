@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gpu_device_plugin.core.telling.diagnosing import (
@@ -15,14 +17,14 @@ from gpu_device_plugin.core.telling.diagnosing import (
     lines,
     note,
     ok,
-    unknown,
+    report,
     warning,
     worst,
 )
 
 CHECKS = {
     "driver": lambda healthy: [ok("580.95")] if healthy else [error("no driver", "install one")],
-    "fast GPUs": lambda _: [note("8 of them"), unknown(Unknown("no PCI", "look there"))],
+    "fast GPUs": lambda _: [note("8 of them"), Unknown("no PCI", "look there")],
     "nothing": lambda _: [],
 }
 
@@ -61,6 +63,9 @@ def test_machines_read_the_same() -> None:
             {"check": "fast GPUs", "severity": "unknown", "found": "no PCI", "advice": "look there"},
         ],
     }
+    findings = examine(CHECKS, True)
+    assert json.loads("".join(report(findings, as_json=True))) == document(findings)
+    assert report(findings, as_json=False) == lines(findings)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +74,8 @@ def test_machines_read_the_same() -> None:
         ([], "ok", 0),
         ([ok("a")], "ok", 0),
         ([note("a"), ok("b")], "note", 0),
-        ([unknown(Unknown("a")), note("b")], "unknown", 0),
-        ([warning("a", "b"), unknown(Unknown("c"))], "warning", 3),
+        ([Unknown("a"), note("b")], "unknown", 0),
+        ([warning("a", "b"), Unknown("c")], "warning", 3),
         ([ok("a"), error("b", "c"), warning("d", "e")], "error", 4),
     ],
 )

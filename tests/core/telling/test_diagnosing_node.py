@@ -12,7 +12,7 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, examine, worst
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, ApiSeen, NodeSymptoms, Runtime
+from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, ApiSeen, NodeSymptoms, Profiles, Runtime
 from gpu_device_plugin.core.telling.nodeamounts import set_count
 from tests.names import COUNT, MEM
 from tests.resources import RESOURCES
@@ -349,17 +349,19 @@ def test_the_settings_are_those_of_the_profile_that_the_label_names(
     label: str | None, last: str | None, told: str
 ) -> None:
     labels = {} if label is None else {"gpu-device-plugin/config": label}
-    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big", "small"), "profile": last}
-    assert of("settings", api=api(labels=labels), **seen) == [told]
+    profiles = Profiles("/etc/gpushare", ("big", "small"), last)
+    assert of("settings", api=api(labels=labels), profiles=profiles) == [told]
 
 
 @pytest.mark.parametrize("unseen", [Unknown("no service account"), api(problem="refused"), api(node_problem="404")])
 def test_where_the_label_is_not_to_be_seen_the_agents_last_profile_tells(unseen: ApiSeen | Unknown) -> None:
-    seen: dict[str, Any] = {"settings_in": "/etc/gpushare", "profiles": ("big",)}
-    assert of("settings", api=unseen, profile="big", **seen) == ["ok: those of /etc/gpushare/big.yaml"]
-    assert of("settings", api=unseen) == []
-    assert of("settings", api=unseen, settings_in="/etc/gpushare") == ["ok: those of /etc/gpushare/default.yaml"]
-    assert of("settings", api=unseen, **seen) == [
+    def told(*profiles: Any) -> list[str]:
+        return of("settings", api=unseen, profiles=Profiles(*profiles))
+
+    assert told("/etc/gpushare", ("big",), "big") == ["ok: those of /etc/gpushare/big.yaml"]
+    assert told() == []
+    assert told("/etc/gpushare") == ["ok: those of /etc/gpushare/default.yaml"]
+    assert told("/etc/gpushare", ("big",)) == [
         "unknown: which profile this node has: its label gpu-device-plugin/config is not to be seen from here"
     ]
 
@@ -375,11 +377,11 @@ def test_where_the_label_is_not_to_be_seen_the_agents_last_profile_tells(unseen:
     ],
 )
 def test_a_file_that_cannot_be_used_matters_to_the_nodes_that_have_it(label: str, told: str) -> None:
-    seen: dict[str, Any] = {"profiles": ("big", "small"), "settings_problems": {"": "line 1", "big": "line 2"}}
-    (found,) = of("settings", api=api(labels={"gpu-device-plugin/config": label}), settings_in="/etc/gpushare", **seen)
+    profiles = Profiles("/etc/gpushare", ("big", "small"), problems={"": "line 1", "big": "line 2"})
+    (found,) = of("settings", api=api(labels={"gpu-device-plugin/config": label}), profiles=profiles)
     assert found.startswith(told)
     advice = "correct it; until then a running agent keeps its settings, and one that starts shares no GPUs"
-    assert of("settings", settings_problems={"": "line 1"}) == [f"error: line 1 -> {advice}"]
+    assert of("settings", profiles=Profiles(problems={"": "line 1"})) == [f"error: line 1 -> {advice}"]
 
 
 def test_what_its_readiness_lacks_is_told() -> None:

@@ -22,7 +22,8 @@ import pytest
 from gpu_device_plugin.programs.demo.program import Stage, frame, play
 from gpu_device_plugin.programs.demo.report import Look
 from gpu_device_plugin.programs.demo.scenes import SCENES, Shown
-from gpu_device_plugin.programs.demo.world import AgentGoneError
+from gpu_device_plugin.programs.demo.world import DemoError
+from tests.nodes import node
 from tests.patience import stretched
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:
         await story.expect("The moon comes down.", lambda: False)
 
     scenes = {"Begin": SCENES_START, "Wait": wait}
-    with pytest.raises(AgentGoneError, match="systemctl daemon-reload"):
+    with pytest.raises(DemoError, match="systemctl daemon-reload"):
         await play(str(file), Stage(io.StringIO(), live=False, colour=False), scenes)
 
 
@@ -258,11 +259,11 @@ async def test_colour_is_left_out_where_it_is_not_wanted() -> None:
 def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
     shown = Shown(
         "A scene",
+        node(),
         caption="What happens.",
         quotes=[("somebody", "what he says")],
         checks=[("It is so.", True), ("It is not so.", False)],
         allocatable="gpu-mem 1 of 2",
-        share_mib=1024,
     )
     assert not shown.as_told
     assert frame("3/9", shown, Look(width=20, full="#", empty=".")) == [
@@ -281,11 +282,11 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
 
 
 def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
-    shown = Shown("A scene", caption="Left out: for a reason.", left_out=True)
+    shown = Shown("A scene", node(), caption="Left out: for a reason.", left_out=True)
     assert shown.as_told
     assert frame("3/9", shown, Look(width=40))[1:] == ["Left out: for a reason."]
 
 
 def test_an_amount_stays_on_one_line() -> None:
-    shown = Shown("A scene", caption="There are 10 GiB free.", left_out=True)
+    shown = Shown("A scene", node(), caption="There are 10 GiB free.", left_out=True)
     assert frame("3/9", shown, Look(width=13))[1:] == ["There are", "10 GiB free."]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,48 +11,61 @@ from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
-from gpu_device_plugin.programs.demo.report import GpuRow, Holder, Look, Tone, rows, table
+from gpu_device_plugin.programs.demo.report import Look, Tone, table
 from tests.nodes import ids, node, uuid
 
 
-def holder(name: str, position: int, *numbers: int) -> Holder:
-    """Shares of one GPU, or the whole of it where no numbers are given."""
-    return Holder(name, frozenset(ids(position, numbers) or [uuid(position)]))
+def one_gpu(
+    product: str = "Tesla T4", memory_mib: int = 4096, share_mib: int = 1024, used: int = 0, why: str = ""
+) -> Node:
+    """A node of one GPU, of whose memory 449 MiB are kept back where they are no whole share."""
+    there = Shares(share_mib, memory_mib % share_mib and 449).with_inventory(
+        Inventory((Gpu(uuid(0), 0, product, memory_mib),))
+    )
+    return Node(there, Ledger().seen(ids(0, range(used))), {uuid(0): why} if why else {})
 
 
-def row(used: int = 0, shares: int = 4, **other: object) -> GpuRow:
-    given_ = {"position": 0, "uuid": uuid(0), "model": "Tesla T4", "memory_mib": 4096, "shares": shares}
-    return GpuRow(**{**given_, "used": used, "whole": False, "unhealthy": None, **other})  # type: ignore[arg-type]
+def held(**amounts: int) -> dict[str, frozenset[str]]:
+    """So many shares of GPU 0 for each of these, one after the other."""
+    numbers = iter(range(sum(amounts.values())))
+    return {name: frozenset(ids(0, [next(numbers) for _ in range(amount)])) for name, amount in amounts.items()}
+
+
+def names_in(lines: list[str]) -> list[str]:
+    """What stands behind the health of one GPU."""
+    return [lines[1].split("healthy  ")[1], *(line.strip() for line in lines[2:])]
 
 
 def bar(used: int, shares: int, *beside: int) -> str:
     """The bar of a GPU of 1 GiB shares in a table with others of these sizes."""
-    lines = table([row(used, shares), *(row(0, other) for other in beside)], 1024, Look(full="#", empty="."))
+    lines = table(node(shares, *beside, used={0: range(used)}), {}, Look(full="#", empty="."))
     return "".join(char for char in lines[1].split("GiB")[1].split("healthy")[0] if char in "#.")
 
 
 def test_a_row_says_what_is_used_of_a_gpu_and_by_whom() -> None:
     """GPU 0 has 4 shares: two of pod a, one of pod b, one in use by nobody known. GPU 1 is held whole by c."""
     there = node(4, 2, used={0: [0, 1, 2, 3]}, whole=[1], unhealthy={1: "too hot"})
-    held = [holder("a", 0, 0, 1), holder("b", 0, 2), holder("c", 1)]
-    assert rows(there, held) == (
-        GpuRow(
-            0, uuid(0), "Tesla T4", 4096, shares=4, used=4, whole=False, unhealthy=None, holders=(("a", 2), ("b", 1))
-        ),
-        GpuRow(1, uuid(1), "Tesla T4", 2048, shares=2, used=2, whole=True, unhealthy="too hot", holders=(("c", 2),)),
-    )
+    pods = {"a": frozenset(ids(0, [0, 1])), "b": frozenset(ids(0, [2])), "c": frozenset([uuid(1)])}
+    assert table(there, pods, Look()) == [
+        "GPU  MODEL      MEMORY  SHARES         HEALTH     HELD BY",
+        "  0  Tesla T4  4.0 GiB  ████      4/4  healthy    a: 2 GiB",
+        "                                                  b: 1 GiB",
+        "  1  Tesla T4  2.0 GiB  ██      whole  unhealthy  c",
+        "     too hot",
+    ]
 
 
 def test_a_holder_of_two_gpus_is_named_on_both() -> None:
-    both = Holder("train", frozenset({*ids(0, [0]), *ids(1, [0, 1])}))
-    there = node(2, 2, used={0: [0], 1: [0, 1]})
-    assert [each.holders for each in rows(there, [both])] == [(("train", 1),), (("train", 2),)]
+    both = {"train": frozenset({*ids(0, [0]), *ids(1, [0, 1])})}
+    lines = table(node(2, 2, used={0: [0], 1: [0, 1]}), both, Look())
+    assert [line.split("healthy  ")[1] for line in lines[1:]] == ["train: 1 GiB", "train: 2 GiB"]
 
 
 def test_a_node_is_drawn_as_a_table() -> None:
     there = node(7, 14, 14, used={0: range(7), 2: range(9)}, whole=[1], unhealthy={2: "XID 48; reset it"})
-    held = [*(holder(f"web-{n + 1}", 0, n) for n in range(7)), holder("train", 1), holder("note", 2, *range(9))]
-    assert table(rows(there, held), there.shares.share_mib) == [
+    web = {f"web-{n + 1}": frozenset(ids(0, [n])) for n in range(7)}
+    pods = {**web, "train": frozenset([uuid(1)]), "note": frozenset(ids(2, range(9)))}
+    assert table(there, pods, Look()) == [
         "GPU  MODEL       MEMORY  SHARES                 HEALTH     HELD BY",
         "  0  Tesla T4   7.0 GiB  ███████           7/7  healthy    web-1..7: 1 GiB each",
         "  1  Tesla T4  14.0 GiB  ██████████████  whole  healthy    train",
@@ -60,28 +75,28 @@ def test_a_node_is_drawn_as_a_table() -> None:
 
 
 def test_a_node_without_gpus_is_a_heading() -> None:
-    assert table([], 1024) == ["GPU  MODEL  MEMORY  SHARES    HEALTH  HELD BY"]
+    assert table(node(), {}, Look()) == ["GPU  MODEL  MEMORY  SHARES    HEALTH  HELD BY"]
 
 
 def test_a_gpu_that_nobody_uses_has_nothing_behind_its_health() -> None:
-    assert table([row()], 1024, Look(full="#", empty="."))[1] == "  0  Tesla T4  4.0 GiB  ....    0/4  healthy"
+    assert table(node(4), {}, Look(full="#", empty="."))[1] == "  0  Tesla T4  4.0 GiB  ....    0/4  healthy"
 
 
 def test_shares_smaller_than_a_gib_are_told_as_what_they_are() -> None:
     """Three shares of 256 MiB are 768 MiB."""
-    assert table([row(3, holders=(("a", 3),))], 256)[1].endswith("a: 768 MiB")
+    assert table(one_gpu(share_mib=256, used=3), held(a=3), Look())[1].endswith("a: 768 MiB")
 
 
 def test_holders_of_one_size_stand_together_the_largest_first() -> None:
-    lines = table([row(9, 14, holders=(("b", 1), ("a", 3), ("d", 1), ("c", 4)))], 1024)
-    texts = [lines[1].split("healthy  ")[1], *(line.strip() for line in lines[2:])]
-    assert texts == ["c: 4 GiB", "a: 3 GiB", "b, d: 1 GiB each"]
+    lines = table(node(14, used={0: range(9)}), held(b=1, a=3, d=1, c=4), Look())
+    assert names_in(lines) == ["c: 4 GiB", "a: 3 GiB", "b, d: 1 GiB each"]
 
 
 def test_names_that_count_up_are_shortened_from_three_on() -> None:
     def named(*names: str) -> str:
-        held = tuple((name, 1) for name in names)
-        return table([row(4, holders=held)], 1024, Look(width=200))[1].split("healthy  ")[1]
+        pods = held(**dict.fromkeys(names, 1))
+        (text,) = names_in(table(node(4, used={0: range(4)}), pods, Look(width=200)))
+        return text
 
     assert named("web-0", "web-1") == "web-0, web-1: 1 GiB each"
     assert named("web-0", "web-1", "web-2", "db-3") == "web-0..2, db-3: 1 GiB each"
@@ -91,7 +106,7 @@ def test_names_that_count_up_are_shortened_from_three_on() -> None:
 
 
 def test_a_name_that_is_a_very_long_number_is_left_as_it_is() -> None:
-    lines = table([row(1, holders=(("1" * 5000, 1),))], 1024, Look(width=6000))
+    lines = table(node(4, used={0: [0]}), held(**{"1" * 5000: 1}), Look(width=6000))
     assert ("1" * 5000 + ": 1 GiB") in lines[1]
 
 
@@ -114,47 +129,45 @@ def test_the_smallest_gpu_beside_a_large_one_still_has_a_bar() -> None:
 
 def test_a_bar_gives_way_to_the_names_of_the_holders() -> None:
     """With 14 cells for the bar, 12 columns of 80 would be left for names; with 6 it is the 20 that they shall have."""
-    gpus = [row(133, 139, model="NVIDIA H100 80GB HBM3", memory_mib=143771, unhealthy="lost", holders=(("a", 133),))]
-    assert table(gpus, 1024)[1] == "  0  H100 80GB HBM3  140.4 GiB  █████░  133/139  unhealthy  a: 133 GiB"
+    there = one_gpu("NVIDIA H100 80GB HBM3", 143771, used=133, why="lost")
+    assert (
+        table(there, held(a=133), Look())[1] == "  0  H100 80GB HBM3  140.4 GiB  █████░  133/139  unhealthy  a: 133 GiB"
+    )
 
 
 def test_a_long_model_is_cut_and_the_makers_name_left_out() -> None:
     def model(product: str) -> str:
-        return table([row(model=product)], 1024)[1].split("  4.0 GiB")[0].strip("0 ")
+        return table(one_gpu(product), {}, Look())[1].split("  4.0 GiB")[0].strip("0 ")
 
     assert model("NVIDIA A100-SXM4-80GB") == "A100-SXM4-80GB"
     assert model("Quadro RTX 6000 with Max-Q Design") == "Quadro RTX 6000 .."
 
 
 def test_a_reason_is_wrapped_below_its_gpu() -> None:
-    lines = table([row(unhealthy="the driver asks for a reset of the GPU and has asked before")], 1024, Look(width=40))
+    why = "the driver asks for a reset of the GPU and has asked before"
+    lines = table(node(4, unhealthy={0: why}), {}, Look(width=40))
     assert lines[2:] == ["     the driver asks for a reset of the", "     GPU and has asked before"]
 
 
 def test_what_is_painted_keeps_its_place() -> None:
     """Without the paint the lines are the same."""
-    gpus = [row(2, holders=(("a", 2),)), row(whole=True, used=4), row(unhealthy="broken")]
-    seen: set[Tone] = set()
-
-    def paint(text: str, tone: Tone) -> str:
-        seen.add(tone)
-        return f"<{text}>"
-
-    painted = table(gpus, 1024, Look(paint=paint))
-    assert [line.replace("<", "").replace(">", "").rstrip() for line in painted] == table(gpus, 1024)
-    assert seen == {Tone.PLAIN, Tone.HEADING, Tone.GOOD, Tone.SHARED, Tone.WHOLE, Tone.BAD}
+    there = node(4, 4, 4, 4, used={0: [0, 1]}, whole=[1], unhealthy={2: "broken"})
+    plain, painted = table(there, held(a=2), Look()), table(there, held(a=2), Look(colour=True))
+    assert [re.sub(r"\x1b\[[0-9]*m", "", line).rstrip() for line in painted] == plain
+    begun = {found for line in painted for found in re.findall(r"\x1b\[[0-9]+m", line)}
+    assert begun == {*Tone, "\x1b[0m"} - {Tone.PLAIN}
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300), st.booleans()), max_size=8),
-    st.lists(st.text("abc-1 ", min_size=1, max_size=30), max_size=5),
+    st.lists(st.text("abc-1 ", min_size=1, max_size=30), max_size=5, unique=True),
 )
 def test_no_line_is_longer_than_the_table_is_wide(sizes: list[tuple[int, int, bool]], names: list[str]) -> None:
     """80 columns suffice for every node of up to 300 shares a GPU."""
     gpus = tuple(Gpu(uuid(n), n, "NVIDIA H100 80GB HBM3 and more", size * 1024) for n, (size, _, _) in enumerate(sizes))
     shares = Shares(1024).with_inventory(Inventory(gpus))
-    held = [share_id(uuid(n), i) for n, (size, used, _) in enumerate(sizes) for i in range(min(used, size))]
+    used_ids = [share_id(uuid(n), i) for n, (size, used, _) in enumerate(sizes) for i in range(min(used, size))]
     failed = {uuid(n): "for some reason or other " * 5 for n, (_, _, failed) in enumerate(sizes) if failed}
-    there = Node(shares, Ledger().seen(held), failed)
-    holders = [Holder(name, frozenset(held[n :: len(names)])) for n, name in enumerate(names)]
-    assert all(len(line) <= 80 for line in table(rows(there, holders), 1024))
+    there = Node(shares, Ledger().seen(used_ids), failed)
+    holders = {name: frozenset(used_ids[n :: len(names)]) for n, name in enumerate(names)}
+    assert all(len(line) <= 80 for line in table(there, holders, Look()))

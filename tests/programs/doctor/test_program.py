@@ -16,13 +16,12 @@ from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
-from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms
+from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
     RIGHTS,
     Deadlines,
     Place,
-    Profiles,
     _with_node,
     below,
     examined,
@@ -254,11 +253,11 @@ def test_what_is_found_is_printed_and_the_worst_is_the_exit_code(
     settings = NodeSettings(
         gpus="fake:1xT4", device_plugin_dir=tmp_path, pod_resources_socket=tmp_path / "no.sock", api="off"
     )
-    assert main(settings, NOWHERE, agents_running=0, as_json=False) == 4
+    assert main(settings, NOWHERE, agents_running=0, as_json=False, profiles=Profiles()) == 4
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "ok       driver             driver 580.65.06, 1 x Tesla T4 (invented)"
     assert "error    agent              no agent runs here" in printed
-    assert main(settings, NOWHERE, agents_running=0, as_json=True) == 4
+    assert main(settings, NOWHERE, agents_running=0, as_json=True, profiles=Profiles()) == 4
     assert json.loads(capsys.readouterr().out)["severity"] == "error"
 
 
@@ -266,7 +265,7 @@ def test_what_the_node_says_does_not_steer_the_doctors_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = NodeSettings(gpus="fake:1xT4", device_plugin_dir=tmp_path / "a\x9b2J\u2028b", api="off")
-    main(settings, NOWHERE, agents_running=0, as_json=False)
+    main(settings, NOWHERE, agents_running=0, as_json=False, profiles=Profiles())
     printed = capsys.readouterr().out
     assert r"a\x9b2J\u2028b is not a directory" in printed
     assert "\x9b" not in printed

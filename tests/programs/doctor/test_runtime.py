@@ -134,7 +134,7 @@ def test_the_version_of_the_toolkit_by_itself(tmp_path: Path, script: str, told:
     assert isinstance(toolkit(tmp_path, run=True), Unknown), "nobody may run it"
     program.chmod(0o755)
     found = toolkit(tmp_path, run=True)
-    assert told in (found.why if isinstance(found, Unknown) else found)
+    assert told in (found.found if isinstance(found, Unknown) else found)
 
 
 def test_control_groups_are_told_apart_by_what_is_mounted(tmp_path: Path) -> None:

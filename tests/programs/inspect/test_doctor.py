@@ -211,7 +211,7 @@ def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str)
     """In the words of a real API server."""
     seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
     assert isinstance(seen.daemonset, Unknown)
-    assert seen.daemonset.why == f"the right to {right} is missing"
+    assert seen.daemonset.found == f"the right to {right} is missing"
     assert seen.daemonset.advice.startswith("ask whoever administers the cluster for it; docs/doctor.md has")
 
 

@@ -790,7 +790,7 @@ def test_what_the_cluster_says_does_not_steer_the_terminal(world: World, capsys:
 
 # --- As a process -----------------------------------------------------------------------------------------------------
 
-INSPECT = [sys.executable, "-m", "gpu_device_plugin.programs.inspect.program"]
+INSPECT = [sys.executable, "-c", "import sys; from gpu_device_plugin import cli; sys.exit(cli.inspect_plugin())"]
 
 
 def environ(world: World, **more: str) -> dict[str, str]:
