@@ -186,7 +186,9 @@ class NodeAgent:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
                     tasks.create_task(self.cluster.node.follow(self._take_node), name="do as our node says")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
-                    tasks.create_task(self.reconciler.records.follow(self.cluster.learn), name="settle promises")
+                    tasks.create_task(
+                        self.reconciler.checkpoint_entries.follow(self.cluster.learn), name="settle promises"
+                    )
         finally:
             self._lock.release()
         raise AssertionError  # pragma: no cover (the tasks never return)

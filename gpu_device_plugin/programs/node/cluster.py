@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
-    from gpu_device_plugin.kubelet.checkpoint import Record
+    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -202,9 +202,9 @@ class NodeCluster:
             self._readiness = _Readiness.READY
             self._note()
 
-    def learn(self, records: Iterable[Record]) -> None:
+    def learn(self, entries: Iterable[Entry]) -> None:
         """Take over what the kubelet's checkpoint says of who has what, and settle the promises by it."""
-        self.waiting.learn(records)
+        self.waiting.learn(entries)
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
@@ -216,11 +216,11 @@ class NodeCluster:
         """Write on every pod that has all its devices that it has them, and which."""
         pods = self.followed.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
-        node, records, resources = self._state.node, self.waiting.records, self._settings.offered
+        node, served, resources = self._state.node, self.waiting.recorded, self._settings.offered
         sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
             asked = self._asked.pop(pod.uid, {})
-            if pod.ended or not (actual := assigned_shares(pod, records, node, resources)):
+            if pod.ended or not (actual := assigned_shares(pod, served, node, resources)):
                 continue
             now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
             if changes := assignment(pod, actual, resources, sizes, now_ns):

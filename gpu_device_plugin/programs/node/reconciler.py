@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
 
@@ -68,7 +68,7 @@ class Reconciler:
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
-        self.records: Latest[tuple[Record, ...]] = Latest(())
+        self.checkpoint_entries: Latest[tuple[Entry, ...]] = Latest(())
         """Those of the checkpoint that was read last; set with every reading."""
         self.rounds: Latest[int] = Latest(0)
         """How many rounds there were, whatever came of them."""
@@ -214,7 +214,7 @@ class Reconciler:
             ids -= self._state.node.ledger.holds.keys()
         self._state.see(ids, certain=True)
         self._look_beside(found)
-        self.records.set(found.records)
+        self.checkpoint_entries.set(found.entries)
 
     def _look_beside(self, found: Checkpoint) -> None:
         """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
