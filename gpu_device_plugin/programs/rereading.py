@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.settings.knobs import Settings, UsageError
 
 if TYPE_CHECKING:
@@ -52,9 +53,6 @@ class Rereading(Generic[S]):
         self.settle_s = 0.2
         """How long whoever writes a file may take to do so."""
 
-    def __repr__(self) -> str:
-        return f"<Rereading of {self._sources.config or 'no file'}>"
-
     def look(self, *, anyway: bool = False) -> None:
         """Look at the files now; where they differ from before, or `anyway`, have them taken over or refused."""
         try:
@@ -87,12 +85,8 @@ class Rereading(Generic[S]):
         with watching(self._folder, changed, CONTENTS):
             while True:
                 self.look()
-                try:
-                    async with asyncio.timeout(self.look_s):
-                        await changed.wait()
+                if await within(self.look_s, changed.wait()):
                     await asyncio.sleep(self.settle_s)
-                except TimeoutError:
-                    pass
                 changed.clear()
 
     async def beside(self, work: Coroutine[None, None, NoReturn]) -> NoReturn:

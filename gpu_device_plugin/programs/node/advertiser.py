@@ -38,9 +38,6 @@ class Advertiser:
             resource.kind: Latest(device_list(resource, ())) for resource in resources
         }
 
-    def __repr__(self) -> str:
-        return f"<Advertiser of {', '.join(resource.name for resource in self._resources)}>"
-
     def offers(self, kind: Kind) -> tuple[Offer, ...]:
         """Return what is shown of one resource."""
         return self._offers[kind]

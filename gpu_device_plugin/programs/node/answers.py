@@ -10,6 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
+from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
@@ -99,7 +100,7 @@ class NodeAnswers:
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
-        self._state.claim(ids, time.monotonic())
+        self._state.update(Ledger.granted, ids, time.monotonic())
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)

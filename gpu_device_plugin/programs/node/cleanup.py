@@ -41,9 +41,6 @@ class Cleanup:
         self._self = ourselves
         self._switched_on = False
 
-    def __repr__(self) -> str:
-        return f"<Cleanup of {self._self.name}, {'' if self._switched_on else 'never '}labelled>"
-
     def saw(self, labels: Mapping[str, str]) -> None:
         """Take note of the labels that our node has."""
         self._switched_on = self._switched_on or switched_on(labels)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
@@ -127,9 +128,6 @@ class NodeCluster:
         """What was last to be written on each pod, by UID, as long as it does not stand there."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
-    def __repr__(self) -> str:
-        return f"<NodeCluster of {self._settings.node_name}: {self.followed!r}>"
-
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
@@ -180,10 +178,7 @@ class NodeCluster:
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._looked.wait()
-        except TimeoutError:
+        if not await within(within_s, self._looked.wait()):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 

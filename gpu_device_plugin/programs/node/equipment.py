@@ -61,9 +61,6 @@ class Equipment:
         self.remarks: tuple[str, ...] = ()
         """What is to be known of this node beside its GPUs, as sentences."""
 
-    def __repr__(self) -> str:
-        return f"<Equipment of {self._hardware!r}>"
-
     @property
     def why_none(self) -> str:
         """Why no GPU is shared, where none is."""

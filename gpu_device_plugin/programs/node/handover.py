@@ -26,9 +26,6 @@ class Handover:
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
 
-    def __repr__(self) -> str:
-        return f"<Handover {self._share_size!r}, {self._ended_pods!r}>"
-
     def share_mib(self) -> int:
         """Return the share size to begin with, in MiB: the one in use as long as a container holds shares of it."""
         ended = (self._ended_pods.read() or "").split()

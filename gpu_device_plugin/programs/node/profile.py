@@ -7,6 +7,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
@@ -118,7 +119,8 @@ class Choice:
                     return Chosen(settings_for(self._sources, texts, label), texts, label)
                 except UsageError as error:
                     self._wait(f"this node shares nothing until its settings can be used: {error}")
-            await self._pause(wait_s)
+            await within(wait_s, self._again.wait())
+            self._again.clear()
 
     async def _read_label(self) -> str:
         node = await self._self.read()
@@ -142,14 +144,6 @@ class Choice:
             ours = about_node(self._settings.node_name)
             note = f"{why[0].upper()}{why[1:]}"
             self._events.post(ours, reason="SettingsRefused", note=note, action="Wait", warning=True)
-
-    async def _pause(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._again.wait()
-        except TimeoutError:
-            pass
-        self._again.clear()
 
     # --- Probes ---------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call, Match
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
@@ -248,7 +249,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
     task = asyncio.create_task(reconciler.run())
     try:
         for number in (0, 1):
-            state.claim(ids(0, [number]), time.monotonic())
+            state.update(Ledger.granted, ids(0, [number]), time.monotonic())
             reconciler.granted()
             for _ in range(5):  # until it waits for the kubelet to write
                 await asyncio.sleep(0)
