@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ANNOUNCE_S = 1.0
-"""How long an agent that is told to stop tries to say so on its node."""
-
 
 def reach_api(settings: NodeSettings) -> ClusterConfig | None:
     """Return how the agent of these settings reaches the API server, None if it goes without.
@@ -193,16 +190,6 @@ class NodeAgent:
             self._lock.release()
         raise AssertionError  # pragma: no cover (the tasks never return)
 
-    async def announce_shutdown(self) -> None:
-        """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
-        if self.cluster is not None:
-            await self.cluster.announce_shutdown(_ANNOUNCE_S)
-
-    async def cleanup(self) -> None:
-        """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
-        if self.cluster is not None:
-            await self.cluster.cleanup()
-
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
         outcome = reload(self.settings, wanted)
@@ -216,10 +203,6 @@ class NodeAgent:
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._apply()
         self.reports.settings_read(outcome)
-
-    def toggle_pause(self) -> None:
-        """Release the GPUs so that they can be reset, or take them up again."""
-        self.equipment.toggle_pause()
 
     # --- What happens ---------------------------------------------------------------------------------------------
 

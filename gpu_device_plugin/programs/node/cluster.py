@@ -36,7 +36,7 @@ from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.assigned import assigned_shares
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import listed_before
-from gpu_device_plugin.programs.node.cleanup import FORGOTTEN_WITHIN_S, WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class NodeCluster:
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
-        self._cleanup = Cleanup(self._client, self._self)
+        self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
         self.look_s = 60.0
         """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
         self.linger_s = 1.0
@@ -142,7 +142,7 @@ class NodeCluster:
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
-    async def announce_shutdown(self, within_s: float) -> None:
+    async def announce_shutdown(self, within_s: float = 1.0) -> None:
         """Say on the node, from now on, that its agent ends, so that no scheduler sends a pod. While `run` still runs.
 
         Returns when the pods that were on their way have come, which fail where there is no agent; or after `within_s`
@@ -158,10 +158,6 @@ class NodeCluster:
             await asyncio.sleep(self.linger_s)
         except (ApiError, TimeoutError) as error:
             _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
-
-    async def cleanup(self, within_s: float = WITHIN_S, forgotten_within_s: float = FORGOTTEN_WITHIN_S) -> None:
-        """Take from the node what we wrote on it, if it shares its GPUs no more, see `Cleanup`; after `run`."""
-        await self._cleanup.run([resource.name for resource in self._settings.offered], within_s, forgotten_within_s)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         """Have an Event written on our node."""
@@ -264,7 +260,7 @@ class NodeCluster:
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
-            self._cleanup.saw(node.labels)
+            self.cleanup.saw(node.labels)
             self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
             if not self._looked.is_set():
                 self._before = listed_before(node.annotations.get(NODE_GPUS, ""))

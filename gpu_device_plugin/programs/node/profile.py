@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.programs.node.cleanup import WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for
@@ -64,7 +64,7 @@ class Choice:
         self._remembered = remembered
         self._client = Client(config)
         self._self = NodeSelf(self._client, settings.node_name)
-        self._cleanup = Cleanup(self._client, self._self)
+        self.cleanup = Cleanup(self._client, self._self)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._again = asyncio.Event()
         self.patience_s = 10.0
@@ -94,10 +94,6 @@ class Choice:
             finally:
                 events.cancel()
 
-    async def cleanup(self) -> None:
-        """Take from the node what agents wrote on it, if it shares its GPUs no more, see `Cleanup`; after `made`."""
-        await self._cleanup.run((), WITHIN_S, 0)
-
     async def _choose(self) -> Chosen:
         label: str | None = None
         patient_until = time.monotonic() + self.patience_s
@@ -124,7 +120,7 @@ class Choice:
 
     async def _read_label(self) -> str:
         node = await self._self.read()
-        self._cleanup.saw(node.labels)
+        self.cleanup.saw(node.labels)
         return node.labels.get(CONFIG_LABEL, "")
 
     def _believe(self, problem: str) -> str | None:

@@ -196,10 +196,10 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
 async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 0)
         await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 28)
 
 
