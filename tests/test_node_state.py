@@ -83,7 +83,7 @@ def test_hardware_changes_leave_the_ledger_alone() -> None:
 
 async def test_readers_see_what_is_there_and_every_change() -> None:
     state = NodeState(node(4))
-    nodes = state.nodes()
+    nodes = state.nodes.values()
     assert await anext(nodes) == node(4)
     state.update(Ledger.seen, [A0])
     assert await anext(nodes) == node(4, used={0: [0]})
@@ -93,7 +93,7 @@ async def test_readers_see_what_is_there_and_every_change() -> None:
 async def test_readers_are_not_woken_for_nothing(act: str) -> None:
     there = node(4, used={0: [0]}, unhealthy={0: "too hot"})
     state = NodeState(there)
-    nodes = state.nodes()
+    nodes = state.nodes.values()
     await anext(nodes)
     match act:
         case "see":

@@ -1,4 +1,4 @@
-"""Settings follow what is written in their files, and nothing is told twice of the same text."""
+"""Settings follow their files, and the same text is reported once."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Rereading(Generic[S]):
         Args:
             sources: where settings come from.
             seen: what the files said when the program began.
-            take: told the settings that are wanted from now on.
-            refuse: told in a sentence why what is written cannot be used.
+            take: called with the settings that are wanted from now on.
+            refuse: called with a sentence that says why the files cannot be used.
             read: makes settings of what the files say, or raises UsageError; None: without any profile.
         """
         self._sources = sources
@@ -49,7 +49,7 @@ class Rereading(Generic[S]):
         self._refuse = refuse
         self._read = read or (lambda texts: sources.read(texts=texts))
         self.look_s = 10.0
-        """Seconds between two looks, when nobody tells of a change."""
+        """Seconds between two looks, where nothing changes."""
         self.settle_s = 0.2
         """How long whoever writes a file may take to do so."""
 

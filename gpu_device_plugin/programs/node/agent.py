@@ -82,12 +82,7 @@ class NodeAgent:
     """Everything an agent is, wired together."""
 
     def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; nothing is touched before `run`.
-
-        Args:
-            settings: what to run with; `reload` changes some.
-            dev: where device nodes are.
-        """
+        """Prepare; nothing is touched before `run`. Device nodes are in `dev`."""
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self._metrics: m.Metrics = (

@@ -31,7 +31,7 @@ _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
 class NodeAnswers:
-    """Decides what the kubelet is told. One kubelet asks, one call at a time."""
+    """Decides the answers. One kubelet asks, one call at a time."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class NodeAnswers:
 
         Args:
             state: the node.
-            waiting: who may be asking; None: nobody can tell, and every call is answered by policy alone.
+            waiting: the pods that may be asking; None: every call is answered by policy alone.
             metrics: where to count.
             policy: which GPU is preferred, a key of `POLICIES`.
             delivery: how GPUs reach containers.
             dev: where device nodes are looked for.
-            on_refusal: told (kind, devices asked, why) after every refusal.
-            on_grant: told after every grant.
+            on_refusal: called with kind, devices asked and reason after every refusal.
+            on_grant: called after every grant.
         """
         self._state = state
         self._waiting = waiting
@@ -92,7 +92,7 @@ class NodeAnswers:
         verdict = (
             refuse_request(match)
             or self._missing_device_node()
-            or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
+            or admit(node, resource.kind, device_ids, promise, after_init=None if match is None else match.after_init)
         )
         if isinstance(verdict, Refused):
             if waiting is not None and match is not None:
@@ -161,7 +161,3 @@ class NodeAnswers:
 
     def _on_node(self, path: str) -> bool:
         return (self._dev / path.removeprefix("/dev/")).exists()
-
-
-def _after_init(match: Match | None) -> bool | None:
-    return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)

@@ -82,21 +82,8 @@ class _Shown:
 class NodeCluster:
     """Follows this node's pods, writes what became of them, and says on the node what a scheduler needs to know."""
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        settings: NodeSettings,
-        state: NodeState,
-        metrics: m.Metrics,
-    ) -> None:
-        """Prepare; nothing is sent before `run`.
-
-        Args:
-            config: how to reach the API server.
-            settings: for node name, resources and policy.
-            state: the node.
-            metrics: where to count.
-        """
+    def __init__(self, config: ClusterConfig, settings: NodeSettings, state: NodeState, metrics: m.Metrics) -> None:
+        """Prepare; nothing is sent before `run`."""
         self._settings = settings
         self._state = state
         self._metrics = metrics

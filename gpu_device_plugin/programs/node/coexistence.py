@@ -79,7 +79,7 @@ class Coexistence:
 
 
 async def serve_while_alone(
-    lives: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
+    registration: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
 ) -> None:
     """Keep our resources registered, and our ledger true, whenever we are alone; say so when we are not. Never ends."""
     coexistence.look()  # before the first registration, whichever task ran first
@@ -95,12 +95,12 @@ async def serve_while_alone(
             elif not others and serving is None:
                 if refused:
                     _log.info("GPUs are shared: nobody else hands them out any more")
-                serving = tasks.create_task(_serve(lives, reconciler), name="offer and reconcile")
+                serving = tasks.create_task(_serve(registration, reconciler), name="offer and reconcile")
             refused = bool(others)
 
 
-async def _serve(lives: RegistrationLoop, reconciler: Reconciler) -> NoReturn:
+async def _serve(registration: RegistrationLoop, reconciler: Reconciler) -> NoReturn:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lives.run(), name="plugins")
+        tasks.create_task(registration.run(), name="plugins")
         tasks.create_task(reconciler.run(), name="reconcile")
     raise AssertionError  # pragma: no cover (the tasks never return)

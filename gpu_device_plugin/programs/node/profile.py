@@ -39,25 +39,14 @@ class Chosen(NamedTuple):
 
 
 class Choice:
-    """Finds out which settings our node is to have, and shares nothing until it knows.
-
-    The wrong share size would stay: the kubelet remembers devices by it.
-    """
+    """Reads the node's label. The wrong share size would stay: the kubelet remembers devices by it."""
 
     def __init__(
-        self,
-        sources: Sources[NodeSettings],
-        settings: NodeSettings,
-        config: ClusterConfig,
-        remembered: StateFile,
+        self, sources: Sources[NodeSettings], settings: NodeSettings, config: ClusterConfig, remembered: StateFile
     ) -> None:
         """Prepare; nothing is sent before `made`.
 
-        Args:
-            sources: where settings come from.
-            settings: those that need no profile: who we are, and where we are asked how we are.
-            config: how to reach the API server.
-            remembered: the profile of this node's last agent.
+        Of `settings` only those count that need no profile; the node's last agent has `remembered` its own.
         """
         self._sources = sources
         self._settings = settings

@@ -65,13 +65,7 @@ class NodeProgram:
         *,
         agent: Callable[..., NodeAgent] = NodeAgent,
     ) -> None:
-        """Prepare; nothing is touched before `run`.
-
-        Args:
-            sources: where settings come from.
-            texts: what the files among them said.
-            settings: what that makes without a profile.
-            agent: makes the agent.
+        """Prepare with the arguments of `main`, and what makes the agent; nothing is touched before `run`.
 
         Raises:
             UsageError: something in the settings cannot be used.

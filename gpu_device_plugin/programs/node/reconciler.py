@@ -58,8 +58,8 @@ class Reconciler:
             records: the kubelet's.
             metrics: where to count.
             resend: sends the list of devices once more.
-            readings: the newest reading of each GPU.
-            read_again: has all GPUs read once more; returns when they are, or cannot be.
+            readings: returns the newest reading of each GPU.
+            read_again: returns when all GPUs were read once more, or cannot be.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """

@@ -45,7 +45,7 @@ async def settled() -> None:
 def test_before_anything_is_known_nothing_is_listed() -> None:
     advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
     assert [len(latest.value.devices) for latest in advertiser.lists.values()] == [0, 0]
-    assert advertiser.offers(Kind.MEMORY) == ()
+    assert advertiser.offers[Kind.MEMORY] == ()
 
 
 async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:

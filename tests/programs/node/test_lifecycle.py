@@ -308,7 +308,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         lines = text.splitlines()
         assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
-        assert [offer.unhealthy for offer in agent.advertiser.offers(agent.settings.resources[0])] == [False, False]
+        assert [offer.unhealthy for offer in agent.advertiser.offers[agent.settings.resources[0]]] == [False, False]
         state = probes.metrics_state(agent)
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
