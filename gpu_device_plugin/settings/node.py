@@ -231,12 +231,7 @@ class NodeSettings(ProgramSettings):
 
 
 def settings_for(sources: Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
-    """Return the settings of a node with this label.
-
-    Args:
-        sources: where settings come from.
-        texts: what the files say.
-        label: what the node's label says; empty: it has none.
+    """Return the settings of a node with this label, empty if it has none.
 
     Raises:
         SettingsError: it names no profile, or something that is written cannot be used.

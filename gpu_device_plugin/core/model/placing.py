@@ -147,9 +147,6 @@ def place(
         rank: the policy, see `POLICIES`.
         closeness: how well two GPUs (by position) are connected, more is better; counts for whole GPUs.
         must: positions that have to be part of the placement.
-
-    Returns:
-        A placement, or a refusal with a reason for every GPU.
     """
     rooms = sorted(rooms, key=lambda room: room.position)
     each, rest = divmod(demand.amount, demand.gpus)

@@ -83,12 +83,8 @@ class Shares:
     def with_inventory(self, inventory: Inventory, excluded: Iterable[str] = (), limit: int = MAX_DEVICE_IDS) -> Shares:
         """Return these shares with what `inventory` knows better, and with its new GPUs behind the known ones.
 
-        A known GPU keeps its position and its IDs, whatever became of it.
-
-        Args:
-            inventory: what the driver shows now.
-            excluded: UUIDs or NVML indexes (as text) of GPUs that the administrator keeps out.
-            limit: most device IDs of one resource.
+        A known GPU keeps its position and its IDs, whatever became of it. `excluded` are UUIDs or NVML indexes (as
+        text) of GPUs that the administrator keeps out; `limit` is the most device IDs of one resource.
 
         Raises:
             TooManySharesError: the share size gives more IDs than `limit`; the message names one that fits.

@@ -107,9 +107,7 @@ class Ledger:
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
         """Return the ledger after the kubelet's records showed these IDs as taken.
 
-        Args:
-            device_ids: the IDs.
-            certain: whether those books are complete; None: they say nothing of that.
+        `certain`: whether those records are complete; None: they say nothing of that.
         """
         confirmed = Hold()
         new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
