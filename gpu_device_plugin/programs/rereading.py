@@ -51,7 +51,7 @@ class Rereading(Generic[S]):
         self.look_s = 10.0
         """Seconds between two looks, where nothing changes."""
         self.settle_s = 0.2
-        """How long whoever writes a file may take to do so."""
+        """How long the writing of a file may take."""
 
     def look(self, *, anyway: bool = False) -> None:
         """Look at the files now; where they differ from before, or `anyway`, have them taken over or refused."""

@@ -284,7 +284,7 @@ def _version(directory: Path) -> Path:
     """Return where the files of a directory are that belong together.
 
     A mounted ConfigMap is links by way of one, ..data. When it changes that one is replaced, and then what it led to is
-    removed (Kubernetes' pkg/volume/util/atomic_writer.go): whoever follows link by link reads some of each.
+    removed (Kubernetes' pkg/volume/util/atomic_writer.go): a reader that follows link by link gets some of each.
     """
     try:
         return directory / (directory / "..data").readlink()

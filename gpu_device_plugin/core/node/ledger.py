@@ -134,7 +134,7 @@ class Ledger:
             now: monotonic seconds.
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's records call free.
         """
-        # Records that were read before we granted an ID can only show whoever had it before.
+        # Records that were read before we granted an ID can only show its holder before.
         held = evidence.held
         ledger = self.seen(
             name

@@ -54,7 +54,7 @@ class Advertiser:
     def refresh(self) -> None:
         """Show the node as it is now."""
         node, now = self._state.node, time.monotonic()
-        emptiest = max((room.free for room in node.rooms() if room.healthy and not room.whole), default=0)
+        emptiest = max((room.free for room in node.rooms() if room.gives_shares), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources:
             found = offers(node, resource.kind, self.refusals.most_free(emptiest, now))

@@ -1,4 +1,4 @@
-"""The node agent: what it is made of, and what follows from what."""
+"""The node agent: its parts, and how they are wired together."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
 
 
 class NodeAgent:
-    """Everything an agent is, wired together."""
+    """The parts of an agent, which follow each other's published values."""
 
     def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
         """Prepare; nothing is touched before `run`. Device nodes are in `dev`."""

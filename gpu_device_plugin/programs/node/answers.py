@@ -136,7 +136,7 @@ class NodeAnswers:
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
 
     def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
-        """Return whose devices these are: of whom we thought when we were asked, or of whoever fits now.
+        """Return the container that these devices are for: the one of the question, else the one that fits now.
 
         We are not asked when the devices of an init container suffice for the container after it.
         """

@@ -22,12 +22,7 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import (
-    AGENT_LABELS,
-    ASSUME_TIME,
-    NODE_GPUS,
-    READ_ON_PODS,
-)
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.promises import assignment
@@ -62,7 +57,7 @@ class _Readiness(Enum):
     """The kubelet does not listen to us yet, or what is free is not known."""
     READY = auto()
     SHUTTING_DOWN = auto()
-    """We have been told to end. A pod that comes when there is no agent fails."""
+    """The agent ends. A pod that comes when there is none fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,5 +249,5 @@ class NodeCluster:
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
-            self.node.set(node)  # whoever follows it has us show what follows from that
+            self.node.set(node)  # its followers call `show`
             await asyncio.sleep(self.look_s)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
-"""How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
+"""How long GPUs that were found wait for the positions that they had before. Registering late costs pods."""
 
 
 class Equipment:

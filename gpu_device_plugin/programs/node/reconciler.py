@@ -189,7 +189,7 @@ class Reconciler:
             found = self._records.recorded()
         except CheckpointUnreadableError as error:
             self._complain(error)
-            # Once complete, our ledger stays so: whatever is given out from then on is given out by us.
+            # Once complete, our ledger stays so: from then on we give out every ID.
             if not self._ever_read:
                 self._state.update(Ledger.seen, (), certain=False)
             return None
@@ -201,7 +201,7 @@ class Reconciler:
         self._ever_read = True
         ids = self._records.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
-            # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
+            # Written before our last grant: what it says of an ID that we hold is about its holder before.
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
         self._look_beside(found)

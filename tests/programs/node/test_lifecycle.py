@@ -320,6 +320,13 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         await node.ready()
 
 
+async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:
+    async with world([T4], resources="count") as node:
+        agent = node.launch()
+        await node.until(lambda: not agent.registration.unmet())
+        assert [(gpu.shares, gpu.fenced) for gpu in probes.metrics_state(agent).gpus] == [(14, 0)]
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
