@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
@@ -91,9 +91,7 @@ class Shares:
         """
         excluded = frozenset(excluded)
         now = {gpu.uuid: gpu for gpu in inventory.gpus}
-        known = [
-            SharedGpu(now.get(shared.gpu.uuid, shared.gpu), shared.position, shared.shares) for shared in self.gpus
-        ]
+        known = [replace(shared, gpu=now.get(shared.gpu.uuid, shared.gpu)) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
         left_out: list[tuple[Gpu, str]] = []
         for gpu in inventory.gpus:

@@ -144,7 +144,9 @@ class Ledger:
         proven = {
             name: replace(hold, freed_at=now)
             for name, hold in ledger.holds.items()
-            if hold.freed_at is None and name not in held and _settled(hold, evidence)
+            if hold.freed_at is None
+            and name not in held
+            and (hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S)
         }
         return (ledger._with(proven) if proven else ledger).released(readings, now, process_wait_s)
 
@@ -186,7 +188,3 @@ def _quiet(reading: Reading | None, since: float) -> bool:
         return True
     # A process that was started after the reading is not in it.
     return reading.began >= since and not reading.processes
-
-
-def _settled(hold: Hold, evidence: Evidence) -> bool:
-    return hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S

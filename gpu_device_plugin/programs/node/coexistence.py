@@ -51,7 +51,14 @@ class Coexistence:
         Who was there is believed gone when nothing of it was seen for `look_s`: it may only be restarting.
         """
         settings, now = self.settings, time.monotonic()
-        found = () if settings.allow_other_plugins else self._found(settings)
+        found: tuple[Sighting, ...] = ()
+        if not settings.allow_other_plugins:
+            found = sightings(
+                listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
+                listened_to(settings.plugins_registry, DRIVER_SOCKETS),
+                self._allocatable,
+                {resource.name for resource in settings.offered},
+            )
         if found:
             self._seen_at = now
         elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
@@ -68,14 +75,6 @@ class Coexistence:
         while True:
             self.look()
             await asyncio.sleep(self.look_s)
-
-    def _found(self, settings: NodeSettings) -> tuple[Sighting, ...]:
-        return sightings(
-            listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
-            listened_to(settings.plugins_registry, DRIVER_SOCKETS),
-            self._allocatable,
-            {resource.name for resource in settings.offered},
-        )
 
 
 async def serve_while_alone(
