@@ -46,7 +46,7 @@ class Choice:
     ) -> None:
         """Prepare; nothing is sent before `made`.
 
-        Of `settings` only those count that need no profile; the node's last agent has `remembered` its own.
+        Of `settings` only those count that need no profile; `remembered` holds the profile of the node's last agent.
         """
         self._sources = sources
         self._settings = settings
