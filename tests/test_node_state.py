@@ -32,46 +32,46 @@ async def nothing_new(nodes: AsyncIterator[Node]) -> bool:
 
 def test_a_node_state_shows_its_state() -> None:
     state = NodeState(node(4, 4))
-    state.claim([A0, A1], 5.0)
+    state.update(Ledger.granted, [A0, A1], 5.0)
     assert repr(state) == "<NodeState #1: 2 GPUs, 2 IDs held>"
 
 
 def test_a_claim_takes_effect_before_it_returns() -> None:
     state = NodeState(node(4))
-    state.claim([A0], 5.0)
+    state.update(Ledger.granted, [A0], 5.0)
     assert state.node.ledger.holds == {A0: Hold(granted_at=5.0)}
 
 
 def test_what_the_kubelet_shows_is_held() -> None:
     state = NodeState(node(4))
-    state.see([A0])
+    state.update(Ledger.seen, [A0])
     assert state.node.ledger.holds == {A0: Hold()}
     assert state.node.ledger.certain
 
 
 def test_records_that_cannot_be_read_make_the_node_uncertain_until_they_can() -> None:
     state = NodeState(node(4))
-    state.see([A0], certain=False)
+    state.update(Ledger.seen, [A0], certain=False)
     assert not state.node.ledger.certain
-    state.see([A1])
+    state.update(Ledger.seen, [A1])
     assert not state.node.ledger.certain
-    state.see([], certain=True)
+    state.update(Ledger.seen, [], certain=True)
     assert state.node.ledger == Ledger({A0: Hold(), A1: Hold()})
 
 
 def test_what_is_proven_free_is_released() -> None:
     state = NodeState(node(4, used={0: [0]}))
-    state.reconcile(NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
+    state.update(Ledger.reconciled, NOTHING, {"GPU-0": Reading(1, 1000.0)}, 1000.0, 60.0)
     assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    state.release({"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
+    state.update(Ledger.released, {"GPU-0": Reading(1, 1001.0)}, 1001.0, 60.0)
     assert state.node.ledger.holds == {A0: Hold(freed_at=1000.0)}
-    state.release({"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
+    state.update(Ledger.released, {"GPU-0": Reading(0, 1002.0)}, 1002.0, 60.0)
     assert state.node.ledger.holds == {}
 
 
 def test_gpus_that_others_hold_are_noted() -> None:
     state = NodeState(node(4))
-    state.set_foreign({"GPU-0": "nvidia.com/gpu"})
+    state.update(Ledger.with_foreign, {"GPU-0": "nvidia.com/gpu"})
     assert state.node.ledger.foreign == {"GPU-0": "nvidia.com/gpu"}
 
 
@@ -83,9 +83,9 @@ def test_hardware_changes_leave_the_ledger_alone() -> None:
 
 async def test_readers_see_what_is_there_and_every_change() -> None:
     state = NodeState(node(4))
-    nodes = state.nodes()
+    nodes = state.nodes.values()
     assert await anext(nodes) == node(4)
-    state.see([A0])
+    state.update(Ledger.seen, [A0])
     assert await anext(nodes) == node(4, used={0: [0]})
 
 
@@ -93,17 +93,17 @@ async def test_readers_see_what_is_there_and_every_change() -> None:
 async def test_readers_are_not_woken_for_nothing(act: str) -> None:
     there = node(4, used={0: [0]}, unhealthy={0: "too hot"})
     state = NodeState(there)
-    nodes = state.nodes()
+    nodes = state.nodes.values()
     await anext(nodes)
     match act:
         case "see":
-            state.see([A0])
+            state.update(Ledger.seen, [A0])
         case "see certain":
-            state.see([A0], certain=True)
+            state.update(Ledger.seen, [A0], certain=True)
         case "reconcile":
-            state.reconcile(Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
+            state.update(Ledger.reconciled, Evidence(frozenset({A0}), 1000.0, frozenset()), {}, 1000.0, 60.0)
         case _:
             state.equip(node(4).shares, {"GPU-0": "too hot"}, {})
     assert await nothing_new(nodes)
-    state.claim([A1], 5.0)
+    state.update(Ledger.granted, [A1], 5.0)
     assert state.node != there

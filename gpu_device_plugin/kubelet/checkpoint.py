@@ -30,7 +30,7 @@ class CheckpointUnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Entry:
     """The devices of one resource that one container was given."""
 
     pod_uid: str
@@ -43,27 +43,27 @@ class Record:
 class Checkpoint:
     """What the file said. A missing file is an empty one: the kubelet creates it with the first list it gets."""
 
-    records: tuple[Record, ...] = ()
+    entries: tuple[Entry, ...] = ()
     registered: frozenset[str] = frozenset()
     """Resources that plugins had registered when it was written."""
     stamp: Stamp | None = None
 
     def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
         """Return all device IDs that containers were given of these resources."""
-        return frozenset().union(*(record.device_ids for record in self.records if record.resource in resources))
+        return frozenset().union(*(entry.device_ids for entry in self.entries if entry.resource in resources))
 
     def by_pod(self, resources: frozenset[str]) -> Mapping[str, frozenset[str]]:
         """Return the device IDs that the containers of each pod were given of these resources, by pod UID."""
         found: dict[str, frozenset[str]] = {}
-        for record in self.records:
-            if record.resource in resources:
-                found[record.pod_uid] = found.get(record.pod_uid, frozenset()) | record.device_ids
+        for entry in self.entries:
+            if entry.resource in resources:
+                found[entry.pod_uid] = found.get(entry.pod_uid, frozenset()) | entry.device_ids
         return found
 
     def foreign(self, resources: frozenset[str]) -> Mapping[str, str]:
         """Return the device IDs that containers were given of any other resource, and its name."""
-        others = (record for record in self.records if record.resource not in resources)
-        return {name: record.resource for record in others for name in record.device_ids}
+        others = (entry for entry in self.entries if entry.resource not in resources)
+        return {name: entry.resource for entry in others for name in entry.device_ids}
 
 
 def stamp_of(path: Path) -> Stamp | None:
@@ -102,19 +102,19 @@ def read(path: Path) -> Checkpoint:
         ) from error
     try:
         data: Any = json.loads(content)["Data"]
-        records = tuple(_record(entry) for entry in data.get("PodDeviceEntries") or ())
+        entries = tuple(_entry(each) for each in data.get("PodDeviceEntries") or ())
         registered = frozenset(data.get("RegisteredDevices") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointUnreadableError(
             f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet writes it anew with the "
             "next device list, and until then no further device is given out"
         ) from error
-    return Checkpoint(records, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
+    return Checkpoint(entries, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
 
 
-def _record(entry: Any) -> Record:
-    by_numa_node: Any = entry["DeviceIDs"] or {}
+def _entry(found: Any) -> Entry:
+    by_numa_node: Any = found["DeviceIDs"] or {}
     names: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
     if not set(map(type, names)) <= {str}:
         raise TypeError("device IDs are texts")
-    return Record(str(entry["PodUID"]), str(entry["ContainerName"]), str(entry["ResourceName"]), names)
+    return Entry(str(found["PodUID"]), str(found["ContainerName"]), str(found["ResourceName"]), names)

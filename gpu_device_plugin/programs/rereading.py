@@ -1,4 +1,4 @@
-"""Settings follow what is written in their files, and nothing is told twice of the same text."""
+"""Settings follow their files, and the same text is reported once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.settings.knobs import Settings, UsageError
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ class Rereading(Generic[S]):
         Args:
             sources: where settings come from.
             seen: what the files said when the program began.
-            take: told the settings that are wanted from now on.
-            refuse: told in a sentence why what is written cannot be used.
+            take: called with the settings that are wanted from now on.
+            refuse: called with a sentence that says why the files cannot be used.
             read: makes settings of what the files say, or raises UsageError; None: without any profile.
         """
         self._sources = sources
@@ -48,12 +49,9 @@ class Rereading(Generic[S]):
         self._refuse = refuse
         self._read = read or (lambda texts: sources.read(texts=texts))
         self.look_s = 10.0
-        """Seconds between two looks, when nobody tells of a change."""
+        """Seconds between two looks, where nothing changes."""
         self.settle_s = 0.2
-        """How long whoever writes a file may take to do so."""
-
-    def __repr__(self) -> str:
-        return f"<Rereading of {self._sources.config or 'no file'}>"
+        """How long the writing of a file may take."""
 
     def look(self, *, anyway: bool = False) -> None:
         """Look at the files now; where they differ from before, or `anyway`, have them taken over or refused."""
@@ -87,12 +85,8 @@ class Rereading(Generic[S]):
         with watching(self._folder, changed, CONTENTS):
             while True:
                 self.look()
-                try:
-                    async with asyncio.timeout(self.look_s):
-                        await changed.wait()
+                if await within(self.look_s, changed.wait()):
                     await asyncio.sleep(self.settle_s)
-                except TimeoutError:
-                    pass
                 changed.clear()
 
     async def beside(self, work: Coroutine[None, None, NoReturn]) -> NoReturn:

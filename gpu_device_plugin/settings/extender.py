@@ -145,11 +145,7 @@ class ExtenderSettings(ProgramSettings):
         return self.identity or socket.gethostname()
 
     def namespace(self, service_account: Path) -> str:
-        """Return the namespace of the Lease.
-
-        Args:
-            service_account: where the account of a pod is mounted; need not be there.
-        """
+        """Return the namespace of the Lease; `service_account`, where a pod's is mounted, need not be there."""
         if self.lease_namespace:
             return self.lease_namespace
         with contextlib.suppress(OSError, UnicodeDecodeError):

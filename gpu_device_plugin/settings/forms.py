@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+W = TypeVar("W", bound=str)
 
 
 def one_of(*choices: str) -> Form[str]:
@@ -39,11 +40,11 @@ def several(shape: str, read_one: Callable[[str], T]) -> Form[tuple[T, ...]]:
     return Form(f"{shape},...", read, many=True)
 
 
-def some_of(*choices: str) -> Form[tuple[str, ...]]:
+def some_of(*choices: W) -> Form[tuple[W, ...]]:
     """Take one or more of the words `choices`, and put them in that order."""
     read_one = one_of(*choices)
 
-    def read(text: str) -> tuple[str, ...]:
+    def read(text: str) -> tuple[W, ...]:
         chosen = several("", read_one.read).read(text)
         if not chosen:
             raise ValueError(f"nothing is named; choose from {', '.join(choices)}")

@@ -28,23 +28,14 @@ class UsageError(Exception):
 
 
 class SettingsError(UsageError):
-    """A setting cannot be used, alone or beside another one."""
+    """Settings cannot be used, and the message names all that cannot, so that one correction is enough."""
 
-    def __init__(self, sentence: str, names: tuple[str, ...] = ()) -> None:
+    def __init__(self, sentence: str, names: tuple[str, ...] = (), parts: tuple[SettingsError, ...] = ()) -> None:
         super().__init__(sentence)
         self.names = names
         """The settings that contradict each other, where the message does not say yet where they were written."""
-        self.parts: tuple[SettingsError, ...] = (self,)
+        self.parts = parts or (self,)
         """Each error of its own."""
-
-
-class SeveralSettingsError(SettingsError):
-    """Several settings cannot be used, and the message names all of them, so that one correction is enough."""
-
-    def __init__(self, parts: tuple[SettingsError, ...]) -> None:
-        numbered = " ".join(f"({number}) {each}" for number, each in enumerate(_listed(parts), 1))
-        super().__init__(f"{len(parts)} things are wrong: {numbered}")
-        self.parts = parts
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -70,7 +61,8 @@ def refuse(problems: Iterable[SettingsError]) -> None:
         case [problem]:
             raise problem
         case several:
-            raise SeveralSettingsError(several)
+            numbered = " ".join(f"({number}) {each}" for number, each in enumerate(_listed(several), 1))
+            raise SettingsError(f"{len(several)} things are wrong: {numbered}", parts=several)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.node.grants import WAYS
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
@@ -32,14 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.settings.sources import Sources, Texts
-
-DELIVERIES = ("envvar", "device-specs", "cdi")
-"""The ways in which a GPU can be handed to a container."""
-
-
-def _kinds() -> Form[tuple[Kind, ...]]:
-    names = some_of(*Kind)
-    return Form(names.shape, lambda text: tuple(Kind(name) for name in names.read(text)), many=True)
 
 
 def _hardware(text: str) -> str:
@@ -97,7 +90,7 @@ class NodeSettings(ProgramSettings):
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
-        _kinds(),
+        some_of(*Kind),
         "Which resources are offered. Offer memory alone beside the original gpushare scheduler extender, which "
         "knows nothing of whole GPUs.",
     )
@@ -110,7 +103,7 @@ class NodeSettings(ProgramSettings):
     )
     devices: tuple[str, ...] = knob(
         "envvar",
-        some_of(*DELIVERIES),
+        some_of(*WAYS),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (the "
         "/dev/nvidia* nodes too, so that containers keep their GPU over a systemctl daemon-reload), cdi (by CDI name).",
         live=True,
@@ -238,12 +231,7 @@ class NodeSettings(ProgramSettings):
 
 
 def settings_for(sources: Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
-    """Return the settings of a node with this label.
-
-    Args:
-        sources: where settings come from.
-        texts: what the files say.
-        label: what the node's label says; empty: it has none.
+    """Return the settings of a node with this label, empty if it has none.
 
     Raises:
         SettingsError: it names no profile, or something that is written cannot be used.

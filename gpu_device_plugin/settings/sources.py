@@ -228,7 +228,9 @@ class Sources(Generic[S]):
             wrong = ""
             if knob is None:
                 names = (each.name for each in known.values())
-                hint = nearest(_plain(name), names, f"remove it, or {self._help}")
+                # It may be written as its flag or its variable is.
+                plain = name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_")
+                hint = nearest(plain, names, f"remove it, or {self._help}")
                 wrong = f"there is no such setting; {hint}"
             elif knob.name in seen:
                 wrong = "it is set twice in this file; remove one of the lines"
@@ -244,16 +246,11 @@ class Sources(Generic[S]):
             seen.add(knob.name if knob else name)
 
 
-def _plain(name: str) -> str:
-    """Return a name in a file as it is meant that is written as its flag or its variable is."""
-    return name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_")
-
-
 def _text(value: Any, form: Form[Any]) -> str | None:
     """Return what stands behind a name as one text, None if it is something else than words."""
     if isinstance(value.value, str):
         return value.value
-    if form.many and _is_list_of_words(value.value):
+    if form.many and all(isinstance(getattr(item, "value", None), str) for item in value.value):
         return ",".join(item.value for item in value.value)
     return None
 
@@ -287,7 +284,7 @@ def _version(directory: Path) -> Path:
     """Return where the files of a directory are that belong together.
 
     A mounted ConfigMap is links by way of one, ..data. When it changes that one is replaced, and then what it led to is
-    removed (Kubernetes' pkg/volume/util/atomic_writer.go): whoever follows link by link reads some of each.
+    removed (Kubernetes' pkg/volume/util/atomic_writer.go): a reader that follows link by link gets some of each.
     """
     try:
         return directory / (directory / "..data").readlink()
@@ -335,7 +332,3 @@ def _lines(file: Text) -> list[tuple[Any, Any]]:
             f"{DEFAULT_PROFILE}{_SUFFIX}, with lines like policy: spread"
         )
     return found
-
-
-def _is_list_of_words(nodes: Iterable[Any]) -> bool:
-    return all(isinstance(getattr(node, "value", None), str) for node in nodes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record, read, stamp_of
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry, read, stamp_of
 from gpu_device_plugin.testing import device_checkpoint
 from tests.names import COUNT, MEM
 
@@ -29,7 +29,7 @@ def entry(device_ids: Any, resource: str = MEM) -> dict[str, Any]:
 def test_ids_are_read_from_every_numa_node(tmp_path: Path) -> None:
     path = written(tmp_path / "c", entry({"-1": ["a"], "0": ["b", "c"]}), registered={MEM: ["a", "d"], COUNT: []})
     found = read(path)
-    assert found.records == (Record("p", "c", MEM, frozenset("abc")),)
+    assert found.entries == (Entry("p", "c", MEM, frozenset("abc")),)
     assert found.registered == {MEM, COUNT}
     assert found.stamp == stamp_of(path)
 
@@ -38,7 +38,7 @@ def test_what_the_double_writes_is_read(tmp_path: Path) -> None:
     """Nothing held is `null` there, as in Go."""
     path = tmp_path / "c"
     device_checkpoint.write(path, [], {MEM: []})
-    assert read(path).records == ()
+    assert read(path).entries == ()
     held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, ContainerAllocateResponse())
     device_checkpoint.write(path, [held], {MEM: ["a"]})
     assert read(path).device_ids(frozenset({MEM})) == {"a"}
@@ -59,7 +59,7 @@ def test_the_devices_of_a_pod_are_those_of_all_its_containers(tmp_path: Path) ->
 
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
-    assert read(written(tmp_path / "c", entry(nothing))).records[0].device_ids == frozenset()
+    assert read(written(tmp_path / "c", entry(nothing))).entries[0].device_ids == frozenset()
 
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:

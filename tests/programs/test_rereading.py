@@ -124,7 +124,6 @@ async def test_without_a_file_there_is_nothing_to_follow() -> None:
         for _ in range(20):  # it would look as often as the loop turns
             await asyncio.sleep(0)
     assert told.said() == ()
-    assert repr(told.rereading) == "<Rereading of no file>"
     told.rereading.look(anyway=True)
     assert told.said() == ("binpack",)
 

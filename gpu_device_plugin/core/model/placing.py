@@ -110,10 +110,9 @@ class Refusal:
             return (
                 f"the largest GPU of this node has {format_mib(largest * share_mib)} in all, so it can never run here"
             )
-        healthy = [room for room, _ in self.reasons if room.healthy]
-        if not healthy:
+        if not any(room.healthy for room, _ in self.reasons):
             return "no GPU of this node is healthy"
-        open_to_shares = [room for room in healthy if not room.whole]
+        open_to_shares = [room for room, _ in self.reasons if room.gives_shares]
         if not open_to_shares:
             return "every healthy GPU of this node is in whole use"
         if self.demand.gpus == 1:
@@ -147,9 +146,6 @@ def place(
         rank: the policy, see `POLICIES`.
         closeness: how well two GPUs (by position) are connected, more is better; counts for whole GPUs.
         must: positions that have to be part of the placement.
-
-    Returns:
-        A placement, or a refusal with a reason for every GPU.
     """
     rooms = sorted(rooms, key=lambda room: room.position)
     each, rest = divmod(demand.amount, demand.gpus)

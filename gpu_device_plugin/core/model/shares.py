@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
@@ -83,21 +83,15 @@ class Shares:
     def with_inventory(self, inventory: Inventory, excluded: Iterable[str] = (), limit: int = MAX_DEVICE_IDS) -> Shares:
         """Return these shares with what `inventory` knows better, and with its new GPUs behind the known ones.
 
-        A known GPU keeps its position and its IDs, whatever became of it.
-
-        Args:
-            inventory: what the driver shows now.
-            excluded: UUIDs or NVML indexes (as text) of GPUs that the administrator keeps out.
-            limit: most device IDs of one resource.
+        A known GPU keeps its position and its IDs, whatever became of it. `excluded` are UUIDs or NVML indexes (as
+        text) of GPUs that the administrator keeps out; `limit` is the most device IDs of one resource.
 
         Raises:
             TooManySharesError: the share size gives more IDs than `limit`; the message names one that fits.
         """
         excluded = frozenset(excluded)
         now = {gpu.uuid: gpu for gpu in inventory.gpus}
-        known = [
-            SharedGpu(now.get(shared.gpu.uuid, shared.gpu), shared.position, shared.shares) for shared in self.gpus
-        ]
+        known = [replace(shared, gpu=now.get(shared.gpu.uuid, shared.gpu)) for shared in self.gpus]
         names = {shared.gpu.uuid for shared in known}
         left_out: list[tuple[Gpu, str]] = []
         for gpu in inventory.gpus:

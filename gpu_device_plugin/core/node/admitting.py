@@ -99,7 +99,7 @@ def admit(
 
 
 def refuse_request(match: Match | None) -> Refused | None:
-    """Refuse a container for what it and its pod ask for, whatever the node has; None: nobody knows whose it is."""
+    """Refuse a container for the requests of its pod, which no node can serve; no `match`: its pod is not known."""
     if match is None:
         return None
     if match.asks_both:

@@ -20,7 +20,7 @@ Slot: TypeAlias = tuple[str, str, Kind]
 
 
 def kubelet_uid(pod: Pod) -> str:
-    """Return the UID by which the kubelet's own books know a pod."""
+    """Return the UID by which the kubelet's own records know a pod."""
     return pod.annotations.get(STATIC_POD, pod.uid)
 
 
@@ -29,11 +29,7 @@ def assigned_shares(
 ) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
     """Return the shares by GPU position of each container and kind of a pod; nothing unless all of it is known.
 
-    Args:
-        pod: the pod.
-        records: the device IDs that the kubelet's checkpoint shows.
-        node: the node of both.
-        resources: ours.
+    `records` are the device IDs that the kubelet's checkpoint shows.
     """
     found = {}
     for container in pod.containers:

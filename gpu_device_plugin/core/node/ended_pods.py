@@ -41,11 +41,9 @@ class PodsInApi:
 
 
 def pods_in_api(pods: Iterable[Pod], kubelet_version: str) -> PodsInApi | None:
-    """Return what the API shows of these pods; None where the kubelet frees the devices of every pod that ended.
+    """Return what the API shows of all `pods` of a node; None where its kubelet frees the devices of all that ended.
 
-    Args:
-        pods: all of one node.
-        kubelet_version: as in the node's status (``v1.31.14+k3s1``); empty: not known.
+    `kubelet_version` stands in the node's status (``v1.31.14+k3s1``); empty: not known.
     """
     minor = _VERSION.match(kubelet_version)
     if minor is not None and int(minor[1]) not in _KEEPING:

@@ -36,13 +36,7 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], gpus: Iterable[Gpu]) ->
 
 
 def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> Mapping[str, bool]:
-    """Return sentences on what is to be known beside the GPUs, each with whether a person should do something.
-
-    Args:
-        shares: the GPUs that are shared.
-        inventory: what the driver shows.
-        excluded: UUIDs or indexes of GPUs that the settings keep out.
-    """
+    """Return sentences on what is to be known beside the GPUs, each with whether a person should do something."""
     gpus = [shared.gpu for shared in shares.gpus]
     found = {
         f"memory limits: {enforcement(gpus, inventory.cgroup)}" if gpus else "": False,

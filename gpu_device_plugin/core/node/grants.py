@@ -67,12 +67,9 @@ def grant(
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
-    envs: dict[str, str] = {}
-    if delivery.ways & {"envvar", "device-specs"}:
-        envs[variables.VISIBLE_DEVICES] = ",".join(uuids)
-    else:
-        # The CDI names say it all. Images of CUDA carry `all`, which NVIDIA's runtime would honour besides.
-        envs[variables.VISIBLE_DEVICES] = "void"
+    # CDI names alone say it all. Images of CUDA carry `all`, which NVIDIA's runtime would honour besides.
+    visible = ",".join(uuids) if delivery.ways & {"envvar", "device-specs"} else "void"
+    envs = {variables.VISIBLE_DEVICES: visible}
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
         # With several GPUs the limit of the driver holds for each of them, so it is one GPU's part.

@@ -107,9 +107,7 @@ class Ledger:
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
         """Return the ledger after the kubelet's records showed these IDs as taken.
 
-        Args:
-            device_ids: the IDs.
-            certain: whether those books are complete; None: they say nothing of that.
+        `certain`: whether those records are complete; None: they say nothing of that.
         """
         confirmed = Hold()
         new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
@@ -136,7 +134,7 @@ class Ledger:
             now: monotonic seconds.
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's records call free.
         """
-        # Records that were read before we granted an ID can only show whoever had it before.
+        # Records that were read before we granted an ID can only show its holder before.
         held = evidence.held
         ledger = self.seen(
             name
@@ -146,7 +144,9 @@ class Ledger:
         proven = {
             name: replace(hold, freed_at=now)
             for name, hold in ledger.holds.items()
-            if hold.freed_at is None and name not in held and _settled(hold, evidence)
+            if hold.freed_at is None
+            and name not in held
+            and (hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S)
         }
         return (ledger._with(proven) if proven else ledger).released(readings, now, process_wait_s)
 
@@ -188,7 +188,3 @@ def _quiet(reading: Reading | None, since: float) -> bool:
         return True
     # A process that was started after the reading is not in it.
     return reading.began >= since and not reading.processes
-
-
-def _settled(hold: Hold, evidence: Evidence) -> bool:
-    return hold.granted_at is None or evidence.list_began >= hold.granted_at + SETTLING_S

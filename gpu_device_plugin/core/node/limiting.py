@@ -17,11 +17,7 @@ def unlimited(gpu: Gpu, cgroup: int | None) -> str:
     """Say why the driver cannot hold a container to its memory on this GPU; empty: it can.
 
     Where it cannot, nobody may ask NVIDIA's toolkit for it: the hook of nvidia-container-toolkit after 1.20.0 then
-    fails, and the container does not start.
-
-    Args:
-        gpu: the GPU.
-        cgroup: the version of control groups on its node; None: it is not known.
+    fails, and the container does not start. `cgroup` is the version of control groups on its node; None: not known.
     """
     if gpu.mig:
         return "it is in MIG mode"

@@ -80,6 +80,11 @@ class Match:
         """Whether this container asks for shares and for whole GPUs, which it cannot have at once."""
         return any(w.container == self.wanted.container and w.kind is not self.wanted.kind for w in self.pod.wanted)
 
+    @property
+    def after_init(self) -> bool:
+        """Whether an init container of the same pod was served before."""
+        return any(wanted.init and wanted.served for wanted in self.pod.wanted)
+
 
 @dataclass(frozen=True, slots=True)
 class Matched:
@@ -143,12 +148,8 @@ def within(promise: Promise | None, allowed: Collection[int] | None) -> bool:
 
 
 def _fits(call: Call, promise: Promise) -> bool:
-    positions = {position for position, _ in promise.shares}
-    if not call.must <= positions:
-        return False
-    if call.kind is Kind.COUNT:
-        return all(call.free.get(position, 0) >= 1 for position in positions)
-    return all(call.free.get(position, 0) >= shares for position, shares in promise.shares)
+    needed = {position: 1 if call.kind is Kind.COUNT else shares for position, shares in promise.shares}
+    return call.must.issubset(needed) and all(call.free.get(position, 0) >= ids for position, ids in needed.items())
 
 
 def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
@@ -37,24 +37,17 @@ def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer,
     the other. IDs in use never change for this reason: a kubelet that admits a pod anew refuses it if one of its IDs
     is unhealthy. A GPU out of service is different: all of its IDs change, at once.
 
-    Args:
-        node: the node now.
-        kind: the resource.
-        most_free: offer no more than so many free shares, see `refusals`; None for no bound.
+    No more than `most_free` free shares are offered, see `refusals`; None for no bound.
     """
     plain = tuple(_offer(node, kind, shared) for shared in node.shares.gpus)
     if most_free is None or kind is Kind.COUNT:
         return plain
-    left = most_free
     bounded: dict[int, Offer] = {}
     # The emptiest GPUs keep what they have: they serve the largest of the demands that still fit.
     for offer in sorted(plain, key=lambda o: (-len(_open(node, o)), o.shared.position)):
         free = _open(node, offer)
-        shown = min(left, len(free))
-        left -= shown
-        bounded[offer.shared.position] = Offer(
-            offer.shared, offer.fenced.union(free[shown:]), unhealthy=offer.unhealthy
-        )
+        bounded[offer.shared.position] = replace(offer, fenced=offer.fenced.union(free[most_free:]))
+        most_free -= min(most_free, len(free))
     return tuple(bounded[shared.position] for shared in node.shares.gpus)
 
 

@@ -26,8 +26,6 @@ class Question:
     IDs that are not ours are ignored.
     """
 
-    __slots__ = ("_free", "_must", "amount", "kind")
-
     def __init__(self, node: Node, kind: Kind, available: Iterable[str], must: Iterable[str], amount: int) -> None:
         self.kind = kind
         self.amount = amount

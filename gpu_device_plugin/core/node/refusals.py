@@ -54,12 +54,7 @@ class Refusals:
         return replace(self, times=times, run=shares if begins else run, last=now)
 
     def most_free(self, emptiest: int, now: float) -> int | None:
-        """Return how many free shares may be shown, None for all.
-
-        Args:
-            emptiest: free shares of the GPU that has the most.
-            now: monotonic seconds.
-        """
+        """Return how many free shares may be shown, None for all; the GPU that has the most has `emptiest` free."""
         if self.run is None or emptiest >= self.run or now - self.last >= HOLD_S:
             return None
         return self.run - 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.refusals import Refusals
 from gpu_device_plugin.kubelet.servicer import device_list
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node_state import NodeState
 
 _LOOK_S = 10.0
-"""How often a bound on what is shown is looked at, when nothing else happens."""
+"""How long after the last change a bound on what is shown is looked at."""
 
 
 class Advertiser:
@@ -33,17 +33,11 @@ class Advertiser:
         self._state = state
         self._resources = tuple(resources)
         self.refusals = Refusals(refusal_limit)
-        self._offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
+        self.offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
+        """What is shown of each resource."""
         self.lists: dict[Kind, Latest[pb.ListAndWatchResponse]] = {
             resource.kind: Latest(device_list(resource, ())) for resource in resources
         }
-
-    def __repr__(self) -> str:
-        return f"<Advertiser of {', '.join(resource.name for resource in self._resources)}>"
-
-    def offers(self, kind: Kind) -> tuple[Offer, ...]:
-        """Return what is shown of one resource."""
-        return self._offers[kind]
 
     def limit(self, refusals: int) -> None:
         """Change after how many refusals less is shown."""
@@ -60,12 +54,12 @@ class Advertiser:
     def refresh(self) -> None:
         """Show the node as it is now."""
         node, now = self._state.node, time.monotonic()
-        emptiest = max((room.free for room in node.rooms() if room.healthy and not room.whole), default=0)
+        emptiest = max((room.free for room in node.rooms() if room.gives_shares), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
         for resource in self._resources:
             found = offers(node, resource.kind, self.refusals.most_free(emptiest, now))
-            if found != self._offers[resource.kind]:
-                self._offers[resource.kind] = found
+            if found != self.offers[resource.kind]:
+                self.offers[resource.kind] = found
                 self.lists[resource.kind].set(device_list(resource, found))
 
     def resend(self) -> None:
@@ -75,16 +69,7 @@ class Advertiser:
 
     async def run(self) -> NoReturn:
         """Follow the node for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(), name="follow the node")
-            tasks.create_task(self._look(), name="lift bounds")
-        raise AssertionError  # pragma: no cover (the tasks never return)
-
-    async def _follow(self) -> None:
-        async for _node in self._state.nodes():
-            self.refresh()
-
-    async def _look(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            shown = self._state.nodes.version
             self.refresh()
+            await within(_LOOK_S, self._state.nodes.after(shown))

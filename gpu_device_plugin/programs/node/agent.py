@@ -1,4 +1,4 @@
-"""The node agent: what it is made of, and what follows from what."""
+"""The node agent: its parts, and how they are wired together."""
 
 from __future__ import annotations
 
@@ -55,9 +55,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ANNOUNCE_S = 1.0
-"""How long an agent that is told to stop tries to say so on its node."""
-
 
 def reach_api(settings: NodeSettings) -> ClusterConfig | None:
     """Return how the agent of these settings reaches the API server, None if it goes without.
@@ -82,15 +79,10 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
 
 
 class NodeAgent:
-    """Everything an agent is, wired together."""
+    """The parts of an agent, which follow each other's published values."""
 
     def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; nothing is touched before `run`.
-
-        Args:
-            settings: what to run with; `reload` changes some.
-            dev: where device nodes are.
-        """
+        """Prepare; nothing is touched before `run`. Device nodes are in `dev`."""
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self._metrics: m.Metrics = (
@@ -186,20 +178,12 @@ class NodeAgent:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
                     tasks.create_task(self.cluster.node.follow(self._take_node), name="do as our node says")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
-                    tasks.create_task(self.reconciler.records.follow(self.cluster.learn), name="settle promises")
+                    tasks.create_task(
+                        self.reconciler.checkpoint_entries.follow(self.cluster.learn), name="settle promises"
+                    )
         finally:
             self._lock.release()
         raise AssertionError  # pragma: no cover (the tasks never return)
-
-    async def announce_shutdown(self) -> None:
-        """Let schedulers know that no pod had better come while there is no agent. Before `run` is cancelled."""
-        if self.cluster is not None:
-            await self.cluster.announce_shutdown(_ANNOUNCE_S)
-
-    async def cleanup(self) -> None:
-        """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
-        if self.cluster is not None:
-            await self.cluster.cleanup()
 
     def reload(self, wanted: NodeSettings) -> None:
         """Apply what can be applied of other settings, and name what cannot."""
@@ -214,10 +198,6 @@ class NodeAgent:
         logging.getLogger("gpu_device_plugin").setLevel(settings.log_level.upper())
         self._apply()
         self.reports.settings_read(outcome)
-
-    def toggle_pause(self) -> None:
-        """Release the GPUs so that they can be reset, or take them up again."""
-        self.equipment.toggle_pause()
 
     # --- What happens ---------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
+from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call
 from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
@@ -30,7 +31,7 @@ _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
 class NodeAnswers:
-    """Decides what the kubelet is told. One kubelet asks, one call at a time."""
+    """Decides the answers. One kubelet asks, one call at a time."""
 
     def __init__(
         self,
@@ -48,13 +49,13 @@ class NodeAnswers:
 
         Args:
             state: the node.
-            waiting: who may be asking; None: nobody can tell, and every call is answered by policy alone.
+            waiting: the pods that may be asking; None: every call is answered by policy alone.
             metrics: where to count.
             policy: which GPU is preferred, a key of `POLICIES`.
             delivery: how GPUs reach containers.
             dev: where device nodes are looked for.
-            on_refusal: told (kind, devices asked, why) after every refusal.
-            on_grant: told after every grant.
+            on_refusal: called with kind, devices asked and reason after every refusal.
+            on_grant: called after every grant.
         """
         self._state = state
         self._waiting = waiting
@@ -91,7 +92,7 @@ class NodeAnswers:
         verdict = (
             refuse_request(match)
             or self._missing_device_node()
-            or admit(node, resource.kind, device_ids, promise, after_init=_after_init(match))
+            or admit(node, resource.kind, device_ids, promise, after_init=None if match is None else match.after_init)
         )
         if isinstance(verdict, Refused):
             if waiting is not None and match is not None:
@@ -99,7 +100,7 @@ class NodeAnswers:
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
-        self._state.claim(ids, time.monotonic())
+        self._state.update(Ledger.granted, ids, time.monotonic())
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
@@ -135,7 +136,7 @@ class NodeAnswers:
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
 
     def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
-        """Return whose devices these are: of whom we thought when we were asked, or of whoever fits now.
+        """Return the container that these devices are for: the one of the question, else the one that fits now.
 
         We are not asked when the devices of an init container suffice for the container after it.
         """
@@ -160,7 +161,3 @@ class NodeAnswers:
 
     def _on_node(self, path: str) -> bool:
         return (self._dev / path.removeprefix("/dev/")).exists()
-
-
-def _after_init(match: Match | None) -> bool | None:
-    return None if match is None else any(wanted.init and wanted.served for wanted in match.pod.wanted)

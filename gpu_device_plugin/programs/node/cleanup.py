@@ -13,19 +13,15 @@ from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels,
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.cluster.node import NodeSelf
 
 _log = logging.getLogger(__name__)
 
-WITHIN_S = 3.0
-"""How long an agent that is told to stop waits for each answer of the API server."""
-FORGOTTEN_WITHIN_S = 12.0
-"""How long it waits for the kubelet to offer nothing of ours, which writes its node every 10 seconds by default."""
 _LOOK_S = 0.5
-"""Between two looks whether it does."""
+"""Between two looks whether the kubelet offers anything of ours."""
 
 
 class Cleanup:
@@ -35,27 +31,27 @@ class Cleanup:
     had the label is shared by some other rule, which we do not know.
     """
 
-    def __init__(self, client: Client, ourselves: NodeSelf) -> None:
-        """Prepare to speak of the node `ourselves` through `client`, which is opened for that, and closed again."""
+    def __init__(self, client: Client, ourselves: NodeSelf, resources: Iterable[str] = ()) -> None:
+        """Prepare to speak of the node `ourselves` through `client`, which is opened for that, and closed again.
+
+        As long as the node shows one of `resources`, schedulers would take it for one of another device plugin, were it
+        not for what is written there: the kubelet has to forget them first.
+        """
         self._client = client
         self._self = ourselves
+        self._resources = tuple(resources)
         self._switched_on = False
-
-    def __repr__(self) -> str:
-        return f"<Cleanup of {self._self.name}, {'' if self._switched_on else 'never '}labelled>"
 
     def saw(self, labels: Mapping[str, str]) -> None:
         """Take note of the labels that our node has."""
         self._switched_on = self._switched_on or switched_on(labels)
 
-    async def run(self, resources: Collection[str], within_s: float, forgotten_within_s: float) -> None:
-        """Clean up if the node had the label and has it no more.
+    async def run(self, within_s: float = 3.0, forgotten_within_s: float = 12.0) -> None:
+        """Clean up if the node had the label and has it no more. After the agent has ended.
 
         Args:
-            resources: what the kubelet has to have forgotten first. As long as its node shows them, schedulers would
-                take it for one of another device plugin, were it not for what is written there.
-            within_s: see `WITHIN_S`.
-            forgotten_within_s: see `FORGOTTEN_WITHIN_S`.
+            within_s: how long to wait for each answer of the API server.
+            forgotten_within_s: how long to wait for the kubelet, which writes its node every 10 seconds by default.
         """
         if not self._switched_on:
             return
@@ -67,7 +63,7 @@ class Cleanup:
                         node = await self._self.read()
                     if switched_on(node.labels):
                         return
-                    offered = any(node.allocatable.get(name) for name in resources)
+                    offered = any(node.allocatable.get(name) for name in self._resources)
                     if not offered or time.monotonic() >= forgotten_by:
                         break
                     await asyncio.sleep(min(_LOOK_S, forgotten_within_s))

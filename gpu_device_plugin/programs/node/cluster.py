@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
@@ -21,12 +22,7 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import (
-    AGENT_LABELS,
-    ASSUME_TIME,
-    NODE_GPUS,
-    READ_ON_PODS,
-)
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_ON_PODS
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.promises import assignment
@@ -35,7 +31,7 @@ from gpu_device_plugin.core.model.shares import TooManySharesError
 from gpu_device_plugin.core.node.assigned import assigned_shares
 from gpu_device_plugin.core.node.ended_pods import pods_in_api
 from gpu_device_plugin.core.node.positions import listed_before
-from gpu_device_plugin.programs.node.cleanup import FORGOTTEN_WITHIN_S, WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 if TYPE_CHECKING:
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
-    from gpu_device_plugin.kubelet.checkpoint import Record
+    from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -61,7 +57,7 @@ class _Readiness(Enum):
     """The kubelet does not listen to us yet, or what is free is not known."""
     READY = auto()
     SHUTTING_DOWN = auto()
-    """We have been told to end. A pod that comes when there is no agent fails."""
+    """The agent ends. A pod that comes when there is none fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +77,8 @@ class _Shown:
 class NodeCluster:
     """Follows this node's pods, writes what became of them, and says on the node what a scheduler needs to know."""
 
-    def __init__(
-        self,
-        config: ClusterConfig,
-        settings: NodeSettings,
-        state: NodeState,
-        metrics: m.Metrics,
-    ) -> None:
-        """Prepare; nothing is sent before `run`.
-
-        Args:
-            config: how to reach the API server.
-            settings: for node name, resources and policy.
-            state: the node.
-            metrics: where to count.
-        """
+    def __init__(self, config: ClusterConfig, settings: NodeSettings, state: NodeState, metrics: m.Metrics) -> None:
+        """Prepare; nothing is sent before `run`."""
         self._settings = settings
         self._state = state
         self._metrics = metrics
@@ -107,7 +90,7 @@ class NodeCluster:
         self._writer = PodWriter(self._client, node=settings.node_name, refused=self._refused)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
-        self._cleanup = Cleanup(self._client, self._self)
+        self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
         self.look_s = 60.0
         """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
         self.linger_s = 1.0
@@ -127,9 +110,6 @@ class NodeCluster:
         """What was last to be written on each pod, by UID, as long as it does not stand there."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
-    def __repr__(self) -> str:
-        return f"<NodeCluster of {self._settings.node_name}: {self.followed!r}>"
-
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
@@ -144,7 +124,7 @@ class NodeCluster:
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
-    async def announce_shutdown(self, within_s: float) -> None:
+    async def announce_shutdown(self, within_s: float = 1.0) -> None:
         """Say on the node, from now on, that its agent ends, so that no scheduler sends a pod. While `run` still runs.
 
         Returns when the pods that were on their way have come, which fail where there is no agent; or after `within_s`
@@ -161,10 +141,6 @@ class NodeCluster:
         except (ApiError, TimeoutError) as error:
             _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
 
-    async def cleanup(self, within_s: float = WITHIN_S, forgotten_within_s: float = FORGOTTEN_WITHIN_S) -> None:
-        """Take from the node what we wrote on it, if it shares its GPUs no more, see `Cleanup`; after `run`."""
-        await self._cleanup.run([resource.name for resource in self._settings.offered], within_s, forgotten_within_s)
-
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         """Have an Event written on our node."""
         ours = about_node(self._settings.node_name)
@@ -180,10 +156,7 @@ class NodeCluster:
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
         """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._looked.wait()
-        except TimeoutError:
+        if not await within(within_s, self._looked.wait()):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 
@@ -202,9 +175,9 @@ class NodeCluster:
             self._readiness = _Readiness.READY
             self._note()
 
-    def learn(self, records: Iterable[Record]) -> None:
+    def learn(self, entries: Iterable[Entry]) -> None:
         """Take over what the kubelet's checkpoint says of who has what, and settle the promises by it."""
-        self.waiting.learn(records)
+        self.waiting.learn(entries)
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
@@ -216,11 +189,11 @@ class NodeCluster:
         """Write on every pod that has all its devices that it has them, and which."""
         pods = self.followed.pods
         self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
-        node, records, resources = self._state.node, self.waiting.records, self._settings.offered
+        node, served, resources = self._state.node, self.waiting.recorded, self._settings.offered
         sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
             asked = self._asked.pop(pod.uid, {})
-            if pod.ended or not (actual := assigned_shares(pod, records, node, resources)):
+            if pod.ended or not (actual := assigned_shares(pod, served, node, resources)):
                 continue
             now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
             if changes := assignment(pod, actual, resources, sizes, now_ns):
@@ -269,12 +242,12 @@ class NodeCluster:
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
-            self._cleanup.saw(node.labels)
+            self.cleanup.saw(node.labels)
             self._outdated = dict.fromkeys((*AGENT_LABELS, *our_labels(node.labels)))
             if not self._looked.is_set():
                 self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
                 self._looked.set()
             elif self._notes.value.missing(node):
                 self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
-            self.node.set(node)  # whoever follows it has us show what follows from that
+            self.node.set(node)  # its followers call `show`
             await asyncio.sleep(self.look_s)

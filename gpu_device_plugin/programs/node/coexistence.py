@@ -51,7 +51,14 @@ class Coexistence:
         Who was there is believed gone when nothing of it was seen for `look_s`: it may only be restarting.
         """
         settings, now = self.settings, time.monotonic()
-        found = () if settings.allow_other_plugins else self._found(settings)
+        found: tuple[Sighting, ...] = ()
+        if not settings.allow_other_plugins:
+            found = sightings(
+                listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
+                listened_to(settings.plugins_registry, DRIVER_SOCKETS),
+                self._allocatable,
+                {resource.name for resource in settings.offered},
+            )
         if found:
             self._seen_at = now
         elif now - self._seen_at < self.look_s and not settings.allow_other_plugins:
@@ -69,17 +76,9 @@ class Coexistence:
             self.look()
             await asyncio.sleep(self.look_s)
 
-    def _found(self, settings: NodeSettings) -> tuple[Sighting, ...]:
-        return sightings(
-            listened_to(settings.device_plugin_dir, PLUGIN_SOCKETS),
-            listened_to(settings.plugins_registry, DRIVER_SOCKETS),
-            self._allocatable,
-            {resource.name for resource in settings.offered},
-        )
-
 
 async def serve_while_alone(
-    lives: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
+    registration: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
 ) -> None:
     """Keep our resources registered, and our ledger true, whenever we are alone; say so when we are not. Never ends."""
     coexistence.look()  # before the first registration, whichever task ran first
@@ -95,12 +94,12 @@ async def serve_while_alone(
             elif not others and serving is None:
                 if refused:
                     _log.info("GPUs are shared: nobody else hands them out any more")
-                serving = tasks.create_task(_serve(lives, reconciler), name="offer and reconcile")
+                serving = tasks.create_task(_serve(registration, reconciler), name="offer and reconcile")
             refused = bool(others)
 
 
-async def _serve(lives: RegistrationLoop, reconciler: Reconciler) -> NoReturn:
+async def _serve(registration: RegistrationLoop, reconciler: Reconciler) -> NoReturn:
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(lives.run(), name="plugins")
+        tasks.create_task(registration.run(), name="plugins")
         tasks.create_task(reconciler.run(), name="reconcile")
     raise AssertionError  # pragma: no cover (the tasks never return)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
-"""How long GPUs that were found wait to be told which position each had before. Registering late costs pods."""
+"""How long GPUs that were found wait for the positions that they had before. Registering late costs pods."""
 
 
 class Equipment:
@@ -39,14 +39,9 @@ class Equipment:
         excluded: tuple[str, ...],
         gpus_before: Callable[[float], Awaitable[tuple[Gpu, ...]]] | None,
     ) -> None:
-        """Prepare to follow `hardware` into `state`.
+        """Prepare to follow `hardware` into `state`, without the GPUs `excluded` (UUIDs or indexes).
 
-        Args:
-            hardware: what the driver shows.
-            state: the node.
-            metrics: where to count.
-            excluded: UUIDs or indexes of GPUs that the settings keep out.
-            gpus_before: tells, within so many seconds, which GPUs the node had before, by position; None: nobody can.
+        `gpus_before` returns, within so many seconds, the GPUs that the node had before, by position; None: nobody can.
         """
         self._hardware = hardware
         self._state = state
@@ -61,9 +56,6 @@ class Equipment:
         self.remarks: tuple[str, ...] = ()
         """What is to be known of this node beside its GPUs, as sentences."""
 
-    def __repr__(self) -> str:
-        return f"<Equipment of {self._hardware!r}>"
-
     @property
     def why_none(self) -> str:
         """Why no GPU is shared, where none is."""
@@ -76,11 +68,11 @@ class Equipment:
         Raises:
             UsageError: the share size cuts the first GPUs into more shares than a kubelet copes with.
         """
-        told: tuple[object, ...] = ()
+        logged: tuple[object, ...] = ()
         restarts, gpus_before = 0, self._gpus_before
         async for view in self._hardware.view.values():
-            if view.state is not State.STARTING and (view.state, view.sentence) != told:
-                told = (view.state, view.sentence)
+            if view.state is not State.STARTING and (view.state, view.sentence) != logged:
+                logged = (view.state, view.sentence)
                 usual = view.state in {State.WATCHING, State.PAUSED}
                 _log.log(logging.INFO if usual else logging.WARNING, "%s", view.sentence)
             if view.child_restarts > restarts:

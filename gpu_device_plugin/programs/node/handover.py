@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 class Handover:
     """The share size in use, and the pods that have ended though the kubelet's checkpoint shows them."""
 
-    def __init__(self, settings: NodeSettings, books: KubeletRecords) -> None:
+    def __init__(self, settings: NodeSettings, records: KubeletRecords) -> None:
         """Read and write beside the kubelet's sockets; only the lock's holder writes."""
         self._settings = settings
-        self._books = books
+        self._records = records
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
-
-    def __repr__(self) -> str:
-        return f"<Handover {self._share_size!r}, {self._ended_pods!r}>"
 
     def share_mib(self) -> int:
         """Return the share size to begin with, in MiB: the one in use as long as a container holds shares of it."""
@@ -40,7 +37,7 @@ class Handover:
 
     def keep_ended_pods(self) -> None:
         """Leave the UIDs of the pods that have ended for the next agent, which will not have seen them end."""
-        ended = " ".join(sorted(self._books.over))
+        ended = " ".join(sorted(self._records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)
 
@@ -48,6 +45,6 @@ class Handover:
         """Return the UIDs of the pods that hold shares by the kubelet's checkpoint, None if it cannot be read."""
         names = frozenset(resource.name for resource in self._settings.offered if resource.kind is Kind.MEMORY)
         try:
-            return self._books.recorded().by_pod(names).keys()
+            return self._records.recorded().by_pod(names).keys()
         except CheckpointUnreadableError:
             return None

@@ -66,7 +66,7 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
 def metrics_state(agent: NodeAgent) -> m.State:
     """Return the node as metrics show it."""
     node = agent.state.node
-    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers(Kind.MEMORY)}
+    fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(Kind.MEMORY, ())}
     return m.State(
         gpus=tuple(
             m.GpuState(

@@ -7,13 +7,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
-from gpu_device_plugin.programs.node.cleanup import WITHIN_S, Cleanup
+from gpu_device_plugin.programs.node.cleanup import Cleanup
 from gpu_device_plugin.programs.node.probes import serving_probes
 from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import settings_for
@@ -38,32 +39,21 @@ class Chosen(NamedTuple):
 
 
 class Choice:
-    """Finds out which settings our node is to have, and shares nothing until it knows.
-
-    The wrong share size would stay: the kubelet remembers devices by it.
-    """
+    """Reads the node's label. The wrong share size would stay: the kubelet remembers devices by it."""
 
     def __init__(
-        self,
-        sources: Sources[NodeSettings],
-        settings: NodeSettings,
-        config: ClusterConfig,
-        remembered: StateFile,
+        self, sources: Sources[NodeSettings], settings: NodeSettings, config: ClusterConfig, remembered: StateFile
     ) -> None:
         """Prepare; nothing is sent before `made`.
 
-        Args:
-            sources: where settings come from.
-            settings: those that need no profile: who we are, and where we are asked how we are.
-            config: how to reach the API server.
-            remembered: the profile of this node's last agent.
+        Of `settings` only those count that need no profile; `remembered` holds the profile of the node's last agent.
         """
         self._sources = sources
         self._settings = settings
         self._remembered = remembered
         self._client = Client(config)
         self._self = NodeSelf(self._client, settings.node_name)
-        self._cleanup = Cleanup(self._client, self._self)
+        self.cleanup = Cleanup(self._client, self._self)
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._again = asyncio.Event()
         self.patience_s = 10.0
@@ -93,10 +83,6 @@ class Choice:
             finally:
                 events.cancel()
 
-    async def cleanup(self) -> None:
-        """Take from the node what agents wrote on it, if it shares its GPUs no more, see `Cleanup`; after `made`."""
-        await self._cleanup.run((), WITHIN_S, 0)
-
     async def _choose(self) -> Chosen:
         label: str | None = None
         patient_until = time.monotonic() + self.patience_s
@@ -118,11 +104,12 @@ class Choice:
                     return Chosen(settings_for(self._sources, texts, label), texts, label)
                 except UsageError as error:
                     self._wait(f"this node shares nothing until its settings can be used: {error}")
-            await self._pause(wait_s)
+            await within(wait_s, self._again.wait())
+            self._again.clear()
 
     async def _read_label(self) -> str:
         node = await self._self.read()
-        self._cleanup.saw(node.labels)
+        self.cleanup.saw(node.labels)
         return node.labels.get(CONFIG_LABEL, "")
 
     def _believe(self, problem: str) -> str | None:
@@ -142,14 +129,6 @@ class Choice:
             ours = about_node(self._settings.node_name)
             note = f"{why[0].upper()}{why[1:]}"
             self._events.post(ours, reason="SettingsRefused", note=note, action="Wait", warning=True)
-
-    async def _pause(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._again.wait()
-        except TimeoutError:
-            pass
-        self._again.clear()
 
     # --- Probes ---------------------------------------------------------------------------------------------------
 

@@ -65,13 +65,7 @@ class NodeProgram:
         *,
         agent: Callable[..., NodeAgent] = NodeAgent,
     ) -> None:
-        """Prepare; nothing is touched before `run`.
-
-        Args:
-            sources: where settings come from.
-            texts: what the files among them said.
-            settings: what that makes without a profile.
-            agent: makes the agent.
+        """Prepare with the arguments of `main`, and what makes the agent; nothing is touched before `run`.
 
         Raises:
             UsageError: something in the settings cannot be used.
@@ -127,21 +121,20 @@ class NodeProgram:
     def toggle_pause(self) -> None:
         """Let go of the GPUs, or take them up again, if there is an agent already."""
         if self.agent is not None:
-            self.agent.toggle_pause()
+            self.agent.equipment.toggle_pause()
         else:
             _log.warning("there is nothing to pause: GPUs are let alone until it is known which settings this node has")
 
     async def announce_shutdown(self) -> None:
         """Let schedulers know that there will be no agent. Before `run` is cancelled."""
-        if self.agent is not None:
-            await self.agent.announce_shutdown()
+        if self.agent is not None and self.agent.cluster is not None:
+            await self.agent.cluster.announce_shutdown()
 
     async def cleanup(self) -> None:
         """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
-        if self.agent is not None:
-            await self.agent.cleanup()
-        elif self.choice is not None:
-            await self.choice.cleanup()
+        knows_the_node = self.choice if self.agent is None else self.agent.cluster
+        if knows_the_node is not None:
+            await knows_the_node.cleanup.run()
 
     def _to_choose(self) -> Choice | None:
         """Return what asks the API server for our node's label, None if there is no API server."""

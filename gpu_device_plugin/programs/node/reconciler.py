@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.model.shares import parse_id
-from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold
+from gpu_device_plugin.core.node.ledger import SETTLING_S, Hold, Ledger
 from gpu_device_plugin.kubelet.checkpoint import CheckpointUnreadableError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.node.ledger import Reading
-    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record, Stamp
+    from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry, Stamp
     from gpu_device_plugin.kubelet.records import KubeletRecords
     from gpu_device_plugin.node_state import NodeState
 
@@ -57,8 +58,8 @@ class Reconciler:
             records: the kubelet's.
             metrics: where to count.
             resend: sends the list of devices once more.
-            readings: the newest reading of each GPU.
-            read_again: has all GPUs read once more; returns when they are, or cannot be.
+            readings: returns the newest reading of each GPU.
+            read_again: returns when all GPUs were read once more, or cannot be.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """
@@ -68,7 +69,7 @@ class Reconciler:
         self._resend = resend
         self._readings = readings
         self._read_again = read_again
-        self.records: Latest[tuple[Record, ...]] = Latest(())
+        self.checkpoint_entries: Latest[tuple[Entry, ...]] = Latest(())
         """Those of the checkpoint that was read last; set with every reading."""
         self.rounds: Latest[int] = Latest(0)
         """How many rounds there were, whatever came of them."""
@@ -82,9 +83,6 @@ class Reconciler:
         self._slower = 1
         self._in_vain: frozenset[str] = frozenset()
         self._users: frozenset[str] = frozenset()
-
-    def __repr__(self) -> str:
-        return f"<Reconciler of {self._records!r}>"
 
     def granted(self) -> None:
         """Look at the checkpoint soon: a container was just given devices, which what is written now does not show."""
@@ -116,7 +114,7 @@ class Reconciler:
         self._read()
         listed = await self._records.listed()
         if listed is not None:
-            self._state.see(listed)
+            self._state.update(Ledger.seen, listed)
 
     async def run(self) -> NoReturn:
         """Reconcile for ever."""
@@ -132,13 +130,11 @@ class Reconciler:
         """
         patience_s = math.inf
         while True:
-            try:
-                async with asyncio.timeout(patience_s):
-                    await self._granted.wait()
+            if await within(patience_s, self._granted.wait()):
                 patience_s = _WRITTEN_S
                 self._granted.clear()  # what is granted from here on may be missing in what we read
                 await asyncio.sleep(_WRITTEN_S)
-            except TimeoutError:
+            else:
                 patience_s *= 3
             found = self._read()
             seen = found is not None and await self._records.look(found)
@@ -150,12 +146,7 @@ class Reconciler:
 
     async def _rounds(self) -> NoReturn:
         while True:
-            try:
-                async with asyncio.timeout(self.interval_s * self._slower):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            else:
+            if await within(self.interval_s * self._slower, self._changed.wait()):
                 self._slower = 1
             self._changed.clear()
             in_vain = await self._round()
@@ -181,13 +172,13 @@ class Reconciler:
         if unknown:
             self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
             _log.warning("the kubelet gave out devices that we knew nothing of", extra={"devices": len(unknown)})
-            self._state.see(unknown)
+            self._state.update(Ledger.seen, unknown)
         if written is not None:
             self._take_over(written)
-        self._state.reconcile(evidence, self._readings(), time.monotonic(), self.process_wait_s)
+        self._state.update(Ledger.reconciled, evidence, self._readings(), time.monotonic(), self.process_wait_s)
         if any(hold.freed_at is not None for hold in self._state.node.ledger.holds.values()):
             await self._read_again()
-            self._state.release(self._readings(), time.monotonic(), self.process_wait_s)
+            self._state.update(Ledger.released, self._readings(), time.monotonic(), self.process_wait_s)
         holds = self._state.node.ledger.holds
         return frozenset(
             name for name, hold in holds.items() if hold == Hold() and name in evidence.recorded - evidence.listed
@@ -198,9 +189,9 @@ class Reconciler:
             found = self._records.recorded()
         except CheckpointUnreadableError as error:
             self._complain(error)
-            # Once complete, our ledger stays so: whatever is given out from then on is given out by us.
+            # Once complete, our ledger stays so: from then on we give out every ID.
             if not self._ever_read:
-                self._state.see((), certain=False)
+                self._state.update(Ledger.seen, (), certain=False)
             return None
         self._take_over(found)
         return found
@@ -210,11 +201,11 @@ class Reconciler:
         self._ever_read = True
         ids = self._records.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
-            # Written before our last grant: what it says of an ID that we hold is about whoever had it before.
+            # Written before our last grant: what it says of an ID that we hold is about its holder before.
             ids -= self._state.node.ledger.holds.keys()
-        self._state.see(ids, certain=True)
+        self._state.update(Ledger.seen, ids, certain=True)
         self._look_beside(found)
-        self.records.set(found.records)
+        self.checkpoint_entries.set(found.entries)
 
     def _look_beside(self, found: Checkpoint) -> None:
         """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
@@ -226,7 +217,7 @@ class Reconciler:
                     "a GPU is in use through a resource that is not offered here, and is given to nobody else",
                     extra={"uuid": uuid, "resource": foreign[uuid]},
                 )
-            self._state.set_foreign(foreign)
+            self._state.update(Ledger.with_foreign, foreign)
 
     def _complain(self, error: CheckpointUnreadableError) -> None:
         if str(error) != self._complaint:

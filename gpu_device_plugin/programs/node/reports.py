@@ -51,12 +51,12 @@ class Reports:
         _log.warning("%s: %s", name, what, extra={"uuid": seen.uuid, "once_per_s": 60})
         self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 
-    def registration(self, told: RegistrationEvent, details: dict[str, object]) -> None:
+    def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
         """The kubelet has registered a resource, or has not, or has to register all of them anew."""
-        registered = told is RegistrationEvent.REGISTERED
-        if registered or told is RegistrationEvent.NOT_REGISTERED:
+        registered = event is RegistrationEvent.REGISTERED
+        if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
-        _log.log(logging.INFO if registered else logging.WARNING, "%s", told, extra=details)
+        _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
         """A container has not got its devices."""

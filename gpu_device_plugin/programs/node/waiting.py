@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.assigned import Slot
     from gpu_device_plugin.core.node.matching import Call, Match
-    from gpu_device_plugin.kubelet.checkpoint import Record
+    from gpu_device_plugin.kubelet.checkpoint import Entry
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -76,7 +76,8 @@ class WaitingPods:
         self._metrics = metrics
         self._shares = shares
         self._clock = clock
-        self._records: Mapping[Slot, frozenset[str]] = {}
+        self.recorded: Mapping[Slot, frozenset[str]] = {}
+        """What the kubelet's checkpoint says each container has."""
         self._guesses: dict[Slot, _Guess] = {}
         self._swapped: dict[Slot, Promise] = {}
         self._refused: dict[str, float] = {}
@@ -87,12 +88,7 @@ class WaitingPods:
 
     def __repr__(self) -> str:
         guesses = f"{len(self._guesses)} guesses, {len(self._swapped)} swapped, {len(self._refused)} refused"
-        return f"<WaitingPods: {len(self._records)} containers served, {guesses}>"
-
-    @property
-    def records(self) -> Mapping[Slot, frozenset[str]]:
-        """What the kubelet's checkpoint says each container has."""
-        return self._records
+        return f"<WaitingPods: {len(self.recorded)} containers served, {guesses}>"
 
     async def find(self, call: Call) -> Matched:
         """Return whose call this is; wait a moment for the watch if nobody is known who could ask this.
@@ -131,21 +127,21 @@ class WaitingPods:
         """
         self._refused[match.pod.uid] = self._clock()
 
-    def learn(self, records: Iterable[Record]) -> None:
+    def learn(self, entries: Iterable[Entry]) -> None:
         """Take over what the kubelet's checkpoint says, and correct the guesses by it."""
-        self._records = {
-            (record.pod_uid, record.container, self._kinds[record.resource]): record.device_ids
-            for record in records
-            if record.resource in self._kinds
+        self.recorded = {
+            (entry.pod_uid, entry.container, self._kinds[entry.resource]): entry.device_ids
+            for entry in entries
+            if entry.resource in self._kinds
         }
         now = self._clock()
-        owners = {(slot[2], ids): slot for slot, ids in self._records.items()}
+        owners = {(slot[2], ids): slot for slot, ids in self.recorded.items()}
         actual = {slot: owners.get((slot[2], guess.device_ids)) for slot, guess in self._guesses.items()}
         for slot, owner in actual.items():
             if owner is None:
                 if now - self._guesses[slot].at > SETTLING_S:
                     del self._guesses[slot]
-            elif slot in self._records:
+            elif slot in self.recorded:
                 del self._guesses[slot]
             else:
                 self._swap(slot, owner, actual)
@@ -198,7 +194,7 @@ class WaitingPods:
         )
 
     def _is_served(self, slot: Slot) -> bool:
-        return slot in self._records or slot in self._guesses
+        return slot in self.recorded or slot in self._guesses
 
     def _read(self, pod: Pod) -> _Written:
         known = self._written.get(pod.uid)

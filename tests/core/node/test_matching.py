@@ -101,6 +101,22 @@ def test_a_match_tells_whether_its_container_asks_for_shares_and_for_whole_gpus(
     assert [Match(one, wanted).asks_both for wanted in one.wanted] == [False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((), False),
+        ((init("setup", 4),), False),
+        ((init("setup", 4, served=True),), True),
+        ((app("d", 4, served=True),), False),
+    ],
+)
+def test_a_match_tells_whether_an_init_container_of_its_pod_was_served_before(
+    before: tuple[Wanted, ...], *, expected: bool
+) -> None:
+    own = app("c", 4)
+    assert Match(pod("a", *before, own), own).after_init is expected
+
+
 # --- promises
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.ledger import Evidence
+from gpu_device_plugin.core.node.ledger import Evidence, Ledger
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.advertiser import Advertiser
 from tests.nodes import ids, node, uuid
@@ -45,8 +45,7 @@ async def settled() -> None:
 def test_before_anything_is_known_nothing_is_listed() -> None:
     advertiser = Advertiser(NodeState(node(8, 8)), (MEM, COUNT), 10)
     assert [len(latest.value.devices) for latest in advertiser.lists.values()] == [0, 0]
-    assert advertiser.offers(Kind.MEMORY) == ()
-    assert repr(advertiser) == "<Advertiser of aliyun.com/gpu-mem, aliyun.com/gpu-count>"
+    assert advertiser.offers[Kind.MEMORY] == ()
 
 
 async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:
@@ -56,15 +55,15 @@ async def test_a_change_of_the_node_is_one_list_of_what_it_changes() -> None:
     async with following(advertiser):
         await settled()
         assert versions(advertiser) == [1, 1]
-        state.claim([uuid(0)], now=0)
+        state.update(Ledger.granted, [uuid(0)], now=0)
         await settled()
         assert versions(advertiser) == [2, 1]
         assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (8, 2)
-        state.claim(ids(1, range(3)), now=0)
+        state.update(Ledger.granted, ids(1, range(3)), now=0)
         await settled()
         assert versions(advertiser) == [2, 2]
         assert (shown(advertiser, Kind.MEMORY), shown(advertiser, Kind.COUNT)) == (8, 1)
-        state.claim(ids(1, range(3, 5)), now=0)
+        state.update(Ledger.granted, ids(1, range(3, 5)), now=0)
         await settled()
         assert versions(advertiser) == [2, 2], "a further share of a GPU in use changes no ID"
 
@@ -74,8 +73,8 @@ async def test_several_changes_at_once_are_one_list() -> None:
     advertiser = Advertiser(state, (MEM, COUNT), 10)
     async with following(advertiser):
         await settled()
-        state.claim([uuid(0)], now=0)
-        state.claim([uuid(1)], now=0)
+        state.update(Ledger.granted, [uuid(0)], now=0)
+        state.update(Ledger.granted, [uuid(1)], now=0)
         await settled()
         assert versions(advertiser) == [2, 1]
         assert shown(advertiser, Kind.MEMORY) == 0
@@ -86,7 +85,7 @@ async def test_what_is_free_again_is_shown_again() -> None:
     advertiser = Advertiser(state, (MEM, COUNT), 10)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 8
-    state.reconcile(Evidence(frozenset(), 100, frozenset()), {}, 100, 0)
+    state.update(Ledger.reconciled, Evidence(frozenset(), 100, frozenset()), {}, 100, 0)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 16
 
@@ -119,7 +118,7 @@ def test_a17_room_for_what_was_refused_ends_the_run() -> None:
     state = NodeState(node(8, 8, used={0: range(4), 1: range(4)}))
     advertiser = Advertiser(state, (MEM, COUNT), 1)
     assert advertiser.refused(5)
-    state.reconcile(Evidence(frozenset(ids(0, range(4))), 100, frozenset()), {}, 100, 0)
+    state.update(Ledger.reconciled, Evidence(frozenset(ids(0, range(4))), 100, frozenset()), {}, 100, 0)
     advertiser.refresh()
     assert shown(advertiser, Kind.MEMORY) == 16
     assert advertiser.refusals.run is None

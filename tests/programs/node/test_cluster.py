@@ -90,10 +90,10 @@ async def test_new_gpus_are_told_of() -> None:
         await there.start_agent()
         await there.node.until(lambda: len(_gpus(there)) == 1)
         assert there.node.agent is not None
-        there.node.agent.toggle_pause()
+        there.node.agent.equipment.toggle_pause()
         await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False])
         there.node.hardware(T4, A10)
-        there.node.agent.toggle_pause()
+        there.node.agent.equipment.toggle_pause()
         await there.node.until(lambda: len(_gpus(there)) == 2)
         await there.node.until(lambda: there.labels()["count"] == "2")
         assert (there.labels()["product"], there.labels()["memory-mib"]) == ("mixed", "15360")
@@ -182,9 +182,9 @@ async def test_a_gpu_that_is_lost_keeps_its_position_when_the_agent_starts_anew(
 
         there.node.hardware(T4, A10, T4)
         assert there.node.agent is not None
-        there.node.agent.toggle_pause()
+        there.node.agent.equipment.toggle_pause()
         await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [False, False, False])
-        there.node.agent.toggle_pause()
+        there.node.agent.equipment.toggle_pause()
         await there.node.until(lambda: [gpu["healthy"] for gpu in _gpus(there)] == [True, True, True])
         assert there.node.uuids == before
         await there.node.healthy_is(MEM, 14 + 21 + 14)

@@ -35,9 +35,10 @@ async def stop(there: Cluster) -> None:
     """Stop the agent as SIGTERM does."""
     agent = there.node.agent
     assert agent is not None
-    await agent.announce_shutdown()
+    assert agent.cluster is not None
+    await agent.cluster.announce_shutdown()
     await there.node.stop_agent()
-    await agent.cleanup()
+    await agent.cluster.cleanup.run()
 
 
 async def test_without_the_label_nothing_of_ours_is_left_on_the_node() -> None:
@@ -66,7 +67,7 @@ async def cleaning_up(there: Cluster, forgotten_within_s: float) -> AsyncIterato
     await ours.announce_shutdown(5)
     await there.node.stop_agent()
     before = there.api.count("get", "nodes")
-    cleanup = asyncio.create_task(ours.cleanup(5, forgotten_within_s), name="cleanup")
+    cleanup = asyncio.create_task(ours.cleanup.run(5, forgotten_within_s), name="cleanup")
     await there.node.until(lambda: there.api.count("get", "nodes") > before + 1)  # looked, and once more
     yield cleanup
     async with patience(there):
@@ -193,17 +194,10 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
         there.api.fail(Hang(), resources=["nodes"])
         ours = there.cluster
         await there.node.stop_agent()
-        await ours.cleanup(0.1, 0)
+        await ours.cleanup.run(0.1, 0)
         assert "what we wrote on it stays: no answer within 0.1 s" in caplog.text
         there.api.heal()
         there.api.fail(Answer(403), verbs=["patch"])
-        await ours.cleanup(5, 0)
+        await ours.cleanup.run(5, 0)
         assert "what we wrote on it stays: patch nodes node: 403" in caplog.text
         assert there.said_of_node()
-
-
-async def test_without_an_api_there_is_nothing_to_leave_behind() -> None:
-    async with cluster() as there:
-        await there.node.start_agent(api="off")
-        async with patience(there):
-            await stop(there)

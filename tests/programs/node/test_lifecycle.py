@@ -196,10 +196,10 @@ async def test_without_gpus_nothing_is_registered_until_there_are_some() -> None
 async def test_paused_the_gpus_are_let_go_of_and_resumed_they_serve_again() -> None:
     async with world() as node:
         agent = await node.start_agent()
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 0)
         await node.until(lambda: agent.hardware.view.value.state is State.PAUSED)
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 28)
 
 
@@ -308,7 +308,7 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         lines = text.splitlines()
         assert 'gpushare_allocations_total{resource="aliyun.com/gpu-mem"} 1.0' in lines
         assert 'gpushare_kubelet_registrations_total{outcome="registered",resource="aliyun.com/gpu-mem"} 1.0' in lines
-        assert [offer.unhealthy for offer in agent.advertiser.offers(agent.settings.resources[0])] == [False, False]
+        assert [offer.unhealthy for offer in agent.advertiser.offers[agent.settings.resources[0]]] == [False, False]
         state = probes.metrics_state(agent)
         assert [(gpu.shares, gpu.allocated, gpu.fenced) for gpu in state.gpus] == [(14, 3, 0), (14, 14, 14)]
         assert [(stream.resource, stream.up) for stream in state.streams] == [(MEM, True), (COUNT, True)]
@@ -318,6 +318,13 @@ async def test_probes_and_metrics_show_what_the_agent_does() -> None:
         assert status == 503
         assert "aliyun.com/gpu-mem" in text
         await node.ready()
+
+
+async def test_metrics_are_there_where_whole_gpus_alone_are_offered() -> None:
+    async with world([T4], resources="count") as node:
+        agent = node.launch()
+        await node.until(lambda: not agent.registration.unmet())
+        assert [(gpu.shares, gpu.fenced) for gpu in probes.metrics_state(agent).gpus] == [(14, 0)]
 
 
 @pytest.mark.parametrize(

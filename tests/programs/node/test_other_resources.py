@@ -49,10 +49,10 @@ async def test_readiness_tells_what_was_lost_after_the_start() -> None:
     async with world("fake:1xT4") as node:
         agent = await node.start_agent()
         assert await probes.ready(agent) == ()
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 0)
         assert await probes.ready(agent) == ("paused: no process of ours uses the GPUs",)
-        agent.toggle_pause()
+        agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 14)
         assert await probes.ready(agent) == ()
 

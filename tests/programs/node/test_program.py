@@ -218,6 +218,17 @@ async def test_without_an_api_server_there_is_no_label_to_ask_for() -> None:
             await shares(there, 28)
 
 
+async def test_without_an_api_there_is_nothing_to_leave_behind() -> None:
+    async with cluster() as there:
+        configure(there, **SIZES)
+        async with running(there, api="off") as program:
+            await shares(there, 28)
+            async with patience(there):
+                await program.announce_shutdown()
+                await there.node.stop_agent()
+                await program.cleanup()
+
+
 async def test_a_node_that_is_taken_out_while_it_waits_is_cleaned_up() -> None:
     async with cluster(node_labels={"gpushare": "true", CONFIG: "big"}) as there:
         configure(there, **SIZES)

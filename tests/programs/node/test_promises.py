@@ -218,7 +218,7 @@ async def test_a_static_pod_is_known_by_the_uid_that_the_kubelet_gave_it() -> No
         mirror = {"kubernetes.io/config.mirror": static.uid}
         there.create(pod("static", mem=4), annotations=mirror)
         await there.bind("static")
-        await there.node.until(lambda: bool(there.cluster.waiting.records))
+        await there.node.until(lambda: bool(there.cluster.waiting.recorded))
         a = await there.run(pod("a", mem=4), promise(1, 4))
         assert there.positions(a) == {1: 4}
         await there.assigned("static")

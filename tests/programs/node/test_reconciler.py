@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.node.ledger import Evidence, Reading
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Record
+from gpu_device_plugin.core.node.ledger import Evidence, Ledger, Reading
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.node_state import NodeState
 from gpu_device_plugin.programs.node.reconciler import Reconciler
@@ -45,7 +45,7 @@ class Scripted(KubeletRecords):
         """How many looks it takes until the kubelet has listed everybody."""
 
     def write(self, *device_ids: str) -> None:
-        self.checkpoint = Checkpoint((Record("p", "c", MEM, frozenset(device_ids)),), frozenset({MEM}))
+        self.checkpoint = Checkpoint((Entry("p", "c", MEM, frozenset(device_ids)),), frozenset({MEM}))
 
     def recorded(self) -> Checkpoint:
         self.reads += 1
@@ -152,8 +152,8 @@ async def test_what_either_book_shows_is_taken_over_before_registering() -> None
     desk.records.list = frozenset(ids(1, [5]))
     await desk.reconciler.prepare()
     assert desk.held == {*ids(0, [0]), *ids(1, [5])}
-    assert desk.reconciler.records.value == (Record("p", "c", MEM, frozenset(ids(0, [0]))),)
-    assert desk.reconciler.records.version == 1
+    assert desk.reconciler.checkpoint_entries.value == (Entry("p", "c", MEM, frozenset(ids(0, [0]))),)
+    assert desk.reconciler.checkpoint_entries.version == 1
     assert desk.certain
 
 
@@ -308,8 +308,8 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
     desk = Desk(NodeState(node(8, 8)))
     desk.records.checkpoint = Checkpoint(
         (
-            Record("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
-            Record("p", "c", "old.com/gpu-mem", frozenset("x")),
+            Entry("p", "c", "old.com/gpu-mem", frozenset(ids(1, [2]))),
+            Entry("p", "c", "old.com/gpu-mem", frozenset("x")),
         )
     )
     async with running(desk):
@@ -328,7 +328,7 @@ async def test_a_checkpoint_from_before_a_grant_says_nothing_about_what_was_gran
     desk.records.write(*ids(0, [1, 2]))
     desk.records.checkpoint = replace(desk.records.recorded(), stamp=(1, 1, 1))
     desk.records.stamped = (1, 1, 1)
-    desk.state.claim(ids(0, [1]), time.monotonic())
+    desk.state.update(Ledger.granted, ids(0, [1]), time.monotonic())
     desk.reconciler.granted()
     await desk.reconciler.prepare()
     holds = desk.state.node.ledger.holds
@@ -345,11 +345,11 @@ async def test_after_a_grant_the_checkpoint_is_read_soon() -> None:
     desk = Desk(NodeState(node(8)), interval_s=3600)
     async with running(desk):
         await asyncio.sleep(0)
-        desk.state.claim(ids(0, [1]), time.monotonic())
+        desk.state.update(Ledger.granted, ids(0, [1]), time.monotonic())
         desk.records.write(*ids(0, [1]))
         desk.reconciler.granted()
         await eventually(lambda: all(hold.granted_at is None for hold in desk.state.node.ledger.holds.values()))
-        assert desk.reconciler.records.value[0].device_ids == set(ids(0, [1]))
+        assert desk.reconciler.checkpoint_entries.value[0].device_ids == set(ids(0, [1]))
 
 
 async def test_grants_in_a_row_are_one_reading() -> None:
@@ -389,13 +389,6 @@ async def test_a_checkpoint_that_cannot_be_read_is_no_reason_to_ask_for_pods() -
         assert not desk.records.looks
 
 
-def test_it_says_whose_books_it_reads() -> None:
-    assert (
-        repr(Desk(NodeState(node(8))).reconciler)
-        == "<Reconciler of <KubeletRecords /none/kubelet_internal_checkpoint and /none>>"
-    )
-
-
 async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Path) -> None:
     """The file still shows who had the share before; only one that was written since can show the new container."""
     share = ids(0, [0])[0]
@@ -413,7 +406,7 @@ async def test_a_checkpoint_from_before_a_grant_does_not_confirm_it(tmp_path: Pa
         interval_s=1,
         process_wait_s=1,
     )
-    state.claim([share], 1.0)
+    state.update(Ledger.granted, [share], 1.0)
     reconciler.granted()
     await reconciler.prepare()
     assert state.node.ledger.holds[share].granted_at == 1.0

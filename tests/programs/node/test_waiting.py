@@ -17,8 +17,9 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.core.contract.keys import POD_ANNOTATIONS
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call, Match
-from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Record
+from gpu_device_plugin.kubelet.checkpoint import Checkpoint, Entry
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.metrics import NoMetrics
 from gpu_device_plugin.node_state import NodeState
@@ -75,7 +76,7 @@ class Node:
 
     def learn(self, **owners: str) -> None:
         """Read a checkpoint that says which devices each pod has."""
-        self.waiting.learn([Record(uid, "main", MEM, frozenset({ids})) for uid, ids in owners.items()])
+        self.waiting.learn([Entry(uid, "main", MEM, frozenset({ids})) for uid, ids in owners.items()])
 
     def left(self) -> dict[str, int]:
         """Return the GPU promised to each waiting pod."""
@@ -109,7 +110,7 @@ async def test_who_was_served_does_not_wait() -> None:
         assert there.left() == {"b": 1}
         there.learn(a="x")
         assert there.left() == {"b": 1}
-        assert there.waiting.records == {("a", "main", Kind.MEMORY): {"x"}}
+        assert there.waiting.recorded == {("a", "main", Kind.MEMORY): {"x"}}
 
 
 async def test_of_two_swapped_pods_each_goes_on_with_the_others_promise() -> None:
@@ -165,7 +166,7 @@ async def test_an_init_container_whose_devices_are_used_again_is_one_owner() -> 
         )
         await there.bound("c", 2)
         assert [there.ask("x"), there.ask("x")] == ["a", "b"]
-        there.waiting.learn([Record("b", name, MEM, frozenset({"x"})) for name in ("init", "main")])
+        there.waiting.learn([Entry("b", name, MEM, frozenset({"x"})) for name in ("init", "main")])
         assert there.left() == {"a": 1, "c": 2}
 
 
@@ -248,7 +249,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
     task = asyncio.create_task(reconciler.run())
     try:
         for number in (0, 1):
-            state.claim(ids(0, [number]), time.monotonic())
+            state.update(Ledger.granted, ids(0, [number]), time.monotonic())
             reconciler.granted()
             for _ in range(5):  # until it waits for the kubelet to write
                 await asyncio.sleep(0)
@@ -256,8 +257,8 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
         entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
-        await eventually(lambda: reconciler.records.value)
-        assert {(record.pod_uid, record.device_ids) for record in reconciler.records.value} == {
+        await eventually(lambda: reconciler.checkpoint_entries.value)
+        assert {(record.pod_uid, record.device_ids) for record in reconciler.checkpoint_entries.value} == {
             ("a", frozenset(ids(0, [0, 1])))
         }
     finally:
