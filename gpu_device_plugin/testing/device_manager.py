@@ -7,7 +7,7 @@ real one would hide the faults it is there to show.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.testing import device_checkpoint
 from gpu_device_plugin.testing.pods import DeviceNode, Kind, Mount, Received
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
-        AllocateResponse,
         ContainerAllocateResponse,
         Device,
         DevicePluginOptions,
     )
+    from gpu_device_plugin.testing.plugin_client import PluginClient
     from gpu_device_plugin.testing.pods import ContainerSpec
     from gpu_device_plugin.testing.versions import Version
 
@@ -40,24 +40,11 @@ class KubeletPanic(Exception):  # noqa: N818  (a panic is what it is called, and
     """The whole kubelet died of a nil pointer."""
 
 
-class PluginCalls(Protocol):
-    """What the device manager asks of a plugin. AdmissionError: the call failed, in the words Go has for it."""
-
-    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Ask which of the available devices a container should get."""
-
-    async def allocate(self, ids: list[str]) -> AllocateResponse:
-        """Ask for what a container needs to use these devices. No deadline."""
-
-    async def pre_start(self, ids: list[str]) -> None:
-        """Announce that a container with these devices is about to start."""
-
-
 @dataclass(slots=True)
 class Endpoint:
     """Where the calls for one resource go."""
 
-    plugin: PluginCalls | None
+    plugin: PluginClient | None
     """None for a resource that is only known from the checkpoint."""
     options: DevicePluginOptions | None
     stopped: bool = False
@@ -127,7 +114,7 @@ class DeviceManager:
 
     # What plugins say
 
-    def connected(self, resource: str, plugin: PluginCalls, options: DevicePluginOptions) -> None:
+    def connected(self, resource: str, plugin: PluginClient, options: DevicePluginOptions) -> None:
         """Send the calls for `resource` to `plugin` from now on."""
         self.endpoints[resource] = Endpoint(plugin, options)
 
@@ -412,7 +399,7 @@ class DeviceManager:
                 devices.setdefault(node, []).append(device)
         return {node: tuple(ids) for node, ids in devices.items()}
 
-    def _plugin(self, resource: str, endpoint: Endpoint) -> PluginCalls:
+    def _plugin(self, resource: str, endpoint: Endpoint) -> PluginClient:
         if endpoint.stopped or endpoint.plugin is None:
             raise AdmissionError(f"endpoint {resource} has been stopped")
         return endpoint.plugin

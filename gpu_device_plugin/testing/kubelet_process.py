@@ -75,10 +75,7 @@ class KubeletProcess:
                     )
                 )
             for container in pod.containers:
-                devices = {
-                    resource: grant.ids for resource, grant in self.manager.held(pod.uid, container.name).items()
-                }
-                self.pods.put_container(pod.uid, replace(container, devices=devices))
+                self.pods.put_container(pod.uid, replace(container, devices=self._devices(pod.uid, container.name)))
         await self.start_containers(pod.uid)
         return self.pods.known(pod.uid) or pod
 
@@ -125,13 +122,16 @@ class KubeletProcess:
             uid,
             replace(
                 known.container(spec.name),
-                devices={resource: grant.ids for resource, grant in self.manager.held(uid, spec.name).items()},
+                devices=self._devices(uid, spec.name),
                 received=self.manager.received(uid, spec.name),
                 started=True,
                 running=spec.kind is not Kind.INIT,
                 waiting=None,
             ),
         )
+
+    def _devices(self, uid: str, container: str) -> Mapping[str, frozenset[str]]:
+        return {resource: grant.ids for resource, grant in self.manager.held(uid, container).items()}
 
     async def _or_die(self, work: Awaitable[None]) -> None:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-class _Call(Protocol[T_co]):
-    def __call__(self, request: Any, *, timeout: float | None = None) -> Awaitable[T_co]: ...
-
 
 T = TypeVar("T")
 
@@ -87,10 +80,6 @@ class PluginClient:
         )
         self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
         self._lists: Any = None
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<PluginClient of {self.resource} at {self.socket.name}{', closed' if self._closed else ''}>"
 
     async def dial(self, timeout_s: float) -> None:
         """Connect, trying again until `timeout_s` have passed. AdmissionError: nobody answered."""
@@ -132,7 +121,6 @@ class PluginClient:
 
     async def close(self) -> None:
         """End the connection with everything that runs over it."""
-        self._closed = True
         await self._channel.close()
 
     async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
@@ -148,15 +136,14 @@ class PluginClient:
     async def allocate(self, ids: list[str]) -> AllocateResponse:
         """Call Allocate for one container."""
         request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
-        answer: AllocateResponse = await self._call(self._stub.Allocate, request)
-        return answer
+        return await self._call(self._stub.Allocate, request)
 
     async def pre_start(self, ids: list[str]) -> None:
         """Call PreStartContainer, the one call that has a deadline."""
         request = PreStartContainerRequest(devices_ids=ids)
         await self._call(self._stub.PreStartContainer, request, timeout_s=self._pre_start_timeout_s)
 
-    async def _call(self, method: _Call[T], request: Any, timeout_s: float | None = None) -> T:
+    async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
