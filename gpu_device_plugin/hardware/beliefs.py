@@ -134,9 +134,6 @@ class Beliefs:
         self._left_out = False
         self._xids: Counter[tuple[str, int]] = Counter()
 
-    def __repr__(self) -> str:
-        return f"<Beliefs: {self.view.value}>"
-
     @property
     def complete(self) -> bool:
         """There are GPUs, none was left out of the last listing, and all are healthy."""

@@ -132,11 +132,9 @@ class Fake:
             uuid = gpus[event["gpu"]]["uuid"]
             if uuid not in self._listed:
                 continue
-            reading = list(
-                self._readings(gpus, (uuid,))
-            )  # made in any case: it notices a GPU that is lost for a moment
+            reading = list(self._readings(gpus, (uuid,)))  # in any case: it notices a GPU that is lost for a moment
             if "xid" in event:
-                yield {"uuid": uuid, "xid": event["xid"]}
+                yield {"uuid": uuid, "code": event["xid"]}
             if _LOUD & event.keys():
                 yield from reading
 

@@ -62,11 +62,6 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     error: _Failure | None = None
 
 
-class _Xid(msgspec.Struct, forbid_unknown_fields=True):
-    uuid: str
-    xid: int
-
-
 _LINES = msgspec.json.Decoder(_Line)
 
 
@@ -118,7 +113,4 @@ def _plausible(answer: Answer) -> Answer:
 
 
 def _event(record: dict[str, Any]) -> Xid | Probe:
-    if "xid" in record:
-        xid = msgspec.convert(record, _Xid)
-        return Xid(xid.uuid, xid.xid)
-    return msgspec.convert(record, Probe)
+    return msgspec.convert(record, Xid) if "code" in record else msgspec.convert(record, Probe)

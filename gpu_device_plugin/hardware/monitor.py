@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.telling.printing import counted
 from gpu_device_plugin.hardware import driver
@@ -149,7 +150,8 @@ class Hardware:
                     if self._paused.is_set():
                         await self._stay_away()
                     await self._look_afresh()
-                    wait_s = self._until_next_look()
+                    timings = self.timings
+                    wait_s = timings.rescan_every_s if self._beliefs.complete else timings.rescan_missing_every_s
                 except HardwareError as error:
                     wait_s = self._failed(error)
         finally:
@@ -303,9 +305,6 @@ class Hardware:
             return 0.0
         return float(min(self.timings.retry_from_s * 2 ** (self._failures - 2), self.timings.retry_to_s))
 
-    def _until_next_look(self) -> float:
-        return self.timings.rescan_every_s if self._beliefs.complete else self.timings.rescan_missing_every_s
-
     async def _stay_away(self) -> None:
         """End the child and wait to be resumed."""
         child, self._child = self._child, None
@@ -321,22 +320,17 @@ class Hardware:
 
     async def _sleep(self, for_s: float | None) -> None:
         """Sleep until the time is over or `_wake` is set."""
-        try:
-            async with asyncio.timeout(for_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await within(for_s, self._wake.wait())
         self._wake.clear()
 
     def _take(self, answer: Answer, began: float) -> bool:
-        """Take in readings of all GPUs; True if one of them shows that the inventory is outdated."""
-        self._arm()
-        return self._beliefs.take_readings(answer.probes, began)
+        """Take in readings of all GPUs; True if one of them shows that the inventory is outdated.
 
-    def _arm(self) -> None:
-        """Begin anew to wait for the moment from which on nobody can say how the GPUs are."""
+        The wait begins anew for the moment from which on nobody can say how the GPUs are.
+        """
         self._disarm()
         self._blindness = asyncio.get_running_loop().call_later(self.timings.blind_after_s, self._go_blind)
+        return self._beliefs.take_readings(answer.probes, began)
 
     def _disarm(self) -> None:
         if self._blindness is not None:
