@@ -7,18 +7,11 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2, podresources_pb2_grpc
-from gpu_device_plugin.kubelet.grpc_errors import in_short
+from gpu_device_plugin.kubelet.calls import channel, in_short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),  # 60,000 devices are 3.8 MB, the default limit 4 MiB
-    # Channels to one path share a transport, and one to a socket that was made anew can inherit the dead one.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-)
 
 
 class PodResourcesUnavailableError(Exception):
@@ -36,8 +29,8 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
     """
     wanted = frozenset(resources)
     try:
-        async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
-            lister = podresources_pb2_grpc.PodResourcesListerStub(channel)
+        async with channel(socket) as opened:
+            lister = podresources_pb2_grpc.PodResourcesListerStub(opened)
             pods = await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
     except aio.AioRpcError as error:
         raise PodResourcesUnavailableError(

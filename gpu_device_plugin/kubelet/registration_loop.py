@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from grpc import aio
 
 from gpu_device_plugin.aio.watching import watching
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, register
@@ -268,9 +269,7 @@ class RegistrationLoop:
                 if str(error) != complaint:
                     complaint = str(error)
                     self._on_event(RegistrationEvent.NOT_REGISTERED, {"resource": name, "why": complaint})
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await again.wait()
+                await within(wait, again.wait())
                 again.clear()
                 wait = min(wait * 2, self.timings.retry_most)
             else:
@@ -281,9 +280,7 @@ class RegistrationLoop:
         kubelet = self._directory / sockets.KUBELET_SOCKET
         was = sockets.identity(kubelet)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.timings.poll):
-                    await changed.wait()
+            await within(self.timings.poll, changed.wait())
             changed.clear()
             for served in self._served:
                 if sockets.identity(served.socket) != served.identity:
