@@ -27,10 +27,6 @@ class IrregularFileError(OSError):
     """In the place of a regular file there is something else; ``strerror`` says what, after the path."""
 
 
-class FileTooLargeError(OSError):
-    """A file is larger than what it is for; ``strerror`` says so, after the path."""
-
-
 def read(path: Path, most: int) -> tuple[bytes, os.stat_result]:
     """Return what a regular file says, and what it was then. Links are followed.
 
@@ -142,5 +138,5 @@ def _content(opened: int, path: Path, most: int) -> tuple[bytes, os.stat_result]
             chunks.append(chunk)
             left -= len(chunk)
     if not left:
-        raise FileTooLargeError(errno.EFBIG, f"it has more than {most} bytes, as none of its kind has", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes, as none of its kind has", str(path))
     return b"".join(chunks), found
