@@ -21,7 +21,6 @@ SHARE_SIZE = "share-size"
 ENDED_PODS = "ended-pods"
 """UIDs, with blanks between them, of pods that have ended though the kubelet's checkpoint shows their devices."""
 
-
 _LONGEST = 1000
 """Bytes; the value of a label has 63."""
 
