@@ -26,7 +26,6 @@ from gpu_device_plugin.testing.cluster_troubles import Answer, Fault, Garbage, H
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -88,9 +87,7 @@ class ApiServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property

@@ -109,13 +109,8 @@ def _create_pod(new: Json) -> None:
 
 def _change_pod(before: Json, after: Json) -> None:
     if before["spec"] != after["spec"]:
-        raise invalid(
-            PODS,
-            before["metadata"]["name"],
-            "spec",
-            "FieldValueForbidden",
-            f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}",
-        )
+        why = f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}"
+        raise invalid(PODS, before["metadata"]["name"], "spec", "FieldValueForbidden", why)
 
 
 def _create_event(new: Json) -> None:

@@ -119,10 +119,8 @@ class Store:
             raise invalid(served, "", "metadata.name", "FieldValueRequired", "Required value: name is required")
         if served.namespaced:
             if namespace and meta.setdefault("namespace", namespace) != namespace:
-                raise RefusedError(
-                    400, "BadRequest", "the namespace of the provided object does not match the namespace sent on the"
-                    " request"
-                )  # fmt: skip
+                message = "the namespace of the provided object does not match the namespace sent on the request"
+                raise RefusedError(400, "BadRequest", message)
             meta.setdefault("namespace", "default")
         key = (meta.get("namespace", ""), meta["name"])
         if key in self._objects[served]:
@@ -156,16 +154,11 @@ class Store:
         after = apply(copy.deepcopy(before))
         old, new = before["metadata"], after.get("metadata") or {}
         if (new.get("name", key[1]), new.get("namespace", key[0])) != (key[1], key[0]):
-            raise RefusedError(
-                400, "BadRequest", f"the name of the object ({new.get('name')}) does not match the name on the URL"
-                f" ({key[1]})"
-            )  # fmt: skip
+            message = f"the name of the object ({new.get('name')}) does not match the name on the URL ({key[1]})"
+            raise RefusedError(400, "BadRequest", message)
         if new.get("resourceVersion", old["resourceVersion"]) != old["resourceVersion"]:
-            raise _conflict(
-                served,
-                key,
-                "the object has been modified; please apply your changes to the latest version and try again",
-            )
+            message = "the object has been modified; please apply your changes to the latest version and try again"
+            raise _conflict(served, key, message)
         if new.get("uid", old["uid"]) != old["uid"]:
             message = f'Invalid value: "{new["uid"]}": field is immutable'
             raise invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)

@@ -32,7 +32,6 @@ from gpu_device_plugin.testing.versions import Version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
     from gpu_device_plugin.testing.plugin_client import Stream
@@ -104,9 +103,7 @@ class Kubelet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # The process
