@@ -55,6 +55,7 @@ _DEADLINES_TO_MISS = 2
 """So many in a row, and no GPU is offered any more."""
 _RESTARTS_THAT_MAY_FAIL = 2
 """So many attempts after the first, and only a new container can help."""
+VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 _COMMAND = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 _VERSION = re.compile(r"(?:^|Kernel Module\s+(?:for \S+\s+)?)(?P<version>[0-9]+(?:\.[0-9]+)+)", re.ASCII)
 
@@ -83,8 +84,7 @@ class Hardware:
         on_xid: Callable[[XidSeen], None] = _ignore,
         library_dir: Path | None = None,
         command: Sequence[str] = _COMMAND,
-        sys_root: Path = Path("/sys"),
-        proc_root: Path = Path("/proc"),
+        version_files: Sequence[Path] = VERSION_FILES,
     ) -> None:
         """Make it; `run` does the work.
 
@@ -96,8 +96,7 @@ class Hardware:
             on_xid: called for every XID.
             library_dir: where libnvidia-ml.so.1 is, if the system's loader does not find it.
             command: what starts the process that speaks to the driver, and takes source and times as arguments.
-            sys_root: where the kernel tells the version of its driver, first choice.
-            proc_root: the same, second choice.
+            version_files: where the kernel tells the version of its driver, the first choice first.
 
         Raises:
             gpu_device_plugin.hardware.description.DescriptionError: `source` describes hardware that makes no sense.
@@ -113,7 +112,7 @@ class Hardware:
         self.load = self._beliefs.load
         self._source = source
         self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
-        self._version_files = (sys_root / "module/nvidia/version", proc_root / "driver/nvidia/version")
+        self._version_files = version_files
         self._command = command
         # A fake's time begins now, and goes on from one process to the next.
         self._origin_s = time.monotonic()

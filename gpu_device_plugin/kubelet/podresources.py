@@ -10,7 +10,7 @@ from gpu_device_plugin.kubelet._proto import podresources_pb2, podresources_pb2_
 from gpu_device_plugin.kubelet.calls import channel, in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 
@@ -18,7 +18,7 @@ class PodResourcesUnavailableError(Exception):
     """The kubelet did not answer; the message says what was tried and what came of it."""
 
 
-async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
+async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
     """Return every pod that the kubelet lists, by namespace/name, and which devices of `resources` it has.
 
     Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
@@ -27,7 +27,6 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
     Raises:
         PodResourcesUnavailableError: no answer within `timeout_s` seconds, or an error.
     """
-    wanted = frozenset(resources)
     try:
         async with channel(socket) as opened:
             lister = podresources_pb2_grpc.PodResourcesListerStub(opened)
@@ -44,7 +43,7 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
             device
             for container in pod.containers
             for devices in container.devices
-            if devices.resource_name in wanted
+            if devices.resource_name in resources
             for device in devices.device_ids
         )
     return found
