@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK = 1 << 20
-# Opening a pipe waits for somebody at its other end, unless it is told not to; a terminal could become ours.
+# Otherwise opening a pipe waits for its other end, and a terminal could become ours.
 _FILE = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_REGULAR = {

@@ -1,4 +1,4 @@
-"""Calls over a unix socket, and what became of one in a few words for a sentence."""
+"""Channels to unix sockets, and the errors of calls over them in a few words for a sentence."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class _Served:
 
 
 class RegistrationEvent(StrEnum):
-    """What the log and the metrics learn of a registration."""
+    """The steps of a registration, for the log and the metrics."""
 
     REGISTERED = "registered"
     NOT_REGISTERED = "not registered, trying again"
@@ -333,8 +333,8 @@ def _remove(socket: Path) -> None:
 async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[None]]) -> None:
     """Do this until it finds that the registration is over, and say so.
 
-    It fails nobody by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets that it
-    was cancelled, so that whoever stops us at that moment would wait for ever.
+    Its task does not fail by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets
+    that it was cancelled, and a caller that stops us at that moment would wait for ever.
     """
     try:
         await work()

@@ -1,4 +1,4 @@
-"""What readers of an API server see of its store: lists in pages, and watches, out of a cache that may lag."""
+"""Lists in pages, and watches, as an API server serves them out of a cache that may lag."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Watch:
     selected: Callable[[Json], bool]
     ended: bool = False
     half_open: bool = False
-    """The peer is gone and nobody told us: nothing arrives there any more."""
+    """The peer is gone without a word: nothing arrives there any more."""
 
     def wants(self, found: Json) -> bool:
         inside = not self.namespace or found["metadata"].get("namespace") == self.namespace
@@ -191,7 +191,7 @@ class Reads:
             bookmark = min(bookmark, end - _LAST_BOOKMARK_S)
         while not watch.ended and done >= self._store().oldest:  # one that falls behind is ended
             tick = self._store().changed.version
-            done = await self._tell(watch, done)
+            done = await self._send_events(watch, done)
             now = loop.time()
             if bookmarks and now >= bookmark:
                 await watch.bookmark(done)
@@ -200,8 +200,8 @@ class Reads:
                 return
             await within((min(bookmark, end) if bookmarks else end) - now, self._store().changed.after(tick))
 
-    async def _tell(self, watch: _Watch, done: int) -> int:
-        """Send what happened after version `done`, and return up to where it is told now."""
+    async def _send_events(self, watch: _Watch, done: int) -> int:
+        """Send the events after version `done`, and return the version up to which they are sent."""
         newest = self._held.version if self._held is not None else self._store().version
         for change in self._store().changes_after(done, newest):
             event = change.seen_by(watch.wants) if change.served is watch.served else None

@@ -1,6 +1,6 @@
-"""What an API server keeps: objects, one version counter, and the history for watches.
+"""The objects of an API server, one version counter, and the history for watches.
 
-Nothing here knows HTTP; `cluster` serves it. What may be written on an object stands in `cluster_kinds`.
+Nothing here knows HTTP; `cluster` serves it. The rules for what may be written on an object stand in `cluster_kinds`.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ class Store:
         return State(self.version, {kind: dict(found) for kind, found in self._objects.items()})
 
     def changes_after(self, version: int, up_to: int) -> Sequence[Change]:
-        """Return the changes after `version` that watches are told of, in order."""
+        """Return the changes after `version` that watches get, in order."""
         begin, end = (bisect_right(self._history, one, key=lambda change: change.version) for one in (version, up_to))
         return self._history[begin:end]
 
     def compact(self) -> None:
-        """Forget the history: whoever continues from an older version is told to list again."""
+        """Forget the history: a watch from an older version gets 410 Expired."""
         self.oldest = self.version
         self._history.clear()
 

@@ -35,7 +35,7 @@ class KubeletProcess:
     on_panic: Callable[[KubeletPanic], Awaitable[None]]
     """Called when the process dies of a pod."""
     seen: set[str] = field(default_factory=set)
-    """UIDs of the pods that its sources have told it about."""
+    """UIDs of the pods that its sources have delivered."""
     sync_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without deadline.
 
@@ -44,7 +44,7 @@ class KubeletProcess:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def seen_pods(self, *, active_only: bool) -> list[Pod]:
-        """Return the pods that its sources have told it about; with `active_only` without those that have ended."""
+        """Return the pods that its sources have delivered; with `active_only` without those that have ended."""
         known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
         return [pod for pod in known if pod is not None and (pod.active or not active_only)]
 

@@ -1,4 +1,4 @@
-"""What a kubelet says about the devices of its pods: the PodResources service v1."""
+"""The PodResources service v1, by which a kubelet lists the devices of its pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod asks of a kubelet, beside what became of it."""
+"""Pods as their owners write them, and as a kubelet runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one observation of the hardware changes in what we believe of a GPU, the way back to healthy included."""
+"""Our belief about a GPU's health, and how one observation changes it, the way back to healthy included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RecoveryAction(IntEnum):
-    """What the driver wants done with a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
+    """The action that the driver asks for a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
 
     NONE = 0
     GPU_RESET = 1
@@ -49,7 +49,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One reading of a GPU. None means that this driver or GPU does not tell."""
+    """One reading of a GPU. None means that this driver or GPU does not report it."""
 
     uuid: str
     error: str | None = None
@@ -80,7 +80,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    """Nobody can tell how the GPU is, for a reason that is not the GPU's."""
+    """The state of the GPU is unknown, for a reason that is not the GPU's."""
 
     uuid: str
     why: str
@@ -98,7 +98,7 @@ Observation: TypeAlias = Xid | Probe | Gone | Unwatched | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What can be configured about health."""
+    """The configurable rules of health."""
 
     good_readings: int = 3
     """So many good readings in a row end a problem that good readings can end."""
@@ -194,7 +194,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What we believe of one GPU."""
+    """Our belief about one GPU."""
 
     problems: tuple[Problem, ...] = ()
     ecc_uncorrected: int | None = None
