@@ -6,6 +6,7 @@ real one would hide the faults it is there to show.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -99,8 +100,6 @@ class DeviceManager:
     allocated: dict[str, set[str]] = field(default_factory=dict)
     grants: dict[str, dict[str, dict[str, Grant]]] = field(default_factory=dict)
     """By pod UID, container and resource."""
-    checkpoint_error: str | None = None
-    """Why the checkpoint could not be read at start, or not be written after the latest list; the kubelet goes on."""
     _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     _admitted_last: str | None = None
     """UID of the pod for which devices were last asked, with or without any; the real one's pendingAdmissionPod."""
@@ -235,10 +234,7 @@ class DeviceManager:
         """Take over what the process before knew. A missing file is an empty one; a corrupt one is forgotten."""
         try:
             found = device_checkpoint.read(self.checkpoint)
-        except FileNotFoundError:
-            return
-        except device_checkpoint.CorruptCheckpointError as error:
-            self.checkpoint_error = str(error)
+        except (FileNotFoundError, device_checkpoint.CorruptCheckpointError):
             return
         for entry in found.entries:
             containers = self.grants.setdefault(entry.pod_uid, {})
@@ -266,10 +262,8 @@ class DeviceManager:
         )
 
     def _write_checkpoint_if_possible(self) -> None:
-        try:
+        with suppress(OSError):  # the kubelet logs it and goes on
             self.write_checkpoint()
-        except OSError as error:
-            self.checkpoint_error = str(error)
 
     def _in_map_order(self, items: Iterable[T], rng: random.Random | None = None) -> list[T]:
         # Sorted first, for one seed to give one order whatever Python's own sets do. Items are keys, or pairs with one.

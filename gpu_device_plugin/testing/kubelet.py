@@ -24,7 +24,8 @@ from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet_files import serve, wipe
 from gpu_device_plugin.testing.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.node_pods import NodePods, stopped
-from gpu_device_plugin.testing.plugin_registry import Dialling, PluginRegistry
+from gpu_device_plugin.testing.plugin_client import Dialling
+from gpu_device_plugin.testing.plugin_registry import PluginRegistry
 from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import Container, Kind, Pod
 from gpu_device_plugin.testing.versions import Version
@@ -146,7 +147,6 @@ class Kubelet:
         registry = PluginRegistry(
             self.device_plugin_dir,
             manager,
-            version=self.version,
             gate=self.register_gate,
             dialling=self._dialling,
             registrations=self.registrations,
@@ -154,7 +154,7 @@ class Kubelet:
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        lister = PodResources(manager, self._seen_in_any_order, self.version, self.pod_resources_gate)
+        lister = PodResources(manager, self._seen_in_any_order, self.pod_resources_gate)
         add_PodResourcesListerServicer_to_server(lister, pod_resources)
         self._process = KubeletProcess(
             manager,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
     from gpu_device_plugin.testing.device_manager import DeviceManager
     from gpu_device_plugin.testing.gate import Gate
-    from gpu_device_plugin.testing.versions import Version
+    from gpu_device_plugin.testing.plugin_client import Dialling
 
 API_VERSION = "v1beta1"
 
@@ -48,16 +48,6 @@ def is_extended_resource_name(name: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Dialling:
-    """How a kubelet calls back a plugin."""
-
-    receive_limit: int = 4 * 1024 * 1024
-    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
-    dial_timeout_s: float = 10
-    pre_start_timeout_s: float = 30
-
-
 @dataclass(slots=True)
 class Registration:
     """One Register call, and what came of it."""
@@ -79,7 +69,6 @@ class PluginRegistry(RegistrationServicer):
         directory: Path,
         manager: DeviceManager,
         *,
-        version: Version,
         gate: Gate,
         dialling: Dialling,
         registrations: list[Registration],
@@ -88,7 +77,6 @@ class PluginRegistry(RegistrationServicer):
         """Serve `directory`; `registrations` and `streams` get what plugins do, over all processes of a kubelet."""
         self._directory = directory
         self._manager = manager
-        self._version = version
         self._gate = gate
         self._dialling = dialling
         self._registrations = registrations
@@ -107,7 +95,7 @@ class PluginRegistry(RegistrationServicer):
         try:
             await self._gate.passed()
             self._validate(request)
-            if self._version.asks_options:
+            if self._manager.version.asks_options:
                 await self._connect(request.resource_name, request.endpoint)
             else:
                 self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
@@ -154,16 +142,11 @@ class PluginRegistry(RegistrationServicer):
 
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
         socket = self._directory / endpoint
-        client = PluginClient(
-            resource,
-            socket,
-            receive_limit=self._dialling.receive_limit,
-            authority="localhost" if self._version.dials_as_localhost else str(socket),
-            pre_start_timeout_s=self._dialling.pre_start_timeout_s,
-        )
+        authority = "localhost" if self._manager.version.dials_as_localhost else str(socket)
+        client = PluginClient(resource, socket, authority, self._dialling)
         self._clients[resource] = client
         try:
-            await client.dial(self._dialling.dial_timeout_s)
+            await client.dial()
             self._manager.connected(resource, client, await client.options() if options is None else options)
         except BaseException:
             # By name, so the client of a plugin that works is forgotten too: then nobody notices when its stream ends.
@@ -178,7 +161,7 @@ class PluginRegistry(RegistrationServicer):
         self._streams.append(stream)
         await client.follow(stream, partial(self._manager.update, client.resource))
         current = self._clients.get(client.resource)
-        if current is client or (current is not None and self._version.old_stream_ends_new_plugin):
+        if current is client or (current is not None and self._manager.version.old_stream_ends_new_plugin):
             del self._clients[client.resource]
             self._manager.disconnected(client.resource)
             self._connections.discard(current)

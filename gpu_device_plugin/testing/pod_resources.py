@@ -69,10 +69,9 @@ async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> 
 class PodResources(PodResourcesListerServicer):
     """The service of version v1."""
 
-    def __init__(self, manager: DeviceManager, pods: PodsSeen, version: Version, gate: Gate) -> None:
+    def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
         self._manager = manager
         self._pods = pods
-        self._version = version
         self._gate = gate
 
     async def List(
@@ -82,7 +81,7 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.ListPodResourcesResponse:
         """List the pods there are, and free the devices of those that have ended."""
         await _pass(self._gate, context)
-        pods = tuple(self._pods(active_only=not self._version.lists_terminal_pods))
+        pods = tuple(self._pods(active_only=not self._manager.version.lists_terminal_pods))
         self._manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[_describe(self._manager, pod) for pod in pods])
 
@@ -93,9 +92,9 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
         await _pass(self._gate, context)
-        if self._version < Version(1, 27):
+        if self._manager.version < Version(1, 27):
             await _unknown(context, "Get")
-        if not self._version.describes_one_pod:
+        if not self._manager.version.describes_one_pod:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self._pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
@@ -111,9 +110,9 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.AllocatableResourcesResponse:
         """List every healthy device, held or free."""
         await _pass(self._gate, context)
-        if self._version < Version(1, 21):
+        if self._manager.version < Version(1, 21):
             await _unknown(context, "GetAllocatableResources")
-        if self._version < Version(1, 23):
+        if self._manager.version < Version(1, 23):
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
         return v1.AllocatableResourcesResponse(
             devices=[
