@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK = 1 << 20
-# Opening a pipe waits for somebody at its other end, unless it is told not to; a terminal could become ours.
+# Otherwise opening a pipe waits for its other end, and a terminal could become ours.
 _FILE = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_REGULAR = {
@@ -25,10 +25,6 @@ _NOT_REGULAR = {
 
 class IrregularFileError(OSError):
     """In the place of a regular file there is something else; ``strerror`` says what, after the path."""
-
-
-class FileTooLargeError(OSError):
-    """A file is larger than what it is for; ``strerror`` says so, after the path."""
 
 
 def read(path: Path, most: int) -> tuple[bytes, os.stat_result]:
@@ -142,5 +138,5 @@ def _content(opened: int, path: Path, most: int) -> tuple[bytes, os.stat_result]
             chunks.append(chunk)
             left -= len(chunk)
     if not left:
-        raise FileTooLargeError(errno.EFBIG, f"it has more than {most} bytes, as none of its kind has", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes, as none of its kind has", str(path))
     return b"".join(chunks), found

@@ -1,4 +1,4 @@
-"""What is known of the GPUs: every listing, reading and event changes it, and readers get one view after another."""
+"""The view of the GPUs: every listing, reading and event changes it, and readers get one view after another."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HardwareView:
-    """What is known of the hardware at one moment."""
+    """The hardware as it is known at one moment."""
 
     state: State = State.STARTING
     sentence: str = "the GPUs have not been listed yet"
@@ -73,7 +73,7 @@ class HardwareView:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What uses the GPUs, by one reading of all of them."""
+    """The use of the GPUs, by one reading of all of them."""
 
     began: float = 0.0
     """When the driver was asked, in monotonic seconds; what began before is in it."""
@@ -81,7 +81,7 @@ class Load:
     """Compute processes on each GPU, None where the driver does not tell. It does not tell those of other PID
     namespaces to a container that does not share the host's."""
     used_mib: Mapping[str, int | None] = field(default_factory=dict)
-    """Memory in use on each GPU, by whomever."""
+    """Memory in use on each GPU, by any process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class XidSeen:
     xid: XidMeaning
     times: int
     """How often this code was seen on this GPU since the program started; 1 is the first time. One that falls into the
-    moment in which a new process takes over from the last is told by both."""
+    moment in which a new process takes over from the last is reported by both."""
 
 
 class Beliefs:
@@ -133,9 +133,6 @@ class Beliefs:
         self._on_xid = on_xid
         self._left_out = False
         self._xids: Counter[tuple[str, int]] = Counter()
-
-    def __repr__(self) -> str:
-        return f"<Beliefs: {self.view.value}>"
 
     @property
     def complete(self) -> bool:

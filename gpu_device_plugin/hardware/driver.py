@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         """The fields of `core.node.health.Xid`."""
 
         uuid: str
-        xid: int
+        code: int
 
     EventRecord: TypeAlias = XidRecord | ProbeRecord
 
@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         """
 
         def inventory(self) -> InventoryRecord:
-            """List the GPUs. A GPU that cannot be listed is left out and told in `troubles`.
+            """List the GPUs. A GPU that cannot be listed is left out, and `troubles` says so.
 
             Called once and first: to look again, open the driver again. NVML lists the GPUs only when it is loaded.
 

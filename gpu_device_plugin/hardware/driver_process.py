@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, cast
 
 from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream
@@ -81,12 +82,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
 
     async def exits(self, within_s: float) -> bool:
         """Wait for the end of the process; say whether it came in time."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._exit.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(within_s, self._exit.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)

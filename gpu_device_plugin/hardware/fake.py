@@ -35,7 +35,7 @@ class Fake:
         Args:
             source: see `read`.
             origin_s: when the description's time began, by `clock`.
-            since_s: on the description's time; XIDs and crashes until then are history and not told.
+            since_s: on the description's time; XIDs and crashes until then are history and not reported.
             clock: in seconds. The default means the same in every process of a machine.
 
         Raises:
@@ -47,7 +47,7 @@ class Fake:
         self._parent = os.getppid()
         self._stamp = _stamp(source)
         self._description = _read_or_fail(source)
-        self._told = [event for event in self._description.events if event["at"] <= since_s]
+        self._reported = [event for event in self._description.events if event["at"] <= since_s]
         # A real driver that has lost a GPU does not find it again until it is opened anew.
         self._lost: set[str] = set()
         self._listed: tuple[str, ...] = ()
@@ -117,14 +117,14 @@ class Fake:
         except HardwareError:
             return  # the next probe says so
         gpus, _ = self._description.at(self._now())
-        told = list(self._told)
+        reported = list(self._reported)
         for event in self._description.events:
             if event["at"] > self._now():
                 break
-            if event in told:
-                told.remove(event)
+            if event in reported:
+                reported.remove(event)
                 continue
-            self._told.append(event)
+            self._reported.append(event)
             if event.get("crash"):
                 os.abort()
             if event["gpu"] is None:
@@ -132,11 +132,9 @@ class Fake:
             uuid = gpus[event["gpu"]]["uuid"]
             if uuid not in self._listed:
                 continue
-            reading = list(
-                self._readings(gpus, (uuid,))
-            )  # made in any case: it notices a GPU that is lost for a moment
+            reading = list(self._readings(gpus, (uuid,)))  # in any case: it notices a GPU that is lost for a moment
             if "xid" in event:
-                yield {"uuid": uuid, "xid": event["xid"]}
+                yield {"uuid": uuid, "code": event["xid"]}
             if _LOUD & event.keys():
                 yield from reading
 

@@ -1,4 +1,4 @@
-"""What the process that speaks to the driver says, read line by line; `hardware/child.py` tells what it is."""
+"""The lines of the process that speaks to the driver, read as messages; `hardware/child.py` lists them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_MIB = 1 << 26
 
 
 class MalformedError(ValueError):
-    """A line says nothing that can be understood. The message says where in it."""
+    """A line cannot be understood. The message says where in it."""
 
 
 class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Events(msgspec.Struct, frozen=True):
-    """What the driver reported by itself."""
+    """Events that the driver reported by itself."""
 
     records: tuple[Xid | Probe, ...]
 
@@ -60,11 +60,6 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
     answer: Answer | None = None
     events: list[dict[str, Any]] | None = None
     error: _Failure | None = None
-
-
-class _Xid(msgspec.Struct, forbid_unknown_fields=True):
-    uuid: str
-    xid: int
 
 
 _LINES = msgspec.json.Decoder(_Line)
@@ -101,7 +96,8 @@ def read(line: bytes) -> Message:
             case _Line(answer=Answer() as answer, events=None, error=None):
                 return _plausible(answer)
             case _Line(answer=None, events=list() as records, error=None):
-                return Events(tuple(map(_event, records)))
+                convert = msgspec.convert
+                return Events(tuple(convert(one, Xid) if "code" in one else convert(one, Probe) for one in records))
             case _Line(answer=None, events=None, error=_Failure() as failure) if failure.kind in ADVICE:
                 return HardwareError(failure.kind, failure.what)
     # Deeper nesting than Python's is a RecursionError; what is no UTF-8, a ValueError like msgspec's own.
@@ -115,10 +111,3 @@ def _plausible(answer: Answer) -> Answer:
         if not 0 <= gpu.total_mib <= _MOST_MIB:
             raise MalformedError(f"GPU {gpu.index} has {gpu.total_mib} MiB")
     return answer
-
-
-def _event(record: dict[str, Any]) -> Xid | Probe:
-    if "xid" in record:
-        xid = msgspec.convert(record, _Xid)
-        return Xid(xid.uuid, xid.xid)
-    return msgspec.convert(record, Probe)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.telling.printing import counted
 from gpu_device_plugin.hardware import driver
@@ -54,6 +55,7 @@ _DEADLINES_TO_MISS = 2
 """So many in a row, and no GPU is offered any more."""
 _RESTARTS_THAT_MAY_FAIL = 2
 """So many attempts after the first, and only a new container can help."""
+VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 _COMMAND = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 _VERSION = re.compile(r"(?:^|Kernel Module\s+(?:for \S+\s+)?)(?P<version>[0-9]+(?:\.[0-9]+)+)", re.ASCII)
 
@@ -82,8 +84,7 @@ class Hardware:
         on_xid: Callable[[XidSeen], None] = _ignore,
         library_dir: Path | None = None,
         command: Sequence[str] = _COMMAND,
-        sys_root: Path = Path("/sys"),
-        proc_root: Path = Path("/proc"),
+        version_files: Sequence[Path] = VERSION_FILES,
     ) -> None:
         """Make it; `run` does the work.
 
@@ -95,8 +96,7 @@ class Hardware:
             on_xid: called for every XID.
             library_dir: where libnvidia-ml.so.1 is, if the system's loader does not find it.
             command: what starts the process that speaks to the driver, and takes source and times as arguments.
-            sys_root: where the kernel tells the version of its driver, first choice.
-            proc_root: the same, second choice.
+            version_files: where the kernel tells the version of its driver, the first choice first.
 
         Raises:
             gpu_device_plugin.hardware.description.DescriptionError: `source` describes hardware that makes no sense.
@@ -112,7 +112,7 @@ class Hardware:
         self.load = self._beliefs.load
         self._source = source
         self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
-        self._version_files = (sys_root / "module/nvidia/version", proc_root / "driver/nvidia/version")
+        self._version_files = version_files
         self._command = command
         # A fake's time begins now, and goes on from one process to the next.
         self._origin_s = time.monotonic()
@@ -149,7 +149,8 @@ class Hardware:
                     if self._paused.is_set():
                         await self._stay_away()
                     await self._look_afresh()
-                    wait_s = self._until_next_look()
+                    timings = self.timings
+                    wait_s = timings.rescan_every_s if self._beliefs.complete else timings.rescan_missing_every_s
                 except HardwareError as error:
                     wait_s = self._failed(error)
         finally:
@@ -303,9 +304,6 @@ class Hardware:
             return 0.0
         return float(min(self.timings.retry_from_s * 2 ** (self._failures - 2), self.timings.retry_to_s))
 
-    def _until_next_look(self) -> float:
-        return self.timings.rescan_every_s if self._beliefs.complete else self.timings.rescan_missing_every_s
-
     async def _stay_away(self) -> None:
         """End the child and wait to be resumed."""
         child, self._child = self._child, None
@@ -321,22 +319,17 @@ class Hardware:
 
     async def _sleep(self, for_s: float | None) -> None:
         """Sleep until the time is over or `_wake` is set."""
-        try:
-            async with asyncio.timeout(for_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        await within(for_s, self._wake.wait())
         self._wake.clear()
 
     def _take(self, answer: Answer, began: float) -> bool:
-        """Take in readings of all GPUs; True if one of them shows that the inventory is outdated."""
-        self._arm()
-        return self._beliefs.take_readings(answer.probes, began)
+        """Take in readings of all GPUs; True if one of them shows that the inventory is outdated.
 
-    def _arm(self) -> None:
-        """Begin anew to wait for the moment from which on nobody can say how the GPUs are."""
+        The wait begins anew for the moment from which on nobody can say how the GPUs are.
+        """
         self._disarm()
         self._blindness = asyncio.get_running_loop().call_later(self.timings.blind_after_s, self._go_blind)
+        return self._beliefs.take_readings(answer.probes, began)
 
     def _disarm(self) -> None:
         if self._blindness is not None:

@@ -151,7 +151,7 @@ class Nvml:
         uuid = self._uuids.get(_address(event.device))
         if uuid is None:  # an event that names no GPU we know: look at all of them
             return [*self.probe()]
-        records: list[EventRecord] = [{"uuid": uuid, "xid": event.eventData}] if event.eventType & _XID else []
+        records: list[EventRecord] = [{"uuid": uuid, "code": event.eventData}] if event.eventType & _XID else []
         reading, code = self._read(uuid, self._gpus[uuid])
         if code != _UNKNOWN:  # whose fault that is shows only when all GPUs are read
             records.append(reading)

@@ -7,17 +7,16 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
     from pathlib import Path
 
 
-def listened_to(directory: Path, patterns: Iterable[str]) -> tuple[str, ...]:
+def listened_to(directory: Path, patterns: Collection[str]) -> tuple[str, ...]:
     """Return the names of sockets in `directory` that match one of the shell `patterns` and have a listener.
 
     A plugin that was killed leaves its file behind, and only a call tells. None is waited for: the connection is closed
     as soon as it is there.
     """
-    patterns = tuple(patterns)
     try:
         names = sorted(path.name for path in directory.iterdir())
     except OSError:

@@ -7,25 +7,18 @@ from typing import TYPE_CHECKING
 from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import podresources_pb2, podresources_pb2_grpc
-from gpu_device_plugin.kubelet.grpc_errors import in_short
+from gpu_device_plugin.kubelet.calls import channel, in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),  # 60,000 devices are 3.8 MB, the default limit 4 MiB
-    # Channels to one path share a transport, and one to a socket that was made anew can inherit the dead one.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-)
 
 
 class PodResourcesUnavailableError(Exception):
     """The kubelet did not answer; the message says what was tried and what came of it."""
 
 
-async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
+async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
     """Return every pod that the kubelet lists, by namespace/name, and which devices of `resources` it has.
 
     Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
@@ -34,10 +27,9 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
     Raises:
         PodResourcesUnavailableError: no answer within `timeout_s` seconds, or an error.
     """
-    wanted = frozenset(resources)
     try:
-        async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
-            lister = podresources_pb2_grpc.PodResourcesListerStub(channel)
+        async with channel(socket) as opened:
+            lister = podresources_pb2_grpc.PodResourcesListerStub(opened)
             pods = await lister.List(podresources_pb2.ListPodResourcesRequest(), timeout=timeout_s)
     except aio.AioRpcError as error:
         raise PodResourcesUnavailableError(
@@ -51,7 +43,7 @@ async def listed_pods(socket: Path, resources: Iterable[str], timeout_s: float =
             device
             for container in pod.containers
             for devices in container.devices
-            if devices.resource_name in wanted
+            if devices.resource_name in resources
             for device in devices.device_ids
         )
     return found

@@ -50,7 +50,7 @@ class KubeletRecords:
         self._in_api = in_api
         self._endings = EndedPods()
         self._shown_by: int | None = None
-        """The kubelet process that showed these ended_pods."""
+        """The kubelet process that showed these ends."""
 
     def __repr__(self) -> str:
         return f"<KubeletRecords {self._checkpoint} and {self._pod_resources}>"
@@ -66,7 +66,7 @@ class KubeletRecords:
     @property
     def over(self) -> frozenset[str]:
         """UIDs of pods that the checkpoint still shows and that have ended."""
-        return self._endings.over if self._listener() == self._shown_by is not None else frozenset()
+        return self._shown().over
 
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods of which it is not known that they have ended."""
@@ -102,20 +102,19 @@ class KubeletRecords:
 
     def _look(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
         """Take note of a List that began after this checkpoint was read, while `listener` listened to us."""
-        in_api = self._in_api()
-        same = listener is not None and listener == self._listener()
-        before = self._endings if listener == self._shown_by else EndedPods()
-        self._shown_by = listener if same else None
-        if not same or in_api is None:
-            self._endings = EndedPods()
-        else:
+        before, in_api = self._shown(), self._in_api()
+        self._endings, self._shown_by = EndedPods(), None
+        if in_api is not None and listener is not None and listener == self._listener():
             self._endings = before.after(recorded.by_pod(self.resources), listed, in_api)
+            self._shown_by = listener
 
     def _stale(self, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> frozenset[str]:
         in_api = self._in_api()
-        if in_api is None or self._shown_by is None or self._shown_by != self._listener():
-            return frozenset()
-        return self._endings.stale(recorded.by_pod(self.resources), listed, in_api)
+        return frozenset() if in_api is None else self._shown().stale(recorded.by_pod(self.resources), listed, in_api)
+
+    def _shown(self) -> EndedPods:
+        """Return the ends that the kubelet process has shown which listens to us now."""
+        return self._endings if self._listener() == self._shown_by is not None else EndedPods()
 
     async def evidence(
         self, held: Callable[[], Collection[str]], resend: Callable[[], None], patience_s: float = 3.0

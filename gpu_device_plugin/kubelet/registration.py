@@ -9,18 +9,12 @@ from grpc import aio
 
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
-from gpu_device_plugin.kubelet.grpc_errors import in_short
+from gpu_device_plugin.kubelet.calls import channel, in_short
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 API_VERSION = "v1beta1"
-
-_OPTIONS = (
-    # A channel to a kubelet.sock that was made anew would otherwise inherit the transport to the dead one.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-)
 
 
 class NotRegisteredError(Exception):
@@ -42,9 +36,8 @@ async def register(
         version=API_VERSION, endpoint=endpoint.name, resource_name=resource_name, options=options
     )
     try:
-        async with aio.insecure_channel(f"unix:{kubelet}", options=_OPTIONS) as channel:
-            stub = deviceplugin_pb2_grpc.RegistrationStub(channel)
-            await stub.Register(request, timeout=timeout_s)
+        async with channel(kubelet) as opened:
+            await deviceplugin_pb2_grpc.RegistrationStub(opened).Register(request, timeout=timeout_s)
     except aio.AioRpcError as error:
         raise NotRegisteredError(f"registering {resource_name} at {kubelet}: {_what(kubelet, error)}") from error
 
@@ -52,8 +45,8 @@ async def register(
 async def answers(socket: Path, timeout_s: float = 5.0) -> bool:
     """Whether a plugin answers at `socket`: what the kubelet would find."""
     try:
-        async with aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
-            await deviceplugin_pb2_grpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty(), timeout=timeout_s)
+        async with channel(socket) as opened:
+            await deviceplugin_pb2_grpc.DevicePluginStub(opened).GetDevicePluginOptions(pb.Empty(), timeout=timeout_s)
     except aio.AioRpcError:
         return False
     return True

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from grpc import aio
 
 from gpu_device_plugin.aio.watching import watching
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.kubelet import sockets
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 from gpu_device_plugin.kubelet.registration import NotRegisteredError, answers, register
@@ -90,7 +91,7 @@ class _Served:
 
 
 class RegistrationEvent(StrEnum):
-    """What the log and the metrics learn of a registration."""
+    """The steps of a registration, for the log and the metrics."""
 
     REGISTERED = "registered"
     NOT_REGISTERED = "not registered, trying again"
@@ -268,9 +269,7 @@ class RegistrationLoop:
                 if str(error) != complaint:
                     complaint = str(error)
                     self._on_event(RegistrationEvent.NOT_REGISTERED, {"resource": name, "why": complaint})
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await again.wait()
+                await within(wait, again.wait())
                 again.clear()
                 wait = min(wait * 2, self.timings.retry_most)
             else:
@@ -281,9 +280,7 @@ class RegistrationLoop:
         kubelet = self._directory / sockets.KUBELET_SOCKET
         was = sockets.identity(kubelet)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.timings.poll):
-                    await changed.wait()
+            await within(self.timings.poll, changed.wait())
             changed.clear()
             for served in self._served:
                 if sockets.identity(served.socket) != served.identity:
@@ -336,8 +333,8 @@ def _remove(socket: Path) -> None:
 async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[None]]) -> None:
     """Do this until it finds that the registration is over, and say so.
 
-    It fails nobody by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets that it
-    was cancelled, so that whoever stops us at that moment would wait for ever.
+    Its task does not fail by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets
+    that it was cancelled, and a caller that stops us at that moment would wait for ever.
     """
     try:
         await work()

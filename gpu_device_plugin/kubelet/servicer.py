@@ -81,7 +81,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
             lists: the newest list of devices.
             pre_start: ask the kubelet to call PreStartContainer. It then starts no container whose devices it has
                 forgotten (callPreStartContainerIfNeeded), and starts it without its variables otherwise.
-            observe: told (resource, RPC, seconds) after every call.
+            observe: called with (resource, RPC, seconds) after every call.
         """
         self._resource = resource
         self._answers = answers
@@ -92,7 +92,7 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         self.streams = 0
         """ListAndWatch streams that are open."""
         self.streams_changed: Callable[[int], None] = lambda _streams: None
-        """Told their number whenever it changes."""
+        """Called with their number whenever it changes."""
 
     def close(self) -> None:
         """End every stream: a server that stops waits for open ones as long as it is allowed to."""

@@ -8,13 +8,12 @@ import fcntl
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
 KUBELET_SOCKET = "kubelet.sock"
 OURS = "gpushare"
@@ -129,15 +128,6 @@ class NodeLock:
         self._directory = directory
         self._path = directory / OURS / "lock"
         self._fd: int | None = None
-
-    def __enter__(self) -> Self:
-        self.take()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
 
     def take(self) -> None:
         """Take the lock, or keep it: if the directory was made anew, there is a new file to lock.

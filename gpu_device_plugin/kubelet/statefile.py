@@ -1,4 +1,4 @@
-"""What an agent leaves on its node for the next one: one word a file."""
+"""Words that an agent leaves on its node for the next one, one a file."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _log = logging.getLogger(__name__)
 PROFILE = "profile"
 """The profile of settings that the node has; empty for none."""
 SHARE_SIZE = "share-size"
-"""What one share of its GPUs is, in MiB."""
+"""The size of one share of its GPUs, in MiB."""
 ENDED_PODS = "ended-pods"
 """UIDs, with blanks between them, of pods that have ended though the kubelet's checkpoint shows their devices."""
-
 
 _LONGEST = 1000
 """Bytes; the value of a label has 63."""

@@ -25,16 +25,11 @@ def container(
 
     A sidecar belongs among a pod's init containers.
     """
-    wanted = {
-        **({} if mem is None else {GPU_MEM: str(mem)}),
-        **({} if count is None else {GPU_COUNT: str(count)}),
-        **(limits or {}),
-    }
+    limits = {**_amounts(mem, count), **(limits or {})}
     return {
         "name": name,
         "image": "example.com/app:1",
-        **({"resources": {"limits": wanted}} if wanted else {}),
-        **({"restartPolicy": "Always"} if sidecar else {}),
+        **_given(resources=_given(limits=limits), restartPolicy="Always" if sidecar else ""),
     }
 
 
@@ -60,17 +55,15 @@ def pod(
         "metadata": {
             "name": name,
             "namespace": namespace,
-            **({"uid": uid} if uid else {}),
-            **({"creationTimestamp": created} if created else {}),
-            **({"annotations": dict(annotations)} if annotations else {}),
-            **({"labels": dict(labels)} if labels else {}),
+            **_given(
+                uid=uid, creationTimestamp=created, annotations=dict(annotations or {}), labels=dict(labels or {})
+            ),
         },
         "spec": {
-            **({"nodeName": node} if node else {}),
-            **({"initContainers": list(init)} if init else {}),
+            **_given(nodeName=node, initContainers=list(init)),
             "containers": list(containers) or [container()],
         },
-        **({"status": {"phase": phase}} if phase else {}),
+        **_given(status=_given(phase=phase)),
     }
 
 
@@ -85,20 +78,14 @@ def node(
     kubelet: str = "v1.36.2",
 ) -> Json:
     """Return a node that offers `mem` shares and `count` GPUs, or nothing of the kind."""
-    offered = {
-        "cpu": "16",
-        "memory": "64Gi",
-        "pods": "110",
-        **({} if mem is None else {GPU_MEM: str(mem)}),
-        **({} if count is None else {GPU_COUNT: str(count)}),
-    }
+    offered = {"cpu": "16", "memory": "64Gi", "pods": "110", **_amounts(mem, count)}
     return {
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": name,
             "labels": {"kubernetes.io/hostname": name, **(labels or {})},
-            **({"annotations": dict(annotations)} if annotations else {}),
+            **_given(annotations=dict(annotations or {})),
         },
         "spec": {},
         "status": {
@@ -108,3 +95,11 @@ def node(
             "nodeInfo": {"kubeletVersion": kubelet},
         },
     }
+
+
+def _amounts(mem: int | None, count: int | None) -> dict[str, str]:
+    return {resource: str(number) for resource, number in ((GPU_MEM, mem), (GPU_COUNT, count)) if number is not None}
+
+
+def _given(**fields: object) -> Json:
+    return {name: value for name, value in fields.items() if value}

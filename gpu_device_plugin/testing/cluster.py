@@ -25,8 +25,7 @@ from gpu_device_plugin.testing.cluster_troubles import Answer, Fault, Garbage, H
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -36,6 +35,7 @@ _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/merge-patch+json": merge,
     "application/strategic-merge-patch+json": strategic_merge,
 }
+_SUCCESS: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -87,9 +87,7 @@ class ApiServer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property
@@ -133,9 +131,8 @@ class ApiServer:
     def patch(self, plural: str, name: str, patch: Json, namespace: str = "default", subresource: str = "") -> Json:
         """Change an object by a merge patch."""
         served = kind_of(plural)
-        return self.store.change(
-            served, served.key(namespace, name), lambda found: _merged(found, patch), subresource=subresource
-        )
+        key = served.key(namespace, name)
+        return self.store.change(served, key, lambda found: merge(found, patch), subresource=subresource)
 
     def bind(self, name: str, node: str, annotations: Mapping[str, str] | None = None) -> None:
         """Bind a pod of the default namespace to a node, as a scheduler does."""
@@ -212,11 +209,11 @@ class ApiServer:
     @contextmanager
     def watch_gap(self) -> Iterator[None]:
         """Never tell any watch of what happens inside the ``with``."""
-        self.store.hide_changes(hide=True)
+        self.store.hide_changes = True
         try:
             yield
         finally:
-            self.store.hide_changes(hide=False)
+            self.store.hide_changes = False
 
     def hold_cache(self) -> None:
         """Let the watch cache lag: from now on watches, and lists that allow it, do not see what happens."""
@@ -257,31 +254,15 @@ class ApiServer:
         if (page := await self._beside_objects(http)) is not None:
             return page
         served, request = understood(http)
-        self.requests.append(request)
-        fault = next((fault for fault in self._faults if fault.strikes(request)), None)
-        trouble = fault.trouble if fault is not None else None
-        if (ordered := await self._instead(trouble, http, served, request)) is not None:
-            return ordered
-        response = await self._do(http, served, request)
+        trouble = self._noted(request)
+        if isinstance(trouble, Answer | Hang | Reset) and trouble.done:
+            await self._do(http, served, request)
         match trouble:
             case Answer():
                 return _ordered(trouble)
             case Hang():
                 await asyncio.Event().wait()
             case Reset():
-                reset(http.transport)
-        return response
-
-    async def _instead(
-        self, trouble: Trouble | None, http: web.Request, served: Served, request: Request
-    ) -> web.Response | None:
-        """Return what is answered without doing what was asked, None to do it now; or never return."""
-        match trouble:
-            case Answer(done=False):
-                return _ordered(trouble)
-            case Hang(done=False):
-                await asyncio.Event().wait()
-            case Reset(done=False):
                 reset(http.transport)
                 await asyncio.Event().wait()
             case Slow(seconds):
@@ -292,13 +273,17 @@ class ApiServer:
                 await http.read()  # it stays with the request, whose connection may be gone by then
                 self._late.append((http, served, request))
                 await asyncio.Event().wait()
-        return None
+        return await self._do(http, served, request)
+
+    def _noted(self, request: Request) -> Trouble | None:
+        """Take note of a request, and return the trouble that strikes it."""
+        self.requests.append(request)
+        return next((fault.trouble for fault in self._faults if fault.strikes(request)), None)
 
     async def _do(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         self._admit(request)
-        response = await getattr(self, f"_do_{request.verb}")(http, served, request)
-        assert isinstance(response, web.StreamResponse)  # noqa: S101 - for the type checker, after getattr
-        return response
+        do: Callable[..., Awaitable[web.StreamResponse]] = getattr(self, f"_do_{request.verb}")
+        return await do(http, served, request)
 
     def _admit(self, request: Request) -> None:
         if self.tokens is not None and request.token not in self.tokens:
@@ -331,11 +316,9 @@ class ApiServer:
             return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
         if http.path != _ACCESS_REVIEWS:
             return None
-        request = Request("create", "selfsubjectaccessreviews", "authorization.k8s.io")
-        self.requests.append(request)
-        fault = next((fault for fault in self._faults if fault.strikes(request)), None)
-        if fault is not None and isinstance(fault.trouble, Answer):
-            return _ordered(fault.trouble)
+        trouble = self._noted(Request("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
+        if isinstance(trouble, Answer):
+            return _ordered(trouble)
         review = await http.json()
         asked = review["spec"]["resourceAttributes"]
         allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
@@ -348,9 +331,7 @@ class ApiServer:
         body = await http.json()
         if request.resource == "pods/binding":
             self.store.bind((request.namespace, request.name), body)
-            return web.json_response(
-                {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}, status=201
-            )
+            return web.json_response({**_SUCCESS, "code": 201}, status=201)
         return web.json_response(self.store.create(served, request.namespace, body), status=201)
 
     async def _do_patch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
@@ -358,17 +339,7 @@ class ApiServer:
         if apply is None:
             raise RefusedError(415, "UnsupportedMediaType", f"the body was in an unknown format: {http.content_type}")
         patch = await http.json()
-        key = served.key(request.namespace, request.name)
-        subresource = request.resource.partition("/")[2]
-        return web.json_response(
-            self.store.change(
-                served,
-                key,
-                lambda found: _merged(found, patch, apply),
-                subresource=subresource,
-                admit=partial(self._ask_policies, served),
-            )
-        )
+        return self._changed(served, request, lambda found: apply(found, patch))
 
     async def _do_update(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
@@ -376,10 +347,13 @@ class ApiServer:
             # Leases are the one kind here that cannot be overwritten blindly.
             message = "Invalid value: must be specified for an update"
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
+        return self._changed(served, request, lambda _: body)
+
+    def _changed(self, served: Served, request: Request, apply: Callable[[Json], Json]) -> web.Response:
         key = served.key(request.namespace, request.name)
         subresource = request.resource.partition("/")[2]
         admit = partial(self._ask_policies, served)
-        return web.json_response(self.store.change(served, key, lambda _: body, subresource=subresource, admit=admit))
+        return web.json_response(self.store.change(served, key, apply, subresource=subresource, admit=admit))
 
     async def _do_delete(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         options = await http.json() if http.can_read_body else {}
@@ -394,8 +368,7 @@ class ApiServer:
         )
         if served.kind != "Pod":
             details = {"name": request.name, "kind": served.plural, "uid": deleted["metadata"]["uid"]}
-            success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-            return web.json_response(success)
+            return web.json_response({**_SUCCESS, "details": details})
         return web.json_response(deleted)
 
     async def _do_list(self, _http: web.Request, served: Served, request: Request) -> web.StreamResponse:
@@ -403,11 +376,6 @@ class ApiServer:
 
     async def _do_watch(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         return await self._reads.watch(http, served, request)
-
-
-def _merged(found: Json, patch: Json, apply: Callable[[Any, Any], Any] = merge) -> Json:
-    merged: Json = apply(found, patch)
-    return merged
 
 
 def _ordered(answer: Answer) -> web.Response:

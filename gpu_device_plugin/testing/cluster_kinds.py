@@ -45,8 +45,8 @@ class Served:
     subresources: frozenset[str] = frozenset()
     fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     """Field selectors besides those on metadata."""
-    on_create: Callable[[Json, bool], object] = lambda _new, _as_given: None
-    """Completes a new object, of which a test gave all parts or a client some, or refuses it."""
+    on_create: Callable[[Json], object] = lambda _new: None
+    """Completes a new object, or refuses it."""
     on_change: Callable[[Json, Json], object] = lambda _before, _after: None
     """Refuses a change that this kind does not allow."""
 
@@ -91,7 +91,7 @@ def core_event(event: Json) -> Json:
     return {"involvedObject": {}, "firstTimestamp": None, "lastTimestamp": None, **ours}
 
 
-def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
+def _create_pod(new: Json) -> None:
     name, spec = new["metadata"]["name"], new.setdefault("spec", {})
     if not spec.get("containers"):
         raise invalid(PODS, name, "spec.containers", "FieldValueRequired", "Required value")
@@ -104,23 +104,16 @@ def _create_pod(new: Json, as_given: bool) -> None:  # noqa: FBT001
             resources["requests"] = {**limits, **resources.get("requests", {})}
     spec.setdefault("schedulerName", "default-scheduler")
     spec.setdefault("terminationGracePeriodSeconds", 30)
-    if not as_given:
-        new.pop("status", None)
     new.setdefault("status", {}).setdefault("phase", "Pending")
 
 
 def _change_pod(before: Json, after: Json) -> None:
     if before["spec"] != after["spec"]:
-        raise invalid(
-            PODS,
-            before["metadata"]["name"],
-            "spec",
-            "FieldValueForbidden",
-            f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}",
-        )
+        why = f"Forbidden: pod updates may not change fields other than `spec.containers[*].image`: {after['spec']}"
+        raise invalid(PODS, before["metadata"]["name"], "spec", "FieldValueForbidden", why)
 
 
-def _create_event(new: Json, _as_given: bool) -> None:  # noqa: FBT001
+def _create_event(new: Json) -> None:
     name, namespace = new["metadata"]["name"], new["metadata"]["namespace"]
     for required in ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type"):
         if not new.get(required):
@@ -192,7 +185,7 @@ LEASES = Served(
     "leases",
     "Lease",
     group="coordination.k8s.io",
-    on_create=lambda new, _as_given: _check_lease(new),
+    on_create=_check_lease,
     on_change=lambda _before, after: _check_lease(after),
 )
 KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES)}

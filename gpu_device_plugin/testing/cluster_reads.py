@@ -1,4 +1,4 @@
-"""What readers of an API server see of its store: lists in pages, and watches, out of a cache that may lag."""
+"""Lists in pages, and watches, as an API server serves them out of a cache that may lag."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.testing.cluster_kinds import CORE_EVENTS, EVENTS, RefusedError, Served, core_event
 from gpu_device_plugin.testing.cluster_requests import Request, status_of, version_of
 
@@ -34,7 +35,7 @@ class _Watch:
     selected: Callable[[Json], bool]
     ended: bool = False
     half_open: bool = False
-    """The peer is gone and nobody told us: nothing arrives there any more."""
+    """The peer is gone without a word: nothing arrives there any more."""
 
     def wants(self, found: Json) -> bool:
         inside = not self.namespace or found["metadata"].get("namespace") == self.namespace
@@ -61,19 +62,12 @@ class Reads:
 
     def __init__(self, store: Callable[[], Store], *, bookmark_s: float, patience_s: float) -> None:
         """Read what `store` returns; see `ApiServer` for the times."""
-        self._current = store
+        self._store = store  # asked anew each time: a test may have put another in its place
         self._bookmark_s = bookmark_s
         self._patience_s = patience_s
         self._held: State | None = None
         self._open: set[_Watch] = set()
         self._pages: dict[str, tuple[int, Sequence[Json]]] = {}
-
-    @property
-    def _store(self) -> Store:
-        return self._current()  # a test may have put another in its place
-
-    def __repr__(self) -> str:
-        return f"<Reads: {self.watches} watches>"
 
     @property
     def watches(self) -> int:
@@ -82,7 +76,7 @@ class Reads:
 
     def hold(self) -> None:
         """Let the cache lag: watches, and lists that allow it, do not see what happens from now on."""
-        self._held = self._store.state()
+        self._held = self._store().state()
 
     def release(self) -> None:
         """Let the cache catch up."""
@@ -108,15 +102,15 @@ class Reads:
             version, found = self._continued(params["continue"])
         else:
             state = await self._state(params.get("resourceVersion", ""))
-            version, selected = (
-                state.version,
-                served.selector(params.get("fieldSelector", ""), params.get("labelSelector", "")),
-            )
+            version = state.version
+            selected = served.selector(params.get("fieldSelector", ""), params.get("labelSelector", ""))
             objects = state.objects[EVENTS if served is CORE_EVENTS else served]
+            if served is CORE_EVENTS:
+                objects = {key: core_event(one) for key, one in objects.items()}
             found = [
                 # The items of a list do not repeat its kind.
                 {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
-                for key, one in sorted(_in_form(served, objects).items())
+                for key, one in sorted(objects.items())
                 if selected(one) and (not request.namespace or key[0] == request.namespace)
             ]
         meta: Json = {"resourceVersion": str(version)}
@@ -131,7 +125,7 @@ class Reads:
         page = self._pages.get(token)
         if page is None:
             raise RefusedError(400, "BadRequest", "continue key is not valid")
-        if page[0] < self._store.oldest:
+        if page[0] < self._store().oldest:
             raise RefusedError(
                 410, "Expired", "The provided continue parameter is too old to display a consistent list"
             )
@@ -140,15 +134,15 @@ class Reads:
     async def _state(self, since: str) -> State:
         """Return the state not older than `since`: from the watch cache, unless the newest is asked for."""
         if not since:
-            return self._store.state()
+            return self._store().state()
         wanted = version_of(since)
         try:
             async with asyncio.timeout(self._patience_s):
                 while True:
-                    state = self._held or self._store.state()
+                    state = self._held or self._store().state()
                     if state.version >= wanted:
                         return state
-                    await self._store.changed.after(self._store.changed.version)
+                    await self._store().changed.after(self._store().changed.version)
         except TimeoutError:
             raise RefusedError(
                 504,
@@ -181,11 +175,11 @@ class Reads:
         loop = asyncio.get_running_loop()
         begin = params.get("resourceVersion", "")
         done = version_of(begin) if begin else 0
-        if done and done < self._store.oldest:
+        if done and done < self._store().oldest:
             await watch.send("ERROR", status_of(RefusedError(410, "Expired", f"too old resource version: {done}")))
             return
         if not done:
-            state = self._held or self._store.state()
+            state = self._held or self._store().state()
             done = state.version
             for _, found in sorted(state.objects[watch.served].items()):
                 if watch.wants(found):
@@ -195,34 +189,25 @@ class Reads:
         bookmark = loop.time() + self._bookmark_s
         if loop.time() < end - _LAST_BOOKMARK_S:
             bookmark = min(bookmark, end - _LAST_BOOKMARK_S)
-        while not watch.ended and done >= self._store.oldest:  # one that falls behind is ended
-            tick = self._store.changed.version
-            done = await self._tell(watch, done)
+        while not watch.ended and done >= self._store().oldest:  # one that falls behind is ended
+            tick = self._store().changed.version
+            done = await self._send_events(watch, done)
             now = loop.time()
             if bookmarks and now >= bookmark:
                 await watch.bookmark(done)
                 bookmark = now + self._bookmark_s
             if now >= end:
                 return
-            try:
-                async with asyncio.timeout_at(min(bookmark, end) if bookmarks else end):
-                    await self._store.changed.after(tick)
-            except TimeoutError:
-                pass
+            await within((min(bookmark, end) if bookmarks else end) - now, self._store().changed.after(tick))
 
-    async def _tell(self, watch: _Watch, done: int) -> int:
-        """Send what happened after version `done`, and return up to where it is told now."""
-        newest = self._held.version if self._held is not None else self._store.version
-        for change in self._store.changes_after(done, newest):
+    async def _send_events(self, watch: _Watch, done: int) -> int:
+        """Send the events after version `done`, and return the version up to which they are sent."""
+        newest = self._held.version if self._held is not None else self._store().version
+        for change in self._store().changes_after(done, newest):
             event = change.seen_by(watch.wants) if change.served is watch.served else None
             if event is not None:
                 await watch.send(*event)
         return max(done, newest)
 
     def _wake(self) -> None:
-        self._store.changed.set(self._store.changed.value)
-
-
-def _in_form(served: Served, objects: Mapping[tuple[str, str], Json]) -> Mapping[tuple[str, str], Json]:
-    """Return objects in the form in which they are asked for."""
-    return {key: core_event(one) for key, one in objects.items()} if served is CORE_EVENTS else objects
+        self._store().changed.set(self._store().changed.value)

@@ -1,6 +1,6 @@
-"""What an API server keeps: objects, one version counter, and the history for watches.
+"""The objects of an API server, one version counter, and the history for watches.
 
-Nothing here knows HTTP; `cluster` serves it. What may be written on an object stands in `cluster_kinds`.
+Nothing here knows HTTP; `cluster` serves it. The rules for what may be written on an object stand in `cluster_kinds`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.testing.cluster_kinds import KINDS, PODS, RefusedError, Served, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.testing.builders import Json
 
@@ -49,14 +49,12 @@ class Change:
         An object that begins to match is added, whether it is new or not; one that ceases to match is deleted.
         """
         was = self.before is not None and selector(self.before)
-        match self.after is not None and selector(self.after):
-            case True if self.after is not None:
-                return "MODIFIED" if was else "ADDED", self.after
-            case _ if was and self.before is not None:
-                meta = {**self.before["metadata"], "resourceVersion": str(self.version)}
-                return "DELETED", {**self.before, "metadata": meta}
-            case _:
-                return None
+        if self.after is not None and selector(self.after):
+            return "MODIFIED" if was else "ADDED", self.after
+        if self.before is not None and was:
+            meta = {**self.before["metadata"], "resourceVersion": str(self.version)}
+            return "DELETED", {**self.before, "metadata": meta}
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,8 @@ class Store:
         """A watch can begin here, and at no older version."""
         self._objects: dict[Served, dict[Key, Json]] = {kind: {} for kind in KINDS.values()}
         self._history: list[Change] = []
-        self._hide = False
-        self._hidden: set[int] = set()
+        self.hide_changes = False
+        """Keep the writes from now on from watches for ever."""
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(found)} {kind.plural}" for kind, found in self._objects.items())
@@ -93,22 +91,15 @@ class Store:
         """Return everything as it is now."""
         return State(self.version, {kind: dict(found) for kind, found in self._objects.items()})
 
-    def changes_after(self, version: int, up_to: int) -> Iterator[Change]:
-        """Return the changes after `version` that watches are told of, in order."""
-        begin = bisect_right(self._history, version, key=lambda change: change.version)
-        for change in self._history[begin:]:
-            if change.version <= up_to and change.version not in self._hidden:
-                yield change
+    def changes_after(self, version: int, up_to: int) -> Sequence[Change]:
+        """Return the changes after `version` that watches get, in order."""
+        begin, end = (bisect_right(self._history, one, key=lambda change: change.version) for one in (version, up_to))
+        return self._history[begin:end]
 
     def compact(self) -> None:
-        """Forget the history: whoever continues from an older version is told to list again."""
+        """Forget the history: a watch from an older version gets 410 Expired."""
         self.oldest = self.version
         self._history.clear()
-        self._hidden.clear()
-
-    def hide_changes(self, *, hide: bool) -> None:
-        """Keep the writes from now on from watches for ever, or stop doing so."""
-        self._hide = hide
 
     def get(self, served: Served, key: Key) -> Json:
         """Return an object; RefusedError if there is none."""
@@ -128,10 +119,8 @@ class Store:
             raise invalid(served, "", "metadata.name", "FieldValueRequired", "Required value: name is required")
         if served.namespaced:
             if namespace and meta.setdefault("namespace", namespace) != namespace:
-                raise RefusedError(
-                    400, "BadRequest", "the namespace of the provided object does not match the namespace sent on the"
-                    " request"
-                )  # fmt: skip
+                message = "the namespace of the provided object does not match the namespace sent on the request"
+                raise RefusedError(400, "BadRequest", message)
             meta.setdefault("namespace", "default")
         key = (meta.get("namespace", ""), meta["name"])
         if key in self._objects[served]:
@@ -140,10 +129,12 @@ class Store:
         if not as_given:
             for ours in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
                 meta.pop(ours, None)
+            if served is PODS:
+                new.pop("status", None)
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", _time(datetime.now(UTC)))
         new.update(apiVersion=served.api_version, kind=served.kind)
-        served.on_create(new, as_given)
+        served.on_create(new)
         return self._commit(served, key, None, new)
 
     def change(
@@ -163,16 +154,11 @@ class Store:
         after = apply(copy.deepcopy(before))
         old, new = before["metadata"], after.get("metadata") or {}
         if (new.get("name", key[1]), new.get("namespace", key[0])) != (key[1], key[0]):
-            raise RefusedError(
-                400, "BadRequest", f"the name of the object ({new.get('name')}) does not match the name on the URL"
-                f" ({key[1]})"
-            )  # fmt: skip
+            message = f"the name of the object ({new.get('name')}) does not match the name on the URL ({key[1]})"
+            raise RefusedError(400, "BadRequest", message)
         if new.get("resourceVersion", old["resourceVersion"]) != old["resourceVersion"]:
-            raise _conflict(
-                served,
-                key,
-                "the object has been modified; please apply your changes to the latest version and try again",
-            )
+            message = "the object has been modified; please apply your changes to the latest version and try again"
+            raise _conflict(served, key, message)
         if new.get("uid", old["uid"]) != old["uid"]:
             message = f'Invalid value: "{new["uid"]}": field is immutable'
             raise invalid(served, key[1], "metadata.uid", "FieldValueInvalid", message)
@@ -225,12 +211,11 @@ class Store:
                 PODS, key, f"Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {there}"
             )
         if "deletionTimestamp" in found["metadata"]:
-            raise _binding_conflict(key, f"pod {key[1]} is being deleted, cannot be assigned to a host")
-        if found["spec"].get("nodeName"):
-            node = found["spec"]["nodeName"]
-            raise _binding_conflict(key, f'pod {key[1]} is already assigned to node "{node}"')
+            raise _conflict(PODS, key, f"pod {key[1]} is being deleted, cannot be assigned to a host", "/binding")
+        if node := found["spec"].get("nodeName"):
+            raise _conflict(PODS, key, f'pod {key[1]} is already assigned to node "{node}"', "/binding")
         if found["spec"].get("schedulingGates"):
-            raise _binding_conflict(key, f"pod {key[1]} has non-empty .spec.schedulingGates")
+            raise _conflict(PODS, key, f"pod {key[1]} has non-empty .spec.schedulingGates", "/binding")
         bound = copy.deepcopy(found)
         bound["spec"]["nodeName"] = target["name"]
         for what in ("annotations", "labels"):
@@ -244,20 +229,16 @@ class Store:
     def _commit(self, served: Served, key: Key, before: Json | None, after: Json | None) -> Json:
         version = self.version + 1
         if after is None:
-            del self._objects[served][key]
+            kept = self._objects[served].pop(key)
         else:
             after["metadata"] = {**after["metadata"], "resourceVersion": str(version)}
-            self._objects[served][key] = after
-        self._history.append(Change(version, served, before, after))
-        if self._hide:
-            self._hidden.add(version)
+            kept = self._objects[served][key] = after
+        if not self.hide_changes:
+            self._history.append(Change(version, served, before, after))
         if len(self._history) > 2 * KEPT_CHANGES:
             del self._history[:KEPT_CHANGES]
             self.oldest = self._history[0].version - 1
         self.changed.set(version)
-        kept = after if after is not None else before
-        if kept is None:
-            raise AssertionError("a change of nothing into nothing")
         return kept
 
 
@@ -272,11 +253,6 @@ def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterato
             yield what, wanted, found["metadata"][key]
 
 
-def _conflict(served: Served, key: Key, why: str) -> RefusedError:
-    message = f'Operation cannot be fulfilled on {served.full} "{key[1]}": {why}'
-    return RefusedError(409, "Conflict", message, {"name": key[1], "kind": served.plural})
-
-
-def _binding_conflict(key: Key, why: str) -> RefusedError:
-    message = f'Operation cannot be fulfilled on pods/binding "{key[1]}": {why}'
-    return RefusedError(409, "Conflict", message, {"name": key[1], "kind": "pods/binding"})
+def _conflict(served: Served, key: Key, why: str, subresource: str = "") -> RefusedError:
+    message = f'Operation cannot be fulfilled on {served.full}{subresource} "{key[1]}": {why}'
+    return RefusedError(409, "Conflict", message, {"name": key[1], "kind": served.plural + subresource})

@@ -6,8 +6,9 @@ real one would hide the faults it is there to show.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin.testing import device_checkpoint
 from gpu_device_plugin.testing.pods import DeviceNode, Kind, Mount, Received
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
-        AllocateResponse,
         ContainerAllocateResponse,
         Device,
         DevicePluginOptions,
     )
+    from gpu_device_plugin.testing.plugin_client import PluginClient
     from gpu_device_plugin.testing.pods import ContainerSpec
     from gpu_device_plugin.testing.versions import Version
 
@@ -40,24 +41,11 @@ class KubeletPanic(Exception):  # noqa: N818  (a panic is what it is called, and
     """The whole kubelet died of a nil pointer."""
 
 
-class PluginCalls(Protocol):
-    """What the device manager asks of a plugin. AdmissionError: the call failed, in the words Go has for it."""
-
-    async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
-        """Ask which of the available devices a container should get."""
-
-    async def allocate(self, ids: list[str]) -> AllocateResponse:
-        """Ask for what a container needs to use these devices. No deadline."""
-
-    async def pre_start(self, ids: list[str]) -> None:
-        """Announce that a container with these devices is about to start."""
-
-
 @dataclass(slots=True)
 class Endpoint:
     """Where the calls for one resource go."""
 
-    plugin: PluginCalls | None
+    plugin: PluginClient | None
     """None for a resource that is only known from the checkpoint."""
     options: DevicePluginOptions | None
     stopped: bool = False
@@ -112,8 +100,6 @@ class DeviceManager:
     allocated: dict[str, set[str]] = field(default_factory=dict)
     grants: dict[str, dict[str, dict[str, Grant]]] = field(default_factory=dict)
     """By pod UID, container and resource."""
-    checkpoint_error: str | None = None
-    """Why the checkpoint could not be read at start, or not be written after the latest list; the kubelet goes on."""
     _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     _admitted_last: str | None = None
     """UID of the pod for which devices were last asked, with or without any; the real one's pendingAdmissionPod."""
@@ -127,7 +113,7 @@ class DeviceManager:
 
     # What plugins say
 
-    def connected(self, resource: str, plugin: PluginCalls, options: DevicePluginOptions) -> None:
+    def connected(self, resource: str, plugin: PluginClient, options: DevicePluginOptions) -> None:
         """Send the calls for `resource` to `plugin` from now on."""
         self.endpoints[resource] = Endpoint(plugin, options)
 
@@ -248,10 +234,7 @@ class DeviceManager:
         """Take over what the process before knew. A missing file is an empty one; a corrupt one is forgotten."""
         try:
             found = device_checkpoint.read(self.checkpoint)
-        except FileNotFoundError:
-            return
-        except device_checkpoint.CorruptCheckpointError as error:
-            self.checkpoint_error = str(error)
+        except (FileNotFoundError, device_checkpoint.CorruptCheckpointError):
             return
         for entry in found.entries:
             containers = self.grants.setdefault(entry.pod_uid, {})
@@ -279,10 +262,8 @@ class DeviceManager:
         )
 
     def _write_checkpoint_if_possible(self) -> None:
-        try:
+        with suppress(OSError):  # the kubelet logs it and goes on
             self.write_checkpoint()
-        except OSError as error:
-            self.checkpoint_error = str(error)
 
     def _in_map_order(self, items: Iterable[T], rng: random.Random | None = None) -> list[T]:
         # Sorted first, for one seed to give one order whatever Python's own sets do. Items are keys, or pairs with one.
@@ -412,7 +393,7 @@ class DeviceManager:
                 devices.setdefault(node, []).append(device)
         return {node: tuple(ids) for node, ids in devices.items()}
 
-    def _plugin(self, resource: str, endpoint: Endpoint) -> PluginCalls:
+    def _plugin(self, resource: str, endpoint: Endpoint) -> PluginClient:
         if endpoint.stopped or endpoint.plugin is None:
             raise AdmissionError(f"endpoint {resource} has been stopped")
         return endpoint.plugin

@@ -11,7 +11,7 @@ import os
 import random
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -24,11 +24,8 @@ from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet_files import serve, wipe
 from gpu_device_plugin.testing.kubelet_process import KubeletProcess
 from gpu_device_plugin.testing.node_pods import NodePods, stopped
-from gpu_device_plugin.testing.plugin_registry import (
-    Dialling,
-    Journal,
-    PluginRegistry,
-)
+from gpu_device_plugin.testing.plugin_client import Dialling
+from gpu_device_plugin.testing.plugin_registry import PluginRegistry
 from gpu_device_plugin.testing.pod_resources import PodResources
 from gpu_device_plugin.testing.pods import Container, Kind, Pod
 from gpu_device_plugin.testing.versions import Version
@@ -36,14 +33,11 @@ from gpu_device_plugin.testing.versions import Version
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
-    from types import TracebackType
     from typing import Self
 
     from gpu_device_plugin.testing.plugin_client import Stream
     from gpu_device_plugin.testing.plugin_registry import Registration
     from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
-
-T = TypeVar("T")
 
 _LONGEST_SOCKET_PATH = 107
 """Bytes; sun_path of Linux has 108 with the zero at its end."""
@@ -110,9 +104,7 @@ class Kubelet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # The process
@@ -146,9 +138,7 @@ class Kubelet:
             self.version,
             choices=self._choices,
             orders=self._orders,
-            active_pods=lambda: (
-                {pod.uid for pod in self._process.seen_pods(active_only=True)} if self._process else set()
-            ),
+            active_pods=lambda: {pod.uid for pod in self._seen(active_only=True)},
             is_running=lambda uid, container: (uid, container) in running,
             numa_hint=self._numa_hint,
         )
@@ -157,14 +147,14 @@ class Kubelet:
         registry = PluginRegistry(
             self.device_plugin_dir,
             manager,
-            version=self.version,
             gate=self.register_gate,
             dialling=self._dialling,
-            journal=Journal(self.registrations, self.streams),
+            registrations=self.registrations,
+            streams=self.streams,
         )
         registration, pod_resources = grpc.aio.server(), grpc.aio.server()
         add_RegistrationServicer_to_server(registry, registration)
-        lister = PodResources(manager, self._told, self.version, self.pod_resources_gate)
+        lister = PodResources(manager, self._seen_in_any_order, self.pod_resources_gate)
         add_PodResourcesListerServicer_to_server(lister, pod_resources)
         self._process = KubeletProcess(
             manager,
@@ -382,7 +372,7 @@ class Kubelet:
     def _seen(self, *, active_only: bool) -> list[Pod]:
         return self._process.seen_pods(active_only=active_only) if self._process else []
 
-    def _told(self, *, active_only: bool) -> list[Pod]:
+    def _seen_in_any_order(self, *, active_only: bool) -> list[Pod]:
         known = self._seen(active_only=active_only)
         self._orders.shuffle(known)
         return known

@@ -1,4 +1,4 @@
-"""What a kubelet does in its directories: it wipes the plugins' old sockets, and leaves its own behind."""
+"""The directories of a kubelet: at its start old sockets of plugins are wiped, and its own outlive it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def wipe(device_plugin_dir: Path, checkpoint: Path, version: Version) -> None:
-    """Remove what a kubelet removes at its start."""
+    """Remove the files that a kubelet removes at its start."""
     for entry in device_plugin_dir.iterdir():
         with contextlib.suppress(FileNotFoundError):  # a plugin that ends removes its own sockets meanwhile
             mode = entry.stat(follow_symlinks=False).st_mode

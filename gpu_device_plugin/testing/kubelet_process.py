@@ -35,7 +35,7 @@ class KubeletProcess:
     on_panic: Callable[[KubeletPanic], Awaitable[None]]
     """Called when the process dies of a pod."""
     seen: set[str] = field(default_factory=set)
-    """UIDs of the pods that its sources have told it about."""
+    """UIDs of the pods that its sources have delivered."""
     sync_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without deadline.
 
@@ -44,7 +44,7 @@ class KubeletProcess:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def seen_pods(self, *, active_only: bool) -> list[Pod]:
-        """Return the pods that its sources have told it about; with `active_only` without those that have ended."""
+        """Return the pods that its sources have delivered; with `active_only` without those that have ended."""
         known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
         return [pod for pod in known if pod is not None and (pod.active or not active_only)]
 
@@ -75,10 +75,7 @@ class KubeletProcess:
                     )
                 )
             for container in pod.containers:
-                devices = {
-                    resource: grant.ids for resource, grant in self.manager.held(pod.uid, container.name).items()
-                }
-                self.pods.put_container(pod.uid, replace(container, devices=devices))
+                self.pods.put_container(pod.uid, replace(container, devices=self._devices(pod.uid, container.name)))
         await self.start_containers(pod.uid)
         return self.pods.known(pod.uid) or pod
 
@@ -125,13 +122,16 @@ class KubeletProcess:
             uid,
             replace(
                 known.container(spec.name),
-                devices={resource: grant.ids for resource, grant in self.manager.held(uid, spec.name).items()},
+                devices=self._devices(uid, spec.name),
                 received=self.manager.received(uid, spec.name),
                 started=True,
                 running=spec.kind is not Kind.INIT,
                 waiting=None,
             ),
         )
+
+    def _devices(self, uid: str, container: str) -> Mapping[str, frozenset[str]]:
+        return {resource: grant.ids for resource, grant in self.manager.held(uid, container).items()}
 
     async def _or_die(self, work: Awaitable[None]) -> None:
         try:

@@ -24,9 +24,6 @@ class NodePods:
         self.starting: set[str] = set()
         """UIDs of the pods whose containers are being started."""
 
-    def __repr__(self) -> str:
-        return f"<NodePods: {len(self.in_api)}, {len(self.left_behind)} left behind>"
-
     @property
     def oldest_first(self) -> tuple[Pod, ...]:
         """All pods in the API."""

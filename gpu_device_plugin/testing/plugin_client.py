@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import (
     AllocateRequest,
     AllocateResponse,
@@ -28,14 +29,17 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device
 
-T_co = TypeVar("T_co", covariant=True)
-
-
-class _Call(Protocol[T_co]):
-    def __call__(self, request: Any, *, timeout: float | None = None) -> Awaitable[T_co]: ...
-
-
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """How a kubelet calls back a plugin."""
+
+    receive_limit: int = 4 * 1024 * 1024
+    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
+    dial_timeout_s: float = 10
+    pre_start_timeout_s: float = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +74,26 @@ def go_text(error: grpc.aio.AioRpcError) -> str:
 class PluginClient:
     """Calls a plugin over its socket. A call that fails is an AdmissionError, whatever the reason."""
 
-    def __init__(
-        self, resource: str, socket: Path, *, receive_limit: int, authority: str, pre_start_timeout_s: float
-    ) -> None:
+    def __init__(self, resource: str, socket: Path, authority: str, dialling: Dialling) -> None:
         self.resource = resource
         self.socket = socket
-        self._pre_start_timeout_s = pre_start_timeout_s
+        self._dialling = dialling
         self._channel = grpc.aio.insecure_channel(
             f"unix:{socket}",
             options=[
                 ("grpc.default_authority", authority),
-                ("grpc.max_receive_message_length", receive_limit),
+                ("grpc.max_receive_message_length", dialling.receive_limit),
                 # A plugin that comes back under the same socket name must not meet the connection of the one before.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
         )
         self._stub: DevicePluginStub[Any, Any, Any, Any, Any] = DevicePluginStub(self._channel)
         self._lists: Any = None
-        self._closed = False
 
-    def __repr__(self) -> str:
-        return f"<PluginClient of {self.resource} at {self.socket.name}{', closed' if self._closed else ''}>"
-
-    async def dial(self, timeout_s: float) -> None:
-        """Connect, trying again until `timeout_s` have passed. AdmissionError: nobody answered."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._channel.channel_ready()
-        except TimeoutError as error:
-            raise AdmissionError("failed to dial device plugin: context deadline exceeded") from error
+    async def dial(self) -> None:
+        """Connect, trying again until the time for it is over. AdmissionError: nobody answered."""
+        if not await within(self._dialling.dial_timeout_s, self._channel.channel_ready()):
+            raise AdmissionError("failed to dial device plugin: context deadline exceeded")
 
     async def options(self) -> DevicePluginOptions:
         """Ask which of the optional calls the plugin wants."""
@@ -132,7 +127,6 @@ class PluginClient:
 
     async def close(self) -> None:
         """End the connection with everything that runs over it."""
-        self._closed = True
         await self._channel.close()
 
     async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
@@ -148,15 +142,14 @@ class PluginClient:
     async def allocate(self, ids: list[str]) -> AllocateResponse:
         """Call Allocate for one container."""
         request = AllocateRequest(container_requests=[ContainerAllocateRequest(devices_ids=ids)])
-        answer: AllocateResponse = await self._call(self._stub.Allocate, request)
-        return answer
+        return await self._call(self._stub.Allocate, request)
 
     async def pre_start(self, ids: list[str]) -> None:
         """Call PreStartContainer, the one call that has a deadline."""
         request = PreStartContainerRequest(devices_ids=ids)
-        await self._call(self._stub.PreStartContainer, request, timeout_s=self._pre_start_timeout_s)
+        await self._call(self._stub.PreStartContainer, request, timeout_s=self._dialling.pre_start_timeout_s)
 
-    async def _call(self, method: _Call[T], request: Any, timeout_s: float | None = None) -> T:
+    async def _call(self, method: Callable[..., Awaitable[T]], request: Any, timeout_s: float | None = None) -> T:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

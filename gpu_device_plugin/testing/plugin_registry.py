@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -17,13 +18,13 @@ from gpu_device_plugin.testing.gate import RefusedError
 from gpu_device_plugin.testing.plugin_client import PluginClient, Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine
     from pathlib import Path
 
-    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import Device, RegisterRequest
+    from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import RegisterRequest
     from gpu_device_plugin.testing.device_manager import DeviceManager
     from gpu_device_plugin.testing.gate import Gate
-    from gpu_device_plugin.testing.versions import Version
+    from gpu_device_plugin.testing.plugin_client import Dialling
 
 API_VERSION = "v1beta1"
 
@@ -47,16 +48,6 @@ def is_extended_resource_name(name: str) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Dialling:
-    """How a kubelet calls back a plugin."""
-
-    receive_limit: int = 4 * 1024 * 1024
-    """The largest message that is read, bytes; the default of Go's gRPC, which no kubelet changes."""
-    dial_timeout_s: float = 10
-    pre_start_timeout_s: float = 30
-
-
 @dataclass(slots=True)
 class Registration:
     """One Register call, and what came of it."""
@@ -70,14 +61,6 @@ class Registration:
     accepted: bool = False
 
 
-@dataclass(slots=True)
-class Journal:
-    """What plugins did, over all kubelet processes of a node."""
-
-    registrations: list[Registration]
-    streams: list[Stream]
-
-
 class PluginRegistry(RegistrationServicer):
     """The registration server of one kubelet process."""
 
@@ -86,43 +69,41 @@ class PluginRegistry(RegistrationServicer):
         directory: Path,
         manager: DeviceManager,
         *,
-        version: Version,
         gate: Gate,
         dialling: Dialling,
-        journal: Journal,
+        registrations: list[Registration],
+        streams: list[Stream],
     ) -> None:
+        """Serve `directory`; `registrations` and `streams` get what plugins do, over all processes of a kubelet."""
         self._directory = directory
         self._manager = manager
-        self._version = version
         self._gate = gate
         self._dialling = dialling
-        self._journal = journal
+        self._registrations = registrations
+        self._streams = streams
         self._clients: dict[str, PluginClient] = {}
         self._connections: set[PluginClient] = set()
         """Every open connection. A plugin that was replaced keeps talking, and its connection is never closed."""
         self._tasks: set[asyncio.Task[None]] = set()
-
-    def __repr__(self) -> str:
-        return f"<PluginRegistry {', '.join(map(repr, self._clients.values())) or 'of nobody'}>"
 
     async def Register(
         self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
     ) -> Empty:
         """Take a plugin in, after dialling back (kubelets before 1.25 answer first and dial then)."""
         registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
-        self._journal.registrations.append(registration)
+        self._registrations.append(registration)
         try:
             await self._gate.passed()
             self._validate(request)
-            if self._version.asks_options:
+            if self._manager.version.asks_options:
                 await self._connect(request.resource_name, request.endpoint)
             else:
                 self._spawn(self._connect_later(request, registration), f"dialling {request.endpoint}")
-        except RefusedError as refusal:
-            await self._refuse(context, registration, refusal.code, refusal.details)
-        except AdmissionError as error:
+        except (RefusedError, AdmissionError) as error:
+            registration.error = str(error)
             # A plain error in a Go handler reaches the client as Unknown.
-            await self._refuse(context, registration, grpc.StatusCode.UNKNOWN, str(error))
+            code = error.code if isinstance(error, RefusedError) else grpc.StatusCode.UNKNOWN
+            await context.abort(code, registration.error)
         registration.accepted = True
         return Empty()
 
@@ -153,16 +134,6 @@ class PluginRegistry(RegistrationServicer):
         if not is_extended_resource_name(request.resource_name):
             raise AdmissionError(f'the ResourceName "{request.resource_name}" is invalid')
 
-    async def _refuse(
-        self,
-        context: grpc.aio.ServicerContext[RegisterRequest, Empty],
-        registration: Registration,
-        code: grpc.StatusCode,
-        details: str,
-    ) -> NoReturn:
-        registration.error = details
-        await context.abort(code, details)
-
     async def _connect_later(self, request: RegisterRequest, registration: Registration) -> None:
         try:
             await self._connect(request.resource_name, request.endpoint, request.options)
@@ -171,16 +142,11 @@ class PluginRegistry(RegistrationServicer):
 
     async def _connect(self, resource: str, endpoint: str, options: DevicePluginOptions | None = None) -> None:
         socket = self._directory / endpoint
-        client = PluginClient(
-            resource,
-            socket,
-            receive_limit=self._dialling.receive_limit,
-            authority="localhost" if self._version.dials_as_localhost else str(socket),
-            pre_start_timeout_s=self._dialling.pre_start_timeout_s,
-        )
+        authority = "localhost" if self._manager.version.dials_as_localhost else str(socket)
+        client = PluginClient(resource, socket, authority, self._dialling)
         self._clients[resource] = client
         try:
-            await client.dial(self._dialling.dial_timeout_s)
+            await client.dial()
             self._manager.connected(resource, client, await client.options() if options is None else options)
         except BaseException:
             # By name, so the client of a plugin that works is forgotten too: then nobody notices when its stream ends.
@@ -192,14 +158,10 @@ class PluginRegistry(RegistrationServicer):
 
     async def _follow(self, client: PluginClient, endpoint: str) -> None:
         stream = Stream(client.resource, endpoint)
-        self._journal.streams.append(stream)
-
-        def believe(devices: Iterable[Device]) -> None:
-            self._manager.update(client.resource, devices)
-
-        await client.follow(stream, believe)
+        self._streams.append(stream)
+        await client.follow(stream, partial(self._manager.update, client.resource))
         current = self._clients.get(client.resource)
-        if current is client or (current is not None and self._version.old_stream_ends_new_plugin):
+        if current is client or (current is not None and self._manager.version.old_stream_ends_new_plugin):
             del self._clients[client.resource]
             self._manager.disconnected(client.resource)
             self._connections.discard(current)

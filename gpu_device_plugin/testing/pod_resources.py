@@ -1,8 +1,8 @@
-"""What a kubelet says about the devices of its pods: the PodResources service v1."""
+"""The PodResources service v1, by which a kubelet lists the devices of its pods."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
@@ -15,13 +15,10 @@ from gpu_device_plugin.testing.pods import Kind
 from gpu_device_plugin.testing.versions import Version
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from gpu_device_plugin.testing.device_manager import DeviceManager
     from gpu_device_plugin.testing.pods import Pod
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 
 class PodsSeen(Protocol):
@@ -31,20 +28,18 @@ class PodsSeen(Protocol):
         """Return them; with `active_only` without those that have ended."""
 
 
-def _entries(resource: str, device: str, numa_nodes: Iterable[int]) -> Iterator[v1.ContainerDevices]:
+def _entry(resource: str, device: str, numa_node: int) -> v1.ContainerDevices:
     # One message for every ID and NUMA node, ungrouped.
-    for node in numa_nodes:
-        topology = None if node == NO_NUMA_NODE else v1.TopologyInfo(nodes=[v1.NUMANode(ID=node)])
-        yield v1.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
+    topology = None if numa_node == NO_NUMA_NODE else v1.TopologyInfo(nodes=[v1.NUMANode(ID=numa_node)])
+    return v1.ContainerDevices(resource_name=resource, device_ids=[device], topology=topology)
 
 
 def _devices(manager: DeviceManager, pod_uid: str, container: str) -> list[v1.ContainerDevices]:
     return [
-        entry
+        _entry(resource, device, node)
         for resource, grant in manager.held(pod_uid, container).items()
         for node, ids in grant.devices.items()
         for device in ids
-        for entry in _entries(resource, device, (node,))
     ]
 
 
@@ -60,24 +55,24 @@ def _describe(manager: DeviceManager, pod: Pod) -> v1.PodResources:
     )
 
 
-async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Request, Response]) -> None:
+async def _pass(gate: Gate, context: grpc.aio.ServicerContext[Any, Any]) -> None:
     try:
         await gate.passed()
     except RefusedError as refusal:
         await context.abort(refusal.code, refusal.details)
 
 
+async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"unknown method {method} for service v1.PodResourcesLister")
+
+
 class PodResources(PodResourcesListerServicer):
     """The service of version v1."""
 
-    def __init__(self, manager: DeviceManager, pods: PodsSeen, version: Version, gate: Gate) -> None:
+    def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
         self._manager = manager
         self._pods = pods
-        self._version = version
         self._gate = gate
-
-    def __repr__(self) -> str:
-        return f"<PodResources v1 of {self._manager!r}>"
 
     async def List(
         self,
@@ -85,9 +80,8 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
     ) -> v1.ListPodResourcesResponse:
         """List the pods there are, and free the devices of those that have ended."""
-        del request
         await _pass(self._gate, context)
-        pods = tuple(self._pods(active_only=not self._version.lists_terminal_pods))
+        pods = tuple(self._pods(active_only=not self._manager.version.lists_terminal_pods))
         self._manager.collect()
         return v1.ListPodResourcesResponse(pod_resources=[_describe(self._manager, pod) for pod in pods])
 
@@ -98,9 +92,9 @@ class PodResources(PodResourcesListerServicer):
     ) -> v1.GetPodResourcesResponse:
         """Describe one active pod. Frees nothing."""
         await _pass(self._gate, context)
-        if self._version < Version(1, 27):
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method Get for service v1.PodResourcesLister")
-        if not self._version.describes_one_pod:
+        if self._manager.version < Version(1, 27):
+            await _unknown(context, "Get")
+        if not self._manager.version.describes_one_pod:
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
         for pod in self._pods(active_only=True):
             if (pod.spec.namespace, pod.name) == (request.pod_namespace, request.pod_name):
@@ -115,20 +109,16 @@ class PodResources(PodResourcesListerServicer):
         context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
     ) -> v1.AllocatableResourcesResponse:
         """List every healthy device, held or free."""
-        del request
         await _pass(self._gate, context)
-        if self._version < Version(1, 21):
-            await context.abort(
-                grpc.StatusCode.UNIMPLEMENTED,
-                "unknown method GetAllocatableResources for service v1.PodResourcesLister",
-            )
-        if self._version < Version(1, 23):
+        if self._manager.version < Version(1, 21):
+            await _unknown(context, "GetAllocatableResources")
+        if self._manager.version < Version(1, 23):
             await context.abort(grpc.StatusCode.UNKNOWN, "PodResources API GetAllocatableResources disabled")
         return v1.AllocatableResourcesResponse(
             devices=[
-                one
+                _entry(resource, device, node)
                 for resource, ids in self._manager.healthy.items()
                 for device in sorted(ids)
-                for one in _entries(resource, device, self._manager.numa_nodes(resource, device))
+                for node in self._manager.numa_nodes(resource, device)
             ]
         )

@@ -1,7 +1,8 @@
-"""What a pod asks of a kubelet, beside what became of it."""
+"""Pods as their owners write them, and as a kubelet runs them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -166,16 +167,11 @@ def pod(
 
 def effective_requests(spec: PodSpec) -> dict[str, int]:
     """Return what the pod takes of each resource at its peak, counted as the scheduler does."""
-    resources = {resource for container in spec.containers for resource in container.limits}
-    return {resource: _effective_request(spec, resource) for resource in sorted(resources)}
-
-
-def _effective_request(spec: PodSpec, resource: str) -> int:
-    staying = peak = 0
+    staying, peak = Counter[str](), Counter[str]()
     for container in spec.containers:
-        wanted = container.limits.get(resource, 0)
-        if container.kind is Kind.INIT:
-            peak = max(peak, staying + wanted)
-        else:
-            staying += wanted
-    return max(peak, staying)
+        for resource, wanted in container.limits.items():
+            if container.kind is Kind.INIT:
+                peak[resource] = max(peak[resource], staying[resource] + wanted)
+            else:
+                staying[resource] += wanted
+    return {resource: max(peak[resource], staying[resource]) for resource in sorted(peak.keys() | staying.keys())}

@@ -43,19 +43,18 @@ def _terms(text: str) -> list[str]:
     return [term.strip() for term in re.split(r",(?![^()]*\))", text) if term.strip()]
 
 
-def _compare(value_of: Callable[[Object], str], value: str, *, equal: bool) -> Test:
+def _compare(value_of: Callable[[Object], str | None], value: str, *, equal: bool) -> Test:
     return lambda candidate: (value_of(candidate) == value) is equal
 
 
 def _label_test(term: str) -> Test:
     if (match := _SET.fullmatch(term)) is not None:
         key, wanted = match["key"], {value.strip() for value in match["values"].split(",")}
-        if match["word"] == "in":
-            return lambda candidate: _labels(candidate).get(key) in wanted
-        return lambda candidate: _labels(candidate).get(key) not in wanted
+        inside = match["word"] == "in"
+        return lambda candidate: (_labels(candidate).get(key) in wanted) is inside
     if (match := _PAIR.fullmatch(term)) is not None:
-        key, value, equal = match["key"], match["value"], match["sign"] != "!="
-        return lambda candidate: (_labels(candidate).get(key) == value) is equal
+        key = match["key"]
+        return _compare(lambda candidate: _labels(candidate).get(key), match["value"], equal=match["sign"] != "!=")
     if (match := _EXISTS.fullmatch(term)) is not None:
         key, there = match["key"], not match["no"]
         return lambda candidate: (key in _labels(candidate)) is there

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.hardware.beliefs import HardwareView
-from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, Timings
 from tests.patience import patience
 
 if TYPE_CHECKING:
@@ -71,9 +71,8 @@ def quick() -> Timings:
 def watching(tmp_path: Path) -> Watching:
     @asynccontextmanager
     async def watch(source: object, **more: Any) -> AsyncIterator[Hardware]:
-        hardware = Hardware(
-            str(source), **{"timings": QUICK, "sys_root": tmp_path / "sys", "proc_root": tmp_path / "proc", **more}
-        )
+        files = tuple(tmp_path / path.relative_to("/") for path in VERSION_FILES)
+        hardware = Hardware(str(source), **{"timings": QUICK, "version_files": files, **more})
         run = asyncio.create_task(hardware.run(), name="hardware")
         try:
             yield hardware

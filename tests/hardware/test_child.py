@@ -26,7 +26,7 @@ class OneGpu:
     """A driver whose second reading fails, and which reports one XID and nothing more."""
 
     def __init__(self) -> None:
-        self.events: list[list[EventRecord]] = [[], [{"uuid": "GPU-a", "xid": 31}]]
+        self.events: list[list[EventRecord]] = [[], [{"uuid": "GPU-a", "code": 31}]]
         self.reported = threading.Event()
         self.readings = 0
 
@@ -61,7 +61,7 @@ def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends
         {"inventory": OneGpu().inventory(), "probes": [{"uuid": "GPU-a"}]},
         {"probes": [{"uuid": "GPU-a"}]},
     ]
-    assert {"events": [{"uuid": "GPU-a", "xid": 31}]} in messages
+    assert {"events": [{"uuid": "GPU-a", "code": 31}]} in messages
     assert messages[-1] == {"error": {"kind": "context-lost", "what": "nothing answers"}}
 
 

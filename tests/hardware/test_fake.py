@@ -257,8 +257,8 @@ def test_events_are_told_once_each_with_a_reading_of_their_gpu(tmp_path: Path) -
     clock.now_s += 10
     told = driver.wait_events(1)
     uuid = driver.probe()[1]["uuid"]
-    assert [record for record in told if "xid" in record] == [{"uuid": uuid, "xid": 48}] * 2
-    assert [record["ecc_uncorrected"] for record in told if "xid" not in record] == [1, 1]
+    assert [record for record in told if "code" in record] == [{"uuid": uuid, "code": 48}] * 2
+    assert [record["ecc_uncorrected"] for record in told if "code" not in record] == [1, 1]
     assert driver.wait_events(0.01) == []
 
 
@@ -278,7 +278,7 @@ def test_an_event_that_is_added_to_the_file_happens_even_if_its_time_is_over(tmp
     driver = opened(path, clock)
     clock.now_s += 10
     written(tmp_path, {"gpus": "1xT4", "events": [{"at": "1s", "gpu": 0, "xid": 31}]})
-    assert "xid" in driver.wait_events(1)[0]
+    assert "code" in driver.wait_events(1)[0]
 
 
 def test_an_xid_of_a_gpu_that_is_not_listed_is_not_told(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ LISTING = {"gpus": [GPU], "links": [], "driver_version": None, "cgroup": 2, "lef
 GOOD: tuple[dict[str, Any], ...] = (
     {"answer": {"inventory": LISTING, "probes": [{"uuid": "GPU-a", "used_mib": 3}]}},
     {"answer": {"probes": []}},
-    {"events": [{"uuid": "GPU-a", "xid": 79}, {"uuid": "GPU-a", "error": "gone", "lost": True}]},
+    {"events": [{"uuid": "GPU-a", "code": 79}, {"uuid": "GPU-a", "error": "gone", "lost": True}]},
     {"error": {"kind": "hung", "what": "nothing answers"}},
 )
 MALFORMED = (
@@ -52,8 +52,8 @@ MALFORMED = (
     b'{"answer": {"probes": [], "inventory": {"gpus": []}}}',
     b'{"events": 5}',
     b'{"events": [5]}',
-    b'{"events": [{"xid": 79}]}',
-    b'{"events": [{"uuid": "GPU-a", "xid": "79"}]}',
+    b'{"events": [{"code": 79}]}',
+    b'{"events": [{"uuid": "GPU-a", "code": "79"}]}',
     b'{"error": "it hangs"}',
     b'{"error": {"kind": "tired", "what": "x"}}',
     b'{"error": {"kind": "hung"}}',

@@ -560,7 +560,7 @@ GPU = {"uuid": "GPU-a", "index": 0, "product": "Tesla T4", "total_mib": 15360}
         b'{"answer": 5}\n',
         b'{"answer": {"probes": [{}]}}\n',
         b'{"answer": {"probes": [{"uuid": "GPU-a", "mig": "yes"}]}}\n',
-        b'{"events": [{"xid": 79}]}\n',
+        b'{"events": [{"code": 79}]}\n',
         b'{"error": {"kind": "tired", "what": "it is late"}}\n',
         b"[" * 100_000 + b"\n",
         b"x" * (MOST_BYTES + 1),

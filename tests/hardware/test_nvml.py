@@ -452,7 +452,7 @@ def test_f6_the_wait_for_events_blames_no_gpu_for_lost_device_access_either(libr
         driver.wait_events(0)
     del library.fails["nvmlEventSetWait_v2"]
     library.happens(A, XID, 31)
-    assert driver.wait_events(0) == [{"uuid": A, "xid": 31}]
+    assert driver.wait_events(0) == [{"uuid": A, "code": 31}]
 
 
 def links(library: Library) -> dict[tuple[str, str], tuple[Closeness, int]]:
@@ -489,8 +489,8 @@ def test_an_xid_is_told_with_a_reading_of_its_gpu(library: Library) -> None:
     driver = opened(library)
     library.happens(B, XID, 79)
     xid, reading = driver.wait_events(1)
-    assert xid == {"uuid": B, "xid": 79}
-    assert (reading["uuid"], "xid" in reading) == (B, False)
+    assert xid == {"uuid": B, "code": 79}
+    assert (reading["uuid"], "code" in reading) == (B, False)
     assert driver.wait_events(1) == []
 
 
@@ -508,7 +508,7 @@ def test_b13_the_gpu_of_an_xid_is_known_even_if_it_cannot_be_asked_any_more(libr
     )
     library.happens(B, XID, 79)
     xid, reading = driver.wait_events(1)
-    assert xid == {"uuid": B, "xid": 79}
+    assert xid == {"uuid": B, "code": 79}
     assert (reading["uuid"], reading.get("lost")) == (B, True)
 
 
@@ -528,7 +528,7 @@ def test_b12_a_failing_wait_is_set_up_anew_and_every_gpu_is_read(library: Librar
     assert [(reading["uuid"], "error" in reading) for reading in readings] == [(A, False), (B, False), (C, False)]
     del library.fails["nvmlEventSetWait_v2"]
     library.happens(A, XID, 31)
-    assert driver.wait_events(0)[0] == {"uuid": A, "xid": 31}
+    assert driver.wait_events(0)[0] == {"uuid": A, "code": 31}
 
 
 def test_b12_a_wait_that_fails_for_ever_makes_no_busy_loop(library: Library) -> None:
@@ -553,7 +553,7 @@ def test_b11_b4_without_events_the_gpus_are_watched_by_asking_and_that_is_told(l
     del library.fails[function]
     assert driver.wait_events(0) == []  # it works now, from the next time on
     library.happens(A, XID, 31)
-    assert driver.wait_events(0)[0] == {"uuid": A, "xid": 31}
+    assert driver.wait_events(0)[0] == {"uuid": A, "code": 31}
 
 
 def test_no_gpus_is_a_state_and_nothing_to_wait_for(library: Library) -> None:

@@ -26,7 +26,7 @@ from gpu_device_plugin.kubelet._proto.podresources_pb2_grpc import PodResourcesL
 from gpu_device_plugin.testing import device_checkpoint
 from gpu_device_plugin.testing.device_manager import Amount, KubeletPanic
 from gpu_device_plugin.testing.kubelet import Kubelet
-from gpu_device_plugin.testing.plugin_registry import Dialling
+from gpu_device_plugin.testing.plugin_client import Dialling
 from gpu_device_plugin.testing.pods import Pod, effective_requests, pod
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
 from tests.names import COUNT, MEM

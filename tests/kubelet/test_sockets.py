@@ -24,6 +24,7 @@ from gpu_device_plugin.kubelet.sockets import (
     new_socket,
     remove_stale_sockets,
 )
+from tests.kubelet.locks import held
 from tests.kubelet.short_paths import short_folder
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def test_a_directory_counts_its_names(folder: Path) -> None:
 
 
 def test_a8_a_second_instance_is_refused_and_told_who_the_first_is(folder: Path) -> None:
-    with NodeLock(folder):
+    with held(folder):
         lines = "try: NodeLock(pathlib.Path(sys.argv[1])).take()\nexcept AlreadyRunningError as error: print(error)"
         command = f"import pathlib, sys\nfrom gpu_device_plugin.kubelet.sockets import *\n{lines}"
         done = subprocess.run([sys.executable, "-c", command, folder], capture_output=True, text=True, check=True)
@@ -173,12 +174,12 @@ def test_the_lock_is_free_once_its_process_is_gone(folder: Path) -> None:
     command = "import os, pathlib, sys\nfrom gpu_device_plugin.kubelet.sockets import *\n"
     command += "NodeLock(pathlib.Path(sys.argv[1])).take(); os._exit(9)"
     subprocess.run([sys.executable, "-c", command, folder], check=False)
-    with NodeLock(folder) as lock:
+    with held(folder) as lock:
         lock.take()  # held already: nothing happens
 
 
 def test_a_lock_whose_holder_wrote_no_name_is_held_all_the_same(folder: Path) -> None:
-    with NodeLock(folder):
+    with held(folder):
         (folder / "gpushare" / "lock").write_text("")
         with pytest.raises(AlreadyRunningError, match=r"^another process serves"):
             NodeLock(folder).take()
@@ -187,7 +188,7 @@ def test_a_lock_whose_holder_wrote_no_name_is_held_all_the_same(folder: Path) ->
 def test_a4_in_a_directory_made_anew_the_lock_is_taken_anew(folder: Path) -> None:
     directory = folder / "plugins"
     directory.mkdir()
-    with NodeLock(directory) as lock:
+    with held(directory) as lock:
         shutil.rmtree(directory)
         directory.mkdir()
         lock.take()
@@ -239,5 +240,5 @@ def test_a_lock_never_taken_is_released_without_a_word(folder: Path) -> None:
 
 def test_the_lock_lies_where_an_old_kubelet_does_not_remove_it(folder: Path) -> None:
     """Kubelets up to 1.20 remove every file beside their sockets, and no directory."""
-    with NodeLock(folder):
+    with held(folder):
         assert [path.name for path in folder.iterdir() if path.is_dir()] == ["gpushare"]

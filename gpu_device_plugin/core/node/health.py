@@ -1,4 +1,4 @@
-"""What one observation of the hardware changes in what we believe of a GPU, the way back to healthy included."""
+"""Our belief about a GPU's health, and how one observation changes it, the way back to healthy included."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class RecoveryAction(IntEnum):
-    """What the driver wants done with a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
+    """The action that the driver asks for a GPU: NVML's field 230, ``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``."""
 
     NONE = 0
     GPU_RESET = 1
@@ -49,7 +49,7 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One reading of a GPU. None means that this driver or GPU does not tell."""
+    """One reading of a GPU. None means that this driver or GPU does not report it."""
 
     uuid: str
     error: str | None = None
@@ -80,7 +80,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    """Nobody can tell how the GPU is, for a reason that is not the GPU's."""
+    """The state of the GPU is unknown, for a reason that is not the GPU's."""
 
     uuid: str
     why: str
@@ -98,7 +98,7 @@ Observation: TypeAlias = Xid | Probe | Gone | Unwatched | Cleared
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What can be configured about health."""
+    """The configurable rules of health."""
 
     good_readings: int = 3
     """So many good readings in a row end a problem that good readings can end."""
@@ -139,45 +139,42 @@ class Cause(StrEnum):
 class _WayBack:
     """How one cause ends."""
 
-    counts: Callable[[Probe], bool]
-    """Does this good reading speak for the end of the problem? So many in a row end it (`Rules.good_readings`)."""
     until: str
     """What has to happen, for people."""
     ended: str
     """What has happened, for people."""
+    counts: Callable[[Probe], bool] = lambda _: True
+    """Does this good reading speak for the end of the problem? So many in a row end it (`Rules.good_readings`)."""
     at_once: bool = False
     """One reading is enough, because nothing bad was ever seen of the GPU."""
 
 
+_ANSWERS = _WayBack("it is offered again when it answers steadily", "it answers again")
 _WAYS_BACK: Mapping[Cause, _WayBack] = {
-    Cause.UNWATCHED: _WayBack(
-        lambda _: True, "it is offered again as soon as it can be read", "it is watched again", at_once=True
-    ),
-    Cause.LOST: _WayBack(lambda _: True, "it is offered again when it answers steadily", "it answers again"),
-    Cause.UNREADABLE: _WayBack(lambda _: True, "it is offered again when it answers steadily", "it answers again"),
+    Cause.UNWATCHED: _WayBack("it is offered again as soon as it can be read", "it is watched again", at_once=True),
+    Cause.LOST: _ANSWERS,
+    Cause.UNREADABLE: _ANSWERS,
     # A GPU can be read perfectly well after a fatal XID, so that alone proves nothing.
     Cause.FATAL_XID: _WayBack(
-        lambda probe: probe.recovery_action == RecoveryAction.NONE,
         "it is offered again when the driver asks for no recovery action any more",
         "the driver asks for no recovery action any more",
+        lambda probe: probe.recovery_action == RecoveryAction.NONE,
     ),
-    Cause.RESET: _WayBack(
-        lambda _: True, "it was reset since, and is offered again when it answers steadily", "it was reset"
-    ),
+    Cause.RESET: _WayBack("it was reset since, and is offered again when it answers steadily", "it was reset"),
     Cause.REMAP_FAILED: _WayBack(
-        lambda probe: probe.remap_failed is False,
         "reset the GPU, and replace it if that does not help",
         "the driver reports no failure any more",
+        lambda probe: probe.remap_failed is False,
     ),
     Cause.REMAP_PENDING: _WayBack(
-        lambda probe: probe.remap_pending is False,
         "drain the GPU and reset it",
         "nothing waits to be replaced any more",
+        lambda probe: probe.remap_pending is False,
     ),
     Cause.RECOVERY_ACTION: _WayBack(
-        lambda probe: probe.recovery_action in _ADVICE,
         "it is offered again when that was done",
         "the driver asks for no recovery action any more",
+        lambda probe: probe.recovery_action in _ADVICE,
     ),
 }
 _ORDER = {cause: position for position, cause in enumerate(Cause)}
@@ -197,7 +194,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What we believe of one GPU."""
+    """Our belief about one GPU."""
 
     problems: tuple[Problem, ...] = ()
     ecc_uncorrected: int | None = None
@@ -278,34 +275,30 @@ def _read(belief: Belief, probe: Probe, rules: Rules) -> Belief:
     was, now = belief.ecc_uncorrected, probe.ecc_uncorrected
     if was is not None and now is not None and now < was:  # only a reset of the GPU puts this counter back
         belief = _reset_seen(belief)
-    read = Belief(
-        tuple(problem for problem in _counted(belief, probe) if problem.good < _needed(problem, rules)),
-        now,
-        bool(probe.remap_pending),
-        probe.recovery_action,
-    )
-    for cause, what in _shown(probe, rules):
-        read = _with(read, Problem(cause, what))
+    read = Belief(tuple(_remaining(belief, probe, rules)), now, bool(probe.remap_pending), probe.recovery_action)
+    for problem in _shown(probe, rules):
+        read = _with(read, problem)
     return read
 
 
-def _counted(belief: Belief, probe: Probe) -> Iterator[Problem]:
+def _remaining(belief: Belief, probe: Probe, rules: Rules) -> Iterator[Problem]:
+    """Yield the problems that a good reading does not end."""
     for problem in belief.problems:
-        yield replace(problem, good=problem.good + 1 if _WAYS_BACK[problem.cause].counts(probe) else 0)
+        way_back = _WAYS_BACK[problem.cause]
+        good = problem.good + 1 if way_back.counts(probe) else 0
+        if good < (1 if way_back.at_once else rules.good_readings):
+            yield replace(problem, good=good)
 
 
-def _needed(problem: Problem, rules: Rules) -> int:
-    return 1 if _WAYS_BACK[problem.cause].at_once else rules.good_readings
-
-
-def _shown(probe: Probe, rules: Rules) -> Iterator[tuple[Cause, str]]:
+def _shown(probe: Probe, rules: Rules) -> Iterator[Problem]:
     """Yield the problems that a reading shows by itself."""
     if probe.remap_failed:
-        yield Cause.REMAP_FAILED, "a damaged memory row could not be replaced"
+        yield Problem(Cause.REMAP_FAILED, "a damaged memory row could not be replaced")
     if probe.remap_pending and rules.remap_pending_is_fatal:
-        yield Cause.REMAP_PENDING, "damaged memory rows wait to be replaced"
+        yield Problem(Cause.REMAP_PENDING, "damaged memory rows wait to be replaced")
     if (action := probe.recovery_action) is not None and action not in _ADVICE:
-        yield Cause.RECOVERY_ACTION, f"the driver asks for {_WANTED.get(action, f'recovery action {action}')}"
+        wanted = _WANTED.get(action, f"recovery action {action}")
+        yield Problem(Cause.RECOVERY_ACTION, f"the driver asks for {wanted}")
 
 
 def _with(belief: Belief, problem: Problem) -> Belief:

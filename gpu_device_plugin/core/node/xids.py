@@ -1,4 +1,4 @@
-"""What each XID, an error number of NVIDIA's driver, says about the GPU on which it happened."""
+"""The meaning of each XID, an error number of NVIDIA's driver, for the GPU on which it happened."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(StrEnum):
-    """What an XID says about the GPU on which it happened."""
+    """The consequence of an XID for the GPU on which it happened."""
 
     APPLICATION = "application"
     """The fault of the program that ran, or confined to it. The GPU is as good as before."""

@@ -22,7 +22,7 @@ from gpu_device_plugin.aio.listeners import who_listens
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.monitor import HardwareContextLost
 from gpu_device_plugin.kubelet.registration_loop import DirectoryGoneError
-from gpu_device_plugin.kubelet.sockets import AlreadyRunningError, NodeLock
+from gpu_device_plugin.kubelet.sockets import AlreadyRunningError
 from gpu_device_plugin.programs.node import probes
 from gpu_device_plugin.programs.node.agent import NodeAgent
 from gpu_device_plugin.programs.node.program import RESTART_AFTER, main
@@ -30,6 +30,7 @@ from gpu_device_plugin.settings.knobs import UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.pods import Kind
+from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
@@ -273,7 +274,7 @@ async def test_a_directory_taken_over_by_another_instance_ends_this_one() -> Non
         directory.rename(directory.with_name("old"))
         staged = directory.with_name("staged")
         staged.mkdir()
-        with NodeLock(staged):
+        with held(staged):
             staged.rename(directory)
             assert isinstance(await node.ended(), AlreadyRunningError)
 
