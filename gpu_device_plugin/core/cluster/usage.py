@@ -50,14 +50,8 @@ class Usage:
 
         A GPU that the node does not list (any more) may be any of those that it lists: what is there is unplaced.
         """
-        # Nearly all pods are on listed GPUs alone; loops find that out three times as quickly as two comprehensions.
-        unlisted, unlisted_gpus = [], 0
-        for position, amount in self.shares:
-            if position not in positions:
-                unlisted.append(amount)
-        for position in self.whole:
-            if position not in positions:
-                unlisted_gpus += 1
+        unlisted = [shares for position, shares in self.shares if position not in positions]
+        unlisted_gpus = sum(position not in positions for position in self.whole) if self.whole else 0
         if not unlisted and not unlisted_gpus:
             return self
         return replace(
