@@ -95,6 +95,11 @@ class NodeGpus:
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
 
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Shares of each GPU, by position."""
+        return {gpu.position: gpu.shares for gpu in self.gpus}
+
 
 NO_GPUS = NodeGpus()
 

@@ -31,19 +31,14 @@ def short_uuid(uuid: str) -> str:
     return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 
-def taken(node: NodeView, shares: int, gpus: int) -> list[str]:
-    """Return how much a pod has of several GPUs, in shares and whole; none for nothing."""
-    return [*([node.amount(shares)] if shares else []), *([f"{gpus} whole"] if gpus else [])]
-
-
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     if node.candidate.problem:
         yield (node.name, *(_NOTHING,) * 8, node.candidate.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
-    for loose in node.loose():
-        used = " + ".join(taken(node, loose.shares, loose.gpus))
-        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{loose.pod}: {used}")
+    for pod, usage in node.loose().items():
+        used = " + ".join(node.amounts(usage))
+        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{pod}: {used}")
 
 
 def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
-from gpu_device_plugin.core.cluster.victims import Occupant
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS

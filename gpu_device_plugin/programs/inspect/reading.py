@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
-from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import NODE_LABELS, READ_ON_NODES, READ_ON_PODS, WISHES
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
@@ -89,7 +90,7 @@ def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
     return NodeView(
         candidate=fleet.candidates[record.name],
         pods=tuple(
-            PodUse(entry.namespace, entry.name, entry.usage, entry.uid, entry.priority, entry.deleting)
+            Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
             for entry in fleet.on_node(record.name)
         ),
         address=record.address,
