@@ -120,8 +120,8 @@ async def test_the_cluster_is_shown_as_it_stands() -> None:
         pending=2,
         claims=1,
         in_doubt=1,
-        memory_mib=3072,
-        taken_mib=1,
+        memory_bytes=3072 << 20,
+        taken_bytes=1 << 20,
         watches=(pods,),
     )
     assert lines(await extender(lambda: state).page()) >= {

@@ -390,17 +390,11 @@ class Extender:
             pending=self.fleet.waiting,
             claims=sum(entry.claimed for entry in self.fleet.entries.values()),
             in_doubt=self.binding.doubts,
-            memory_mib=sum(node.summary.total * (node.gpus.share_mib or 0) for node in nodes),
-            taken_mib=sum(node.summary.used * (node.gpus.share_mib or 0) for node in nodes),
+            memory_bytes=sum(node.summary.total * (node.gpus.share_mib or 0) << 20 for node in nodes),
+            taken_bytes=sum(node.summary.used * (node.gpus.share_mib or 0) << 20 for node in nodes),
             watches=tuple(
-                m.WatchState(
-                    kind=kind,
-                    live=reflector.live,
-                    silent_s=reflector.silent_s,
-                    lists=reflector.lists,
-                    unreadable=reflector.unreadable,
-                )
-                for kind, reflector in self.watches.items()
+                m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
+                for kind, watch in self.watches.items()
             ),
         )
 
