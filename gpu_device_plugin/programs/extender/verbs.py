@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from gpu_device_plugin.aio.http import Json
+from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
@@ -205,14 +205,15 @@ class Verbs:
         priorities.update({uid: entries[uid].priority for uid in sorted(added)})
         return tuple(sorted(priorities, key=lambda uid: -priorities[uid]))
 
-    def inspect(self, name: str = "") -> Json:
+    def inspect(self, name: str = "") -> Page:
         """Show a node, or all that share GPUs, in the form of gpushare's extender; 404 if there is none of the name."""
         candidates = self._fleet.candidates
         if name and name not in candidates:
             error = "no node of this name is known to the GPU scheduler"
-            return Json(wire.inspect_result([], error), status=404)
+            return Page(wire.inspect_result([], error), 404, JSON)
         shown = [candidates[name]] if name else [node for _, node in sorted(candidates.items()) if _shares(node)]
-        return Json(wire.inspect_result([_inspected(node, self._fleet.on_node(node.name)) for node in shown]))
+        nodes = [_inspected(node, self._fleet.on_node(node.name)) for node in shown]
+        return Page(wire.inspect_result(nodes), content_type=JSON)
 
     def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
         why = self._ready()

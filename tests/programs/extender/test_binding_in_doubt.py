@@ -29,7 +29,6 @@ from tests.programs.extender.harness import held, world
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster_store import Change
