@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.api import EVENTS, LEASES, NODES, PODS, read_metadata, read_node
+from gpu_device_plugin.cluster.api import EVENTS, LEASES, NODES, PODS, NodeReader, read_metadata
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import (
@@ -187,7 +187,7 @@ async def test_a_watch_carries_pods_of_any_size(server: ApiServer, client: Clien
 async def test_a_patch_names_what_it_changes(server: ApiServer, client: Client) -> None:
     server.add(node("n", labels={"old": "1"}))
     body = {"metadata": {"labels": {"new": "2", "old": None}}}
-    after = read_node(await client.patch(NODES, "n", body))
+    after = NodeReader().read(await client.patch(NODES, "n", body))
     assert after.labels == {"kubernetes.io/hostname": "n", "new": "2"}
 
 
@@ -241,7 +241,7 @@ async def test_trouble_has_a_type_and_a_sentence(
             await client.get(NODES, "n")
         assert failed.value.retry_after_s == (7 if isinstance(trouble, Answer) and trouble.code == 429 else 0)
         server.heal()
-        assert read_node(await client.get(NODES, "n")).name == "n"
+        assert NodeReader().read(await client.get(NODES, "n")).name == "n"
 
 
 async def test_an_answer_that_is_no_list_is_no_list(server: ApiServer, client: Client) -> None:
@@ -348,7 +348,7 @@ async def test_an_authority_that_was_replaced_is_read_anew(tmp_path: Path) -> No
         with pytest.raises(UnavailableError, match="cannot be used"):
             await client.get(NODES, "n")
         ca.write_text(ours.read_text())
-        assert read_node(await client.get(NODES, "n")).name == "n"
+        assert NodeReader().read(await client.get(NODES, "n")).name == "n"
 
 
 async def test_a_client_certificate_from_text_logs_us_in(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ async def test_a_client_certificate_from_text_logs_us_in(tmp_path: Path) -> None
         begin = pem.index("-----BEGIN CERTIFICATE")
         config = ClusterConfig(server.url, ca_pem=ours.read_text(), cert_pem=pem[begin:], key_pem=pem[:begin])
         async with Client(config) as client:
-            assert read_node(await client.get(NODES, "n")).name == "n"
+            assert NodeReader().read(await client.get(NODES, "n")).name == "n"
         async with Client(ClusterConfig(server.url, ca_pem=ours.read_text())) as stranger:
             with pytest.raises(UnavailableError):
                 await stranger.get(NODES, "n")
