@@ -103,7 +103,7 @@ async def test_an_object_is_replaced_as_a_whole_unless_it_changed(client: Client
         await client.replace(LEASES, "l", first, namespace="default")
 
 
-@pytest.mark.parametrize("verb", ["get", "create", "replace", "patch"])
+@pytest.mark.parametrize("verb", ["get", "create", "replace"])
 async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
     server.fail(Hang())
     async with Client(ClusterConfig(server.url)) as client:
@@ -111,7 +111,6 @@ async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
             "get": lambda: client.get(PODS, "a", namespace="default", timeout_s=0.01),
             "create": lambda: client.create(PODS, {}, namespace="default", timeout_s=0.01),
             "replace": lambda: client.replace(PODS, "a", {}, namespace="default", timeout_s=0.01),
-            "patch": lambda: client.patch(PODS, "a", {}, namespace="default", timeout_s=0.01),
         }
         with pytest.raises(UnavailableError, match="no answer in time") as failed:
             await calls[verb]()

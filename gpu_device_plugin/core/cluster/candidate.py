@@ -58,16 +58,6 @@ class Candidate:
         like = f"{sizes} {len(self.rooms)} {gpus.share_mib} {gpus.divided} {gpus.problem}"
         object.__setattr__(self, "like", like)
 
-    @property
-    def policy(self) -> str | None:
-        """Which GPU is preferred here; None: as the scheduler's configuration says."""
-        return self.gpus.policy
-
-    @property
-    def problem(self) -> str:
-        """Why nothing is to be placed here though it claims to have GPUs; empty: nothing stands in the way."""
-        return self.gpus.problem
-
 
 def candidate(name: str, gpus: NodeGpus, usages: Iterable[Usage]) -> Candidate:
     """Return a node with what pods take of it."""

@@ -32,8 +32,8 @@ def short_uuid(uuid: str) -> str:
 
 
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
-    if node.candidate.problem:
-        yield (node.name, *(_NOTHING,) * 8, node.candidate.problem, _NOTHING)
+    if node.candidate.gpus.problem:
+        yield (node.name, *(_NOTHING,) * 8, node.candidate.gpus.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
     for pod, usage in node.loose().items():
@@ -52,7 +52,7 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
         f"{view.used}/{gpu.shares}" + (" whole" if whole else ""),
         format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING,
-        node.candidate.policy or _NOTHING,
+        gpus.policy or _NOTHING,
         gpus.driver or _NOTHING,
         f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)

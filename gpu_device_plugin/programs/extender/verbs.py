@@ -242,7 +242,7 @@ def _occupant(entry: Entry) -> Occupant:
 
 
 def _shares(node: Candidate) -> bool:
-    return bool(node.gpus.gpus or node.problem)
+    return bool(node.gpus.gpus or node.gpus.problem)
 
 
 def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
@@ -271,9 +271,9 @@ def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
         sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
         devs,
         node.gpus.share_mib,
-        node.policy,
+        node.gpus.policy,
         node.gpus.driver,
-        node.problem,
+        node.gpus.problem,
         unplaced,
     )
 

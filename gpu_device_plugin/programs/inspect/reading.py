@@ -81,8 +81,8 @@ def cluster(
         warnings += [f"pod {pod.namespace}/{pod.name}: {why}, and it is ignored" for why in ignored]
         fleet.put_pod(pod)
     views = [_view(fleet, record) for _, record in sorted(records.items())]
-    warnings += [f"node {view.name}: {view.candidate.problem}" for view in views if view.candidate.problem]
-    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.problem)
+    warnings += [f"node {view.name}: {view.candidate.gpus.problem}" for view in views if view.candidate.gpus.problem]
+    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
     return Cluster(sharing, frozenset(records), tuple(warnings))
 
 
