@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.api import (
 from gpu_device_plugin.cluster.binder import Binder, BindError, PodRef
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.events import EventWriter, about_node, about_pod
+from gpu_device_plugin.cluster.events import About, EventWriter, about_node
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
@@ -507,7 +507,7 @@ async def test_the_writer_of_events_is_understood(api: Api, name: str, eventuall
         running = tasks.create_task(writer.run())
         for _ in range(2):
             writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
-        writer.post(about_pod("kube-system", name, "u"), reason="Refused", action="Allocate", note="no room")
+        writer.post(About("Pod", name, "kube-system", "u"), reason="Refused", action="Allocate", note="no room")
         await eventually(lambda: "0 waiting" in repr(writer))
         writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
         await eventually(lambda: "0 waiting" in repr(writer))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.api import UnreadableObjectError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
+    from gpu_device_plugin.cluster.api import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod
@@ -40,13 +41,6 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
 _SOON = "there is room once the pods no longer count that vanished while they ran, or whose binding was not answered"
-
-
-class PodReader(Protocol):
-    """Reads pods."""
-
-    def read(self, raw: bytes | Raw) -> tuple[Pod, tuple[str, ...]]:
-        """Return the pod, and a sentence for each limit that is no whole number. Raises UnreadableObjectError."""
 
 
 class Verbs:
