@@ -13,7 +13,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 
-    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.model.gpus import Links
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")

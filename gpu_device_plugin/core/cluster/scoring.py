@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
