@@ -71,34 +71,34 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
     What is taken of an unknown GPU is taken of each that it may be, so that nothing is promised twice: unplaced shares
     of every GPU, an unplaced whole GPU of every one that is not in shared use.
     """
-    taken: dict[int, int] = {}
+    used = dict.fromkeys([gpu.position for gpu in gpus.gpus], 0)
     whole: set[int] = set()
     settling_shares: set[int] = set()
     settling_whole: set[int] = set()
     unplaced_shares = unplaced_gpus = 0
     for usage in usages:
         for position, shares in usage.shares:
-            taken[position] = taken.get(position, 0) + shares
+            used[position] = used.get(position, 0) + shares
         whole.update(usage.whole)
         settling_shares.update(usage.settling_shares)
         settling_whole.update(usage.settling_whole)
         unplaced_shares += usage.unplaced_shares
         unplaced_gpus += usage.unplaced_gpus
-    used = dict.fromkeys([gpu.position for gpu in gpus.gpus], 0)
-    # Of all together: to ask it of every pod takes a fifth longer, and a search for victims does little else.
-    listed = Usage(tuple(taken.items()), tuple(whole), unplaced_shares, unplaced_gpus).as_listed(used)
-    used.update(listed.shares)
-    anywhere = listed.unplaced_shares
+    if len(used) > len(gpus.gpus) or not whole <= used.keys():
+        # Seldom, and of all pods together: to ask each takes a fifth longer, and a search for victims does little else.
+        together = Usage(tuple(used.items()), tuple(whole), unplaced_shares, unplaced_gpus)
+        listed = together.as_listed({gpu.position for gpu in gpus.gpus})
+        unplaced_shares, unplaced_gpus = listed.unplaced_shares, listed.unplaced_gpus
     return tuple(
         Room(
             position=gpu.position,
             total=gpu.shares,
-            free=0 if gpu.position in settling_whole else max(0, gpu.shares - used[gpu.position] - anywhere),
+            free=0 if gpu.position in settling_whole else max(0, gpu.shares - used[gpu.position] - unplaced_shares),
             healthy=not gpu.unhealthy,
             shared=bool(
-                used[gpu.position] or gpu.position in settling_shares or (anywhere and gpu.position not in whole)
+                used[gpu.position] or gpu.position in settling_shares or (unplaced_shares and gpu.position not in whole)
             ),
-            whole=bool(gpu.position in whole or (listed.unplaced_gpus and not used[gpu.position])),
+            whole=bool(gpu.position in whole or (unplaced_gpus and not used[gpu.position])),
         )
         for gpu in gpus.gpus
     )
