@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
@@ -117,18 +118,32 @@ class Shown(Protocol):
         """Return what there is to be read off."""
 
 
+def _read_off(name: str, help: str, *labels: str, grows: bool = False, default: Any = MISSING) -> Any:  # noqa: A002
+    """Make a field of a state that is shown; the labels are other fields of it."""
+    return field(metadata={"gauge": Gauge(name, help, labels, grows)}, default=default)
+
+
+def _gauges(kind: type, states: Iterable[object]) -> Gauges:
+    """Yield every gauge of one kind of state, with what each of some states has for it."""
+    for each in fields(kind):
+        if (gauge := each.metadata.get("gauge")) is not None:
+            of = attrgetter(each.name)
+            yield gauge, [(tuple(getattr(state, name) for name in gauge.labels), of(state)) for state in states]
+
+
 @dataclass(frozen=True, slots=True)
 class GpuState:
     """One GPU, in shares."""
 
-    uuid: str
-    healthy: bool
-    shares: int
-    allocated: int
-    unhealthy: int
-    """Shares reported as unhealthy because the GPU is."""
-    fenced: int
-    """Shares reported as unhealthy because the GPU is in whole use."""
+    gpu: str
+    """Its UUID."""
+    healthy: bool = _read_off("gpushare_gpu_healthy", "1 while the GPU is healthy.", "gpu")
+    shares: int = _read_off("gpushare_gpu_shares", "Shares that the GPU is cut into.", "gpu")
+    allocated: int = _read_off("gpushare_gpu_shares_allocated", "Shares in use.", "gpu")
+    unhealthy: int = _read_off(
+        "gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", "gpu"
+    )
+    fenced: int = _read_off("gpushare_gpu_shares_fenced", "Shares not offered because the GPU is in whole use.", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,37 +151,11 @@ class StreamState:
     """The kubelet's ListAndWatch stream for one resource."""
 
     resource: str
-    up: bool
-    without_s: float
-    """Seconds, since the agent started, in which there was none."""
-
-
-_GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
-_PER_GPU: tuple[tuple[Gauge, Callable[[GpuState], float]], ...] = (
-    (Gauge("gpushare_gpu_healthy", "1 while the GPU is healthy.", ("gpu",)), lambda gpu: gpu.healthy),
-    (Gauge("gpushare_gpu_shares", "Shares that the GPU is cut into.", ("gpu",)), lambda gpu: gpu.shares),
-    (Gauge("gpushare_gpu_shares_allocated", "Shares in use.", ("gpu",)), lambda gpu: gpu.allocated),
-    (
-        Gauge("gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", ("gpu",)),
-        lambda gpu: gpu.unhealthy,
-    ),
-    (
-        Gauge("gpushare_gpu_shares_fenced", "Shares not offered because the GPU is in whole use.", ("gpu",)),
-        lambda gpu: gpu.fenced,
-    ),
-)
-_PER_STREAM: tuple[tuple[Gauge, Callable[[StreamState], float]], ...] = (
-    (Gauge("gpushare_stream_up", "1 while the kubelet listens to us.", ("resource",)), lambda stream: stream.up),
-    (
-        Gauge(
-            "gpushare_without_stream_seconds",
-            "Time in which the kubelet did not listen to us.",
-            ("resource",),
-            grows=True,
-        ),
-        lambda stream: stream.without_s,
-    ),
-)
+    up: bool = _read_off("gpushare_stream_up", "1 while the kubelet listens to us.", "resource")
+    without_s: float = _read_off(
+        "gpushare_without_stream_seconds", "Time in which the kubelet did not listen to us.", "resource", grows=True
+    )
+    """Seconds, since the agent started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +169,11 @@ class State:
         """Return what there is to be read off."""
         healthy = sum(gpu.healthy for gpu in self.gpus)
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
-        for gauge, of_gpu in _PER_GPU:
-            yield gauge, [((gpu.uuid,), of_gpu(gpu)) for gpu in self.gpus]
-        for gauge, of_stream in _PER_STREAM:
-            yield gauge, [((stream.resource,), of_stream(stream)) for stream in self.streams]
+        yield from _gauges(GpuState, self.gpus)
+        yield from _gauges(StreamState, self.streams)
+
+
+_GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +182,16 @@ class WatchState:
 
     kind: str
     """For example ``pods``."""
-    live: bool
-    silent_s: float
-    """Seconds since the API server was last heard."""
-    lists: int
-    """How often all objects were listed."""
-    unreadable: int
-    """Objects that could not be understood."""
+    live: bool = _read_off("gpushare_extender_watch_live", "1 while the API server tells us of changes.", "kind")
+    silent_s: float = _read_off(
+        "gpushare_extender_watch_silent_seconds", "Time since the API server was last heard.", "kind"
+    )
+    lists: int = _read_off(
+        "gpushare_extender_lists", "Times that all objects of a kind were listed.", "kind", grows=True
+    )
+    unreadable: int = _read_off(
+        "gpushare_extender_unreadable", "Objects that could not be understood.", "kind", grows=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,70 +202,24 @@ class ExtenderState:
     written, and every agent shows its own node GPU by GPU.
     """
 
-    leader: bool = False
-    """Whether this extender may bind."""
-    nodes: int = 0
-    """Nodes that have GPUs."""
-    pods: int = 0
-    """Pods that count on one of them."""
-    pending: int = 0
-    """Pods that ask for GPUs and are not bound."""
-    claims: int = 0
-    """Pods that are being bound."""
-    in_doubt: int = 0
-    """Pods of which nobody knows whether they were bound; what they were promised is kept for them."""
-    memory_mib: int = 0
-    """GPU memory of all nodes."""
-    taken_mib: int = 0
-    """What is taken of it, with GPUs that are in whole use."""
+    leader: bool = _read_off("gpushare_extender_leader", "1 while this extender may bind pods.", default=0)
+    nodes: int = _read_off("gpushare_extender_nodes", "Nodes that have GPUs.", default=0)
+    pods: int = _read_off("gpushare_extender_pods", "Pods that take something of a GPU.", default=0)
+    pending: int = _read_off("gpushare_extender_pods_pending", "Pods that wait for a GPU.", default=0)
+    claims: int = _read_off("gpushare_extender_claims", "Pods that are being bound.", default=0)
+    in_doubt: int = _read_off(
+        "gpushare_extender_claims_in_doubt", "Pods of which nobody knows yet whether they were bound.", default=0
+    )
+    memory_bytes: int = _read_off("gpushare_extender_memory_bytes", "GPU memory of all nodes.", default=0)
+    taken_bytes: int = _read_off(
+        "gpushare_extender_memory_taken_bytes", "GPU memory that is taken, GPUs in whole use included.", default=0
+    )
     watches: tuple[WatchState, ...] = ()
 
     def gauges(self) -> Gauges:
         """Return what there is to be read off."""
-        for gauge, of_state in _OF_EXTENDER:
-            yield gauge, [((), of_state(self))]
-        for gauge, of_watch in _PER_WATCH:
-            yield gauge, [((watch.kind,), of_watch(watch)) for watch in self.watches]
-
-
-_MIB = 1024 * 1024
-_OF_EXTENDER: tuple[tuple[Gauge, Callable[[ExtenderState], float]], ...] = (
-    (Gauge("gpushare_extender_leader", "1 while this extender may bind pods."), lambda state: state.leader),
-    (Gauge("gpushare_extender_nodes", "Nodes that have GPUs."), lambda state: state.nodes),
-    (Gauge("gpushare_extender_pods", "Pods that take something of a GPU."), lambda state: state.pods),
-    (Gauge("gpushare_extender_pods_pending", "Pods that wait for a GPU."), lambda state: state.pending),
-    (Gauge("gpushare_extender_claims", "Pods that are being bound."), lambda state: state.claims),
-    (
-        Gauge("gpushare_extender_claims_in_doubt", "Pods of which nobody knows yet whether they were bound."),
-        lambda state: state.in_doubt,
-    ),
-    (
-        Gauge("gpushare_extender_memory_bytes", "GPU memory of all nodes."),
-        lambda state: state.memory_mib * _MIB,
-    ),
-    (
-        Gauge("gpushare_extender_memory_taken_bytes", "GPU memory that is taken, GPUs in whole use included."),
-        lambda state: state.taken_mib * _MIB,
-    ),
-)
-_PER_WATCH: tuple[tuple[Gauge, Callable[[WatchState], float]], ...] = (
-    (
-        Gauge("gpushare_extender_watch_live", "1 while the API server tells us of changes.", ("kind",)),
-        lambda watch: watch.live,
-    ),
-    (
-        Gauge("gpushare_extender_watch_silent_seconds", "Time since the API server was last heard.", ("kind",)),
-        lambda watch: watch.silent_s,
-    ),
-    (
-        Gauge("gpushare_extender_lists", "Times that all objects of a kind were listed.", ("kind",), grows=True),
-        lambda watch: watch.lists,
-    ),
-    (
-        Gauge("gpushare_extender_unreadable", "Objects that could not be understood.", ("kind",), grows=True),
-        lambda watch: watch.unreadable,
-    ),
-)
+        yield from _gauges(ExtenderState, [self])
+        yield from _gauges(WatchState, self.watches)
 
 
 # --- The port and its two sides --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from gpu_device_plugin.aio.latest import Latest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.ledger import Ledger
     from gpu_device_plugin.core.node.node import Node
@@ -39,8 +40,8 @@ class NodeState:
         if node is not self.node:
             self.nodes.set(node)
 
-    def equip(self, shares: Shares, unhealthy: Mapping[str, str], closeness: Mapping[tuple[int, int], int]) -> None:
+    def equip(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
         """Take over what the hardware shows now."""
-        new = replace(self.node, shares=shares, unhealthy=unhealthy, closeness=closeness)
+        new = replace(self.node, shares=shares, unhealthy=unhealthy, links=links)
         if new != self.node:
             self.nodes.set(new)

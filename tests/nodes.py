@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Links
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB
 from gpu_device_plugin.core.model.shares import Shares, share_id
 from gpu_device_plugin.core.node.ledger import Ledger
@@ -44,7 +44,7 @@ def node(
         used: numbers of the shares in use, by position.
         whole: positions in whole use.
         unhealthy: reasons of GPUs out of service, by position.
-        closeness: how well two GPUs are connected.
+        closeness: how many links two GPUs have between them.
         certain: whether the ledger is complete.
     """
     held = [name for position, numbers in (used or {}).items() for name in ids(position, numbers)]
@@ -53,5 +53,5 @@ def node(
         Shares(MIB_PER_GIB).with_inventory(inventory(*gib)),
         Ledger().seen(held, certain=certain),
         {uuid(position): why for position, why in (unhealthy or {}).items()},
-        closeness or {},
+        Links(tuple((a, b, Closeness.UNKNOWN, worth) for (a, b), worth in (closeness or {}).items())),
     )

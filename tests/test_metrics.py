@@ -23,7 +23,7 @@ STREAM = metrics.StreamState("aliyun.com/gpu-mem", up=True, without_s=1.5)
 
 
 def lines(page: Page) -> set[str]:
-    return {line for line in page.body.splitlines() if line.startswith("gpushare_")}
+    return {line for line in str(page.body).splitlines() if line.startswith("gpushare_")}
 
 
 async def test_what_happened_is_counted_by_label() -> None:
@@ -120,8 +120,8 @@ async def test_the_cluster_is_shown_as_it_stands() -> None:
         pending=2,
         claims=1,
         in_doubt=1,
-        memory_mib=3072,
-        taken_mib=1,
+        memory_bytes=3072 << 20,
+        taken_bytes=1 << 20,
         watches=(pods,),
     )
     assert lines(await extender(lambda: state).page()) >= {
@@ -146,7 +146,7 @@ async def test_the_cluster_is_shown_as_it_stands() -> None:
 
 async def explained(seen: metrics.PrometheusMetrics) -> dict[str, str]:
     """Return the help of every metric of ours that a page shows, by name."""
-    found = re.findall(r"^# HELP (gpushare_\S+) (.*)$", (await seen.page()).body, re.MULTILINE)
+    found = re.findall(r"^# HELP (gpushare_\S+) (.*)$", str((await seen.page()).body), re.MULTILINE)
     return {name: text for name, text in found if not name.endswith("_created")}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
-from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
-from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
@@ -22,7 +22,7 @@ def pod_on(
     loose_gpus: int = 0,
     priority: int = 0,
     deleting: bool = False,
-) -> PodUse:
+) -> Occupant:
     """Return a pod that takes something.
 
     Args:
@@ -36,13 +36,13 @@ def pod_on(
     """
     namespace, _, own = name.rpartition("/")
     usage = Usage(tuple(sorted((shares or {}).items())), tuple(sorted(whole)), loose, loose_gpus)
-    return PodUse(namespace or "default", own, usage, f"uid-{name}", priority, deleting)
+    return Occupant(f"uid-{name}", usage, priority, deleting, {}, namespace or "default", own)
 
 
 def node_view(
     name: str,
     sizes: Mapping[int, int] | tuple[int, ...],
-    *pods: PodUse,
+    *pods: Occupant,
     share_mib: int | None = 1024,
     unhealthy: Mapping[int, str] | None = None,
     model: str = "Tesla T4",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.connection_limit import Limits
 from gpu_device_plugin.aio.listeners import who_listens
+from gpu_device_plugin.aio.within import within
 
 if TYPE_CHECKING:
     import ssl
@@ -47,26 +48,18 @@ class ListenError(OSError):
     """An address cannot be listened on; the message is a sentence that names it and says what to do."""
 
 
+JSON = "application/json"
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a request is answered with: text."""
+    """What a request is answered with."""
 
-    body: str
+    body: str | bytes
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
     last: bool = False
     """Whether the connection ends with it: whoever asks again may then reach another replica."""
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    """What a request is answered with: JSON, as bytes."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-    last: bool = False
-    """As of a Page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,12 @@ class Route:
     """``GET`` answers HEAD, too."""
     path: str
     """One that ends in a slash stands for everything below it, and the longest that fits is taken."""
-    answer: Callable[[Request], Awaitable[Page | Json]]
+    answer: Callable[[Request], Awaitable[Page]]
+
+
+def page_at(path: str, page: Callable[[], Awaitable[Page]]) -> Route:
+    """Return the route of a page that is the same whatever was asked."""
+    return Route("GET", path, lambda _request: page())
 
 
 @contextlib.asynccontextmanager
@@ -97,11 +95,7 @@ async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitab
 
     Whoever reaches the port can ask, so that it keeps no more connections than `STRANGERS` says.
     """
-
-    def asking_nothing(page: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
-        return lambda _request: page()
-
-    routes = [Route("GET", path, asking_nothing(page)) for path, page in pages.items()]
+    routes = [page_at(path, page) for path, page in pages.items()]
     async with serving_routes(host, port, routes, limits=STRANGERS) as chosen:
         yield chosen
 
@@ -206,9 +200,7 @@ class _Desk:
         """Wait for the requests that are there; their connections end with the answer."""
         self._closing = asyncio.Event()
         if self._busy:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await self._closing.wait()
+            await within(within_s, self._closing.wait())
 
     async def _response(self, request: BaseRequest) -> Response:
         from aiohttp.web_response import Response  # noqa: PLC0415 - see serving_routes
@@ -222,7 +214,7 @@ class _Desk:
             return Response(status=405, headers={"Allow": ",".join(methods)})
         body = await self._body(request) if request.method == "POST" else b""
         if isinstance(body, Page):
-            page: Page | Json = body
+            page = body
         else:
             page = await _made(methods[request.method], Request(path, path.removeprefix(found), body))
         response = Response(
@@ -259,7 +251,7 @@ class _Desk:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _made(route: Route, request: Request) -> Page | Json:
+async def _made(route: Route, request: Request) -> Page:
     try:
         return await route.answer(request)
     except Exception as error:  # noqa: BLE001 - the last place where it can become an answer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -17,8 +17,7 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-PodRecord: TypeAlias = Pod
-"""A pod reduced to what concerns us; `PodReader` makes them."""
+T = TypeVar("T")
 
 _MOST_IGNORED = 8
 """So many limits that make no sense are told of one pod."""
@@ -120,7 +119,7 @@ class _Pod(msgspec.Struct, gc=False):
 
 
 class PodReader:
-    """Turns a pod's JSON into a `PodRecord` that keeps only what was asked for."""
+    """Turns a pod's JSON into a `Pod` that keeps only what was asked for."""
 
     def __init__(self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False) -> None:
         """Read pods.
@@ -135,7 +134,7 @@ class PodReader:
         self._sums = RequestSums(self._resources) if sums else None
         self._decoder = msgspec.json.Decoder(_Pod)
 
-    def read(self, raw: bytes | msgspec.Raw) -> tuple[PodRecord, tuple[str, ...]]:
+    def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
         """Return the pod and, one sentence each, the first limits that were ignored as they are no whole numbers.
 
         Containers that ask for none of our resources are left out; each names its own index.
@@ -143,14 +142,8 @@ class PodReader:
         Raises:
             UnreadableObjectError: this is no pod.
         """
-        try:
-            pod = self._decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            # UnicodeDecodeError carries the bytes themselves, so it is not attached.
-            raise UnreadableObjectError(f"not a pod: {_without_values(error)}") from None
-        meta, spec = pod.metadata, pod.spec
-        if not meta.uid or not meta.name:
-            raise UnreadableObjectError("not a pod: without a uid or a name")
+        pod = _decoded(self._decoder, raw, "pod")
+        meta, spec = _named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
         # The order in which the kubelet allocates: init containers and sidecars as they stand, then the others.
@@ -232,8 +225,19 @@ def _running(pod: _Pod) -> bool:
     return any(one.state is not None and one.state.running is not None for some in told for one in some or ())
 
 
-def _without_values(error: Exception) -> str:
-    return str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        # UnicodeDecodeError carries the bytes themselves, so it is not attached.
+        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        raise UnreadableObjectError(f"not a {what}: {why}") from None
+
+
+def _named(meta: ObjectMeta, what: str) -> ObjectMeta:
+    if not meta.uid or not meta.name:
+        raise UnreadableObjectError(f"not a {what}: without a uid or a name")
+    return meta
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +296,9 @@ class _Node(msgspec.Struct, gc=False):
 class NodeReader:
     """Turns a node's JSON into a `NodeRecord` that keeps only what was asked for."""
 
-    def __init__(self, resources: Iterable[str], keep: Callable[[str], bool]) -> None:
-        """Keep amounts of `resources`, and those annotations and labels whose key `keep` accepts."""
-        self._resources = tuple(sys.intern(name) for name in resources)
+    def __init__(self, resources: Iterable[str] | None = None, keep: Callable[[str], bool] = lambda _key: True) -> None:
+        """Keep amounts of `resources`, None: of all, and those annotations and labels whose key `keep` accepts."""
+        self._resources = None if resources is None else tuple(sys.intern(name) for name in resources)
         self._keep = keep
         self._decoder = msgspec.json.Decoder(_Node)
 
@@ -304,13 +308,8 @@ class NodeReader:
         Raises:
             UnreadableObjectError: this is no node.
         """
-        try:
-            node = self._decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UnreadableObjectError(f"not a node: {_without_values(error)}") from None
-        meta, status = node.metadata, node.status
-        if not meta.uid or not meta.name:
-            raise UnreadableObjectError("not a node: without a uid or a name")
+        node = _decoded(self._decoder, raw, "node")
+        meta, status = _named(node.metadata, "node"), node.status
         return NodeRecord(
             meta.name,
             meta.uid,
@@ -322,6 +321,7 @@ class NodeReader:
             ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
             unschedulable=bool(node.spec.unschedulable),
             address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
+            kubelet_version=status.node_info.kubelet_version if status.node_info is not None else "",
         )
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -329,12 +329,16 @@ class NodeReader:
 
     def _amounts(self, values: Mapping[str, Any] | None) -> Mapping[str, int]:
         told = values or {}
-        found = ((name, whole_quantity(str(told[name]))) for name in self._resources if name in told)
+        names = told if self._resources is None else self._resources
+        found = ((name, whole_quantity(str(told[name]))) for name in names if name in told)
         return {name: amount for name, amount in found if amount is not None}
 
 
 class _MetadataOnly(msgspec.Struct, gc=False):
     metadata: ObjectMeta
+
+
+_METADATA = msgspec.json.Decoder(_MetadataOnly)
 
 
 def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
@@ -343,10 +347,7 @@ def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
     Raises:
         UnreadableObjectError: this is no object of the Kubernetes API.
     """
-    try:
-        return msgspec.json.decode(raw, type=_MetadataOnly).metadata
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableObjectError(f"not a Kubernetes object: {_without_values(error)}") from None
+    return _decoded(_METADATA, raw, "Kubernetes object").metadata
 
 
 class _VersionOnly(msgspec.Struct, rename="camel", gc=False):
@@ -366,43 +367,12 @@ def read_version(raw: bytes | msgspec.Raw) -> int:
     Raises:
         UnreadableObjectError: this is no object of the Kubernetes API.
     """
-    try:
-        return version_number(_VERSIONED.decode(raw).metadata.resource_version)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableObjectError(f"not a Kubernetes object: {_without_values(error)}") from None
+    return version_number(_decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
 
 
 def version_number(version: str) -> int:
     """Versions grow, and Kubernetes promises since 1.35 what was always so: they are numbers. 0 if this is none."""
     return int(version) if version.isascii() and version.isdigit() else 0
-
-
-def read_node(raw: bytes | msgspec.Raw) -> NodeRecord:
-    """Read a node's metadata, what it offers, all of it, and its kubelet's version; use a `NodeReader` for the rest.
-
-    Raises:
-        UnreadableObjectError: this is no node.
-    """
-    try:
-        node = msgspec.json.decode(raw, type=_Node)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise UnreadableObjectError(f"not a node: {_without_values(error)}") from None
-    meta = node.metadata
-    return NodeRecord(
-        meta.name,
-        meta.uid,
-        meta.resource_version,
-        meta.labels or {},
-        meta.annotations or {},
-        capacity=_whole_amounts(node.status.capacity),
-        allocatable=_whole_amounts(node.status.allocatable),
-        kubelet_version=node.status.node_info.kubelet_version if node.status.node_info is not None else "",
-    )
-
-
-def _whole_amounts(quantities: Mapping[str, Any] | None) -> dict[str, int]:
-    amounts = ((name, whole_quantity(str(amount))) for name, amount in (quantities or {}).items())
-    return {name: amount for name, amount in amounts if amount is not None}
 
 
 class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_device_plugin.cluster.api import PODS, PodReader, UnreadableObjectError
-from gpu_device_plugin.cluster.errors import (
-    ApiError,
-    Call,
-    ConflictError,
-    NotFoundError,
-    UnavailableError,
-)
+from gpu_device_plugin.cluster.api import PODS, UnreadableObjectError
+from gpu_device_plugin.cluster.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 from gpu_device_plugin.core.contract.keys import ASSIGNED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.cluster.api import PodRecord
+    from gpu_device_plugin.cluster.api import PodReader
     from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.core.model.pods import Pod
 
 _ATTEMPTS = 3
 _REWRITTEN = frozenset({ASSIGNED})
@@ -59,28 +55,28 @@ class BinderTiming:
         return cls(call_s=total_s / 2, total_s=total_s, pause_s=min(0.1, total_s / 40))
 
 
-class BindError(ApiError):
-    """The pod is not bound to this node with this promise, and will not be by this call.
-
-    Give the claim back, unless an earlier call is in doubt. The whole message is for the pod's owner.
-    """
+class _OutcomeError(ApiError):
+    """What came of binding a pod. The whole message is for the pod's owner."""
 
     def __init__(self, pod: PodRef, sentence: str) -> None:
-        super().__init__(_call("create", pod, "pods/binding"), sentence)
+        super().__init__(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), sentence)
         self.args = (sentence,)
 
 
-class InDoubtError(ApiError):
+class BindError(_OutcomeError):
+    """The pod is not bound to this node with this promise, and will not be by this call.
+
+    Give the claim back, unless an earlier call is in doubt.
+    """
+
+
+class InDoubtError(_OutcomeError):
     """Nobody knows yet whether the pod is bound with this promise: keep the claim until the pod itself tells.
 
     It tells when all that had happened up to now is known (`Reflector.caught_up`): bound, and then its annotations
     count, or gone. One that is still unbound then may be bound by the lost request for as long as the API server works
     on a request, 60 s by default.
     """
-
-    def __init__(self, pod: PodRef, sentence: str) -> None:
-        super().__init__(_call("create", pod, "pods/binding"), sentence)
-        self.args = (sentence,)
 
 
 class _Status(msgspec.Struct):
@@ -92,18 +88,22 @@ class _Status(msgspec.Struct):
 class Binder:
     """Makes bindings. Any number may be under way; none waits for another."""
 
-    def __init__(self, client: Client, *, timing: Callable[[], BinderTiming] = BinderTiming) -> None:
-        """Bind through `client`; `timing` is asked anew all the time."""
+    def __init__(self, client: Client, reader: PodReader, *, timing: Callable[[], BinderTiming] = BinderTiming) -> None:
+        """Bind through `client`; `reader` keeps at least the promise of a pod, `timing` is asked anew all the time."""
         self._client = client
-        self._timing_now = timing
-        self._reader = PodReader((), lambda _: True)
+        self._reader = reader
+        self._timing = timing
 
     def __repr__(self) -> str:
         return f"<Binder through {self._client!r}>"
 
-    @property
-    def _timing(self) -> BinderTiming:
-        return self._timing_now()
+    async def read(self, namespace: str, name: str, *, timeout_s: float = math.inf) -> Pod:
+        """Return a pod as it is now. Raises ApiError."""
+        raw = await self._client.get(PODS, name, namespace=namespace, timeout_s=timeout_s)
+        try:
+            return self._reader.read(raw)[0]
+        except UnreadableObjectError as error:
+            raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         """Bind `pod` to `node` and write `annotations` on it, in one transaction. On return both stand.
@@ -120,7 +120,7 @@ class Binder:
             BindError: nothing comes of this call, for certain; where none was in doubt, the claim can be given back.
             InDoubtError: that is unknown; the claim must be kept. So it must if this call is cancelled.
         """
-        until = time.monotonic() + self._timing.total_s
+        until = time.monotonic() + self._timing().total_s
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -138,7 +138,7 @@ class Binder:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 # The same again: whichever of the two the API server does first, the other one changes nothing.
-                await asyncio.sleep(self._timing.pause_s)
+                await asyncio.sleep(self._timing().pause_s)
             error = await self._post(pod, body, until)
             if error is None:
                 return
@@ -150,7 +150,7 @@ class Binder:
                 return
             if lost is None:
                 raise BindError(pod, f"pod {pod} was not bound: {error}") from error
-            if time.monotonic() + self._timing.pause_s >= until:
+            if time.monotonic() + self._timing().pause_s >= until:
                 break
         raise InDoubtError(pod, f"whether pod {pod} is bound to node {node} is unknown: {lost}") from lost
 
@@ -167,7 +167,9 @@ class Binder:
         except (msgspec.DecodeError, UnicodeDecodeError):
             made = False
         why = "the answer is none that an API server gives"
-        return None if made else UnavailableError(_call("create", pod, "pods/binding"), why)
+        return (
+            None if made else UnavailableError(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), why)
+        )
 
     async def _stands(
         self,
@@ -181,14 +183,14 @@ class Binder:
     ) -> bool:
         """Return whether the binding stands, False if the pod waits as before; anything else is raised."""
         try:
-            found = await self._get(pod, until)
+            found = await self.read(pod.namespace, pod.name, timeout_s=self._patience_s(until))
+        except NotFoundError as error:
+            raise _gone(pod, "was deleted meanwhile", lost) from error
         except ApiError as error:
             why = f"whether pod {pod} is bound to node {node} is unknown: {refusal}; and then {error}"
             raise InDoubtError(pod, why) from error
-        if found is None:
-            raise _gone(pod, _deleted(pod), lost)
         if found.uid != pod.uid:
-            raise _gone(pod, _replaced(pod), lost)
+            raise _gone(pod, "was replaced by another of the same name", lost)
         if found.node_name and found.node_name != node:
             raise BindError(pod, f"pod {pod} is already bound to node {found.node_name}")
         if found.node_name:
@@ -199,27 +201,14 @@ class Binder:
             raise BindError(pod, f"pod {pod} is being deleted")
         return False
 
-    async def _get(self, pod: PodRef, until: float) -> PodRecord | None:
-        try:
-            raw = await self._client.get(PODS, pod.name, namespace=pod.namespace, timeout_s=self._patience_s(until))
-            return self._reader.read(raw)[0]
-        except NotFoundError:
-            return None
-        except UnreadableObjectError as error:
-            raise UnavailableError(_call("get", pod, PODS.plural), str(error)) from error
-
     def _patience_s(self, until: float) -> float:
         """Even the last call gets a moment: it may tell what became of the one before."""
-        return max(self._timing.call_s / 4, min(self._timing.call_s, until - time.monotonic()))
-
-
-def _call(verb: str, pod: PodRef, resource: str) -> Call:
-    return Call(verb, resource, PODS.group, pod.namespace, pod.name)
+        return max(self._timing().call_s / 4, min(self._timing().call_s, until - time.monotonic()))
 
 
 def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError | InDoubtError:
     if isinstance(error, NotFoundError):
-        return _gone(pod, _deleted(pod), lost)
+        return _gone(pod, "was deleted meanwhile", lost)
     if lost is None:
         return BindError(pod, f"pod {pod} was not bound: {error}")
     # This refusal is certain, but not what became of the attempt before.
@@ -229,13 +218,5 @@ def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError |
 def _gone(pod: PodRef, why: str, lost: ApiError | None) -> BindError | InDoubtError:
     """Say that there is nothing to bind any more, and whether its containers may run after an attempt before."""
     if lost is None:
-        return BindError(pod, why)
-    return InDoubtError(pod, f"{why}; whether it was bound before is unknown: {lost}")
-
-
-def _deleted(pod: PodRef) -> str:
-    return f"pod {pod} was deleted meanwhile"
-
-
-def _replaced(pod: PodRef) -> str:
-    return f"pod {pod} was replaced by another of the same name"
+        return BindError(pod, f"pod {pod} {why}")
+    return InDoubtError(pod, f"pod {pod} {why}; whether it was bound before is unknown: {lost}")

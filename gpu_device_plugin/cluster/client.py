@@ -90,14 +90,12 @@ class Client:
         config: ClusterConfig,
         *,
         timing: Timing = DEFAULT_TIMING,
-        user_agent: str = "gpu-device-plugin",
         on_error: Callable[[ApiError], None] = lambda _error: None,
     ) -> None:
         """Speak to the server of `config`; `on_error` is told of every call that fails, before its caller is."""
         self._config = config
         self._on_error = on_error
         self._timing = timing
-        self._user_agent = user_agent
         self._credentials = Credentials(config, timing.token_s)
         self._session: aiohttp.ClientSession | None = None
 
@@ -107,7 +105,7 @@ class Client:
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             # Answers are read once and dropped: compressing them costs both sides more than the network between them.
-            headers={"User-Agent": self._user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
+            headers={"User-Agent": "gpu-device-plugin", "Accept": "application/json", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=aiohttp.TCPConnector(limit=0),
         )
@@ -261,7 +259,6 @@ class Client:
         namespace: str = "",
         subresource: str = "",
         how: PatchType = PatchType.MERGE,
-        timeout_s: float = math.inf,
     ) -> bytes:
         """Change an object and return it.
 
@@ -269,14 +266,7 @@ class Client:
         A ``metadata.uid`` makes sure that it is not a namesake: InvalidError (1.36) or ConflictError.
         """
         return await self._call(
-            "patch",
-            kind,
-            name,
-            namespace=namespace,
-            subresource=subresource,
-            body=body,
-            content_type=how.value,
-            timeout_s=timeout_s,
+            "patch", kind, name, namespace=namespace, subresource=subresource, body=body, content_type=how.value
         )
 
     async def _page(self, kind: Kind, namespace: str, params: Mapping[str, str]) -> Page:

@@ -135,14 +135,10 @@ _NOT_SUPPORTED = {
 }
 
 
-def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
-    """Use a kubeconfig with a token or a client certificate.
+def from_kubeconfig(path: Path) -> ClusterConfig:
+    """Use the current context of a kubeconfig, with a token or a client certificate.
 
     Login plugins are not run: a program that stays needs credentials that stay, such as those of a service account.
-
-    Args:
-        path: the file.
-        context: which of its contexts; empty: its ``current-context``.
 
     Raises:
         ClusterConfigError: the file cannot be read, or asks for something that we do not do.
@@ -162,7 +158,7 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise ClusterConfigError(f"kubeconfig {path} is not YAML{where}") from None  # its text quotes credentials
     file = _Kubeconfig(path, parsed if isinstance(parsed, dict) else {})
-    chosen = file.entry("contexts", "context", context or str(file.parsed.get("current-context") or ""))
+    chosen = file.entry("contexts", "context", str(file.parsed.get("current-context") or ""))
     cluster = file.entry("clusters", "cluster", str(chosen.get("cluster") or ""))
     user = file.entry("users", "user", str(chosen["user"])) if chosen.get("user") else {}
     for key, what in _NOT_SUPPORTED.items():

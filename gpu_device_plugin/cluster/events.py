@@ -44,11 +44,6 @@ def about_node(name: str) -> About:
     return About("Node", name, uid=name)
 
 
-def about_pod(namespace: str, name: str, uid: str) -> About:
-    """Return the reference to a pod."""
-    return About("Pod", name, namespace, uid)
-
-
 @dataclass(frozen=True, slots=True)
 class _What:
     """Two happenings that are equal in this are told as one Event."""

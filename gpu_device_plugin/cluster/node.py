@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.cluster.api import NODES, UnreadableObjectError, read_node
+from gpu_device_plugin.cluster.api import NODES, NodeReader, UnreadableObjectError
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.errors import ApiError, Call, ConflictError, NotFoundError, UnavailableError
 
@@ -58,7 +58,7 @@ class NodeSelf:
             UnavailableError: what came is no node; a proxy on the way answers so.
         """
         try:
-            return read_node(await self._client.get(NODES, self.name))
+            return NodeReader().read(await self._client.get(NODES, self.name))
         except NotFoundError as error:
             why = f"{error.status} {error.reason}: no such node; set the node's name (NODE_NAME) from spec.nodeName"
             raise NotFoundError(error.call, why, status=error.status, reason=error.reason) from error

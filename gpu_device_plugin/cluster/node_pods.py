@@ -36,7 +36,8 @@ class NodePods(Store[Pod]):
         """Follow the pods bound to `node`."""
         self._reader = reader
         self._order = AdmissionOrder()
-        self._changes: Latest[Mapping[str, Pod]] = Latest(MappingProxyType({}))
+        self.changes: Latest[Mapping[str, Pod]] = Latest(MappingProxyType({}))
+        """Every snapshot that differs from the one before in more than resource versions; and the first list."""
         self.reflector: Reflector[Pod] = Reflector(
             client, PODS, self._read, self, fields=f"spec.nodeName={node}", what="pods of this node", timing=timing
         )
@@ -51,18 +52,13 @@ class NodePods(Store[Pod]):
     @property
     def pods(self) -> Mapping[str, Pod]:
         """A snapshot of all pods by UID, in the order of their admission."""
-        return self._changes.value
-
-    @property
-    def changes(self) -> Latest[Mapping[str, Pod]]:
-        """Every snapshot that differs from the one before in more than resource versions; and the first list."""
-        return self._changes
+        return self.changes.value
 
     async def wait_for(self, predicate: Callable[[Mapping[str, Pod]], T | None], timeout_s: float) -> T | None:
         """Return the first true result of `predicate` over the pods, now or later; None after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                async for pods in self._changes.values():
+                async for pods in self.changes.values():
                     if found := predicate(pods):
                         return found
         except TimeoutError:
@@ -99,7 +95,7 @@ class NodePods(Store[Pod]):
     def _become(self, order: AdmissionOrder) -> None:
         self._order = order
         if not self.reflector.synced or list(order.shown.items()) != list(self.pods.items()):
-            self._changes.set(MappingProxyType(order.shown))
+            self.changes.set(MappingProxyType(order.shown))
 
     def _read(self, raw: msgspec.Raw) -> Pod:
         pod, ignored = self._reader.read(raw)

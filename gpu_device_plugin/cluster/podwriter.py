@@ -25,15 +25,15 @@ from gpu_device_plugin.cluster.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from gpu_device_plugin.cluster.api import PodRecord
     from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.core.model.pods import Pod
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    pod: PodRecord
+    pod: Pod
     annotations: Mapping[str, str | None]
 
 
@@ -59,7 +59,7 @@ class PodWriter:
         client: Client,
         *,
         node: str = "",
-        refused: Callable[[PodRecord, ApiError], None] = lambda _pod, _error: None,
+        refused: Callable[[Pod, ApiError], None] = lambda _pod, _error: None,
         limit: int = 1024,
         first_retry_s: float = 0.2,
         most_retry_s: float = 300.0,
@@ -85,7 +85,7 @@ class PodWriter:
     def __repr__(self) -> str:
         return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
 
-    def annotate(self, pod: PodRecord, annotations: Mapping[str, str | None]) -> None:
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
         """Have `annotations` written on `pod`, soon; None removes a key. Returns at once and never fails.
 
         What waits for the same pod already is written with it, the newer value of a key winning.
@@ -148,7 +148,7 @@ class PodWriter:
             return False
         return True
 
-    async def _is_there(self, pod: PodRecord, call: Call) -> bool:
+    async def _is_there(self, pod: Pod, call: Call) -> bool:
         """Look for the pod in a list of its node's pods: an account may have no right to read others."""
         fields = f"metadata.name={pod.name}{self._of_node}"
         try:
@@ -166,7 +166,7 @@ class PodWriter:
         if wanted.pod.uid in self._waiting:  # the next one first, in case only this pod is in trouble
             self._waiting[wanted.pod.uid] = self._waiting.pop(wanted.pod.uid)
 
-    def _put_off(self, pod: PodRecord, error: ApiError) -> None:
+    def _put_off(self, pod: Pod, error: ApiError) -> None:
         if pod.uid not in self._waiting:
             return
         known = self._refused.get(pod.uid)

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.cluster.candidate import Candidate
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
 
-    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.model.gpus import Links
 
 K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
@@ -146,7 +146,7 @@ class NodeTable:
         self.unused[row] = len(numbers.unused)
         fill = numbers.used, numbers.total, len(numbers.sizes)
         self.fill[row] = self.fills.of(fill, fill)
-        self.policy[row] = node.policy
+        self.policy[row] = node.gpus.policy
         self.kind[row] = self.kinds.of((node.like, not numbers.frees), node)
         self.model[row] = self.models.of(node.gpus.models, node.gpus.models)
         group = node.gpus.links, numbers.unused

@@ -37,14 +37,13 @@ class ExtenderArgs:
     """The nodes themselves, one for each name, where the scheduler takes the extender for one that knows no nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class BindingArgs:
-    """A pod that is to be bound, and to which node."""
+class BindingArgs(Struct, frozen=True, gc=False):
+    """A pod that is to be bound, and to which node; nothing of it is empty."""
 
-    name: str
-    namespace: str
-    uid: str
-    node: str
+    name: str = field(default="", name="PodName")
+    namespace: str = field(default="", name="PodNamespace")
+    uid: str = field(default="", name="PodUID")
+    node: str = field(default="", name="Node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +88,6 @@ class _Object(Struct, gc=False):
     metadata: _Meta
 
 
-class _BindingArgs(Struct, rename="pascal", gc=False):
-    pod_name: str = ""
-    pod_namespace: str = ""
-    pod_uid: str = field(default="", name="PodUID")
-    node: str = ""
-
-
 class _PreemptionArgs(Struct, rename="pascal", gc=False):
     pod: Raw = _ABSENT
     node_name_to_victims: dict[str, Raw] | None = None
@@ -131,13 +123,10 @@ def read_binding(body: bytes) -> BindingArgs:
     Raises:
         UnreadableRequestError: it cannot be read, or something is missing.
     """
-    args = _decode(body, _BindingArgs)
-    return BindingArgs(
-        _given(args.pod_name or None, "PodName"),
-        _given(args.pod_namespace or None, "PodNamespace"),
-        _given(args.pod_uid or None, "PodUID"),
-        _given(args.node or None, "Node"),
-    )
+    args = _decode(body, BindingArgs)
+    for each in msgspec.structs.fields(args):
+        _given(getattr(args, each.name) or None, each.encode_name)
+    return args
 
 
 def read_preemption(body: bytes) -> PreemptionArgs:

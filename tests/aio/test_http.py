@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.connection_limit import Limits
-from gpu_device_plugin.aio.http import HANDSHAKES, Json, Page, Request, Route, serving_routes
+from gpu_device_plugin.aio.http import HANDSHAKES, JSON, Page, Request, Route, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def echo(request: Request) -> Json:
-    return Json(request.body)
+async def echo(request: Request) -> Page:
+    return Page(request.body, content_type=JSON)
 
 
 async def name(request: Request) -> Page:

@@ -14,7 +14,6 @@ from gpu_device_plugin.cluster.api import (
     NodeRecord,
     PodReader,
     UnreadableObjectError,
-    read_node,
     read_version,
     version_number,
 )
@@ -185,14 +184,14 @@ def test_a_status_update_changes_nothing_that_we_look_at() -> None:
 
 def test_a_node_is_read() -> None:
     raw = b'{"metadata":{"name":"n","uid":"u","resourceVersion":"3","labels":{"a":"b"}},"status":{"images":[]}}'
-    found = read_node(raw)
+    found = NodeReader().read(raw)
     assert (found.name, found.uid, found.resource_version) == ("n", "u", "3")
     assert (found.labels, found.annotations, found.kubelet_version) == ({"a": "b"}, {}, "")
 
 
 def test_the_version_of_a_nodes_kubelet_is_read() -> None:
     made = json.dumps(node("n", kubelet="v1.31.14+k3s1") | {"metadata": {"name": "n", "uid": "u"}})
-    assert read_node(made.encode()).kubelet_version == "v1.31.14+k3s1"
+    assert NodeReader().read(made.encode()).kubelet_version == "v1.31.14+k3s1"
 
 
 NODE_READER = NodeReader([GPU_MEM, GPU_COUNT], lambda key: key.startswith("ours/"))
@@ -223,6 +222,7 @@ def test_a_node_is_reduced_to_what_concerns_us() -> None:
         ready=True,
         unschedulable=True,
         address="10.0.0.7",
+        kubelet_version="v1.36.2",
     )
 
 
@@ -249,7 +249,7 @@ def test_something_that_is_no_node_is_refused(raw: bytes) -> None:
         NODE_READER.read(raw)
     assert "PASSWORD" not in str(refused.value)
     with pytest.raises(UnreadableObjectError):
-        read_node(b"[]")
+        NodeReader().read(b"[]")
 
 
 def test_the_version_of_anything_can_be_read() -> None:

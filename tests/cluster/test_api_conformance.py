@@ -25,7 +25,7 @@ from gpu_device_plugin.cluster.api import (
 from gpu_device_plugin.cluster.binder import Binder, BindError, PodRef
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ConflictError, InvalidError, NotFoundError
-from gpu_device_plugin.cluster.events import EventWriter, about_node, about_pod
+from gpu_device_plugin.cluster.events import About, EventWriter, about_node
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
@@ -507,7 +507,7 @@ async def test_the_writer_of_events_is_understood(api: Api, name: str, eventuall
         running = tasks.create_task(writer.run())
         for _ in range(2):
             writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
-        writer.post(about_pod("kube-system", name, "u"), reason="Refused", action="Allocate", note="no room")
+        writer.post(About("Pod", name, "kube-system", "u"), reason="Refused", action="Allocate", note="no room")
         await eventually(lambda: "0 waiting" in repr(writer))
         writer.post(about_node(name), reason="GPULost", action="Watch", note="x" * 2000, warning=True)
         await eventually(lambda: "0 waiting" in repr(writer))
@@ -676,7 +676,9 @@ async def test_the_reflector_follows_what_the_binder_does(api: Api, name: str, e
         await reflector.wait_synced()
         await eventually(lambda: reflector.live)
         uid = (await created(api, pod(f"{name}b", container(mem=2))))["metadata"]["uid"]
-        await Binder(api.client).bind(PodRef("default", f"{name}b", uid), name, {"promise": "1"})
+        await Binder(api.client, PodReader((), lambda _: True)).bind(
+            PodRef("default", f"{name}b", uid), name, {"promise": "1"}
+        )
         await reflector.caught_up()
         assert held.names(name) == {f"{name}a": "", f"{name}b": name}
         assert held.pods[uid].annotations == {"promise": "1"}
@@ -706,7 +708,7 @@ async def test_the_reflector_outlives_a_restart_of_the_api_server(api: Api, name
 
 async def test_the_binder_knows_its_own_binding_from_others(api: Api, name: str) -> None:
     uid = (await created(api, pod(name)))["metadata"]["uid"]
-    ref, binder = PodRef("default", name, uid), Binder(api.client)
+    ref, binder = PodRef("default", name, uid), Binder(api.client, PodReader((), lambda _: True))
     for wrong, why in (
         (PodRef("default", name, "another"), f"pod default/{name} was replaced by another of the same name"),
         (PodRef("default", f"no-{name}", uid), f"pod default/no-{name} was deleted meanwhile"),
@@ -725,7 +727,9 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_not_bound(api: Api, name:
     body["metadata"]["finalizers"] = ["example.com/wait"]
     uid = (await created(api, body))["metadata"]["uid"]
     await api.ask("DELETE", f"{IN_DEFAULT}/{name}?gracePeriodSeconds=0")
-    error = await error_of(Binder(api.client).bind(PodRef("default", name, uid), "n", {}))
+    error = await error_of(
+        Binder(api.client, PodReader((), lambda _: True)).bind(PodRef("default", name, uid), "n", {})
+    )
     assert str(error) == f"pod default/{name} is being deleted"
     await api.ask("PATCH", f"{IN_DEFAULT}/{name}", {"metadata": {"finalizers": None}}, MERGE)
     assert isinstance(await error_of(api.client.get(PODS, name, namespace="default")), NotFoundError)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.binder import Binder, BindError, BinderTiming, InDoubtError, PodRef
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 
 POD = PodRef("default", "a", "u")
 PROMISE = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}
+READER = PodReader((), lambda _: True)
 QUICK = BinderTiming(call_s=0.5, total_s=2.0, pause_s=0.001)
 
 
 @asynccontextmanager
 async def binding(server: ApiServer) -> AsyncIterator[Binder]:
     async with Client(ClusterConfig(server.url), timing=Timing(connect_s=1)) as client:
-        yield Binder(client, timing=lambda: QUICK)
+        yield Binder(client, READER, timing=lambda: QUICK)
 
 
 @pytest.fixture
@@ -199,7 +201,7 @@ async def test_a_server_that_never_answers_is_in_doubt_within_the_time(server: A
     server.add(pod("a", uid="u"))
     server.fail(Hang(), resources={"pods/binding"})
     async with Client(ClusterConfig(server.url)) as client:
-        binder = Binder(client, timing=lambda: BinderTiming(call_s=0.05, total_s=0.1, pause_s=0.001))
+        binder = Binder(client, READER, timing=lambda: BinderTiming(call_s=0.05, total_s=0.1, pause_s=0.001))
         with pytest.raises(InDoubtError, match="no answer in time"):
             await binder.bind(POD, "n", PROMISE)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpu_device_plugin.cluster.api import EVENTS, LEASES, NODES, PODS, read_metadata, read_node
+from gpu_device_plugin.cluster.api import EVENTS, LEASES, NODES, PODS, NodeReader, read_metadata
 from gpu_device_plugin.cluster.client import Client, PatchType, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import (
@@ -103,7 +103,7 @@ async def test_an_object_is_replaced_as_a_whole_unless_it_changed(client: Client
         await client.replace(LEASES, "l", first, namespace="default")
 
 
-@pytest.mark.parametrize("verb", ["get", "create", "replace", "patch"])
+@pytest.mark.parametrize("verb", ["get", "create", "replace"])
 async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
     server.fail(Hang())
     async with Client(ClusterConfig(server.url)) as client:
@@ -111,7 +111,6 @@ async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
             "get": lambda: client.get(PODS, "a", namespace="default", timeout_s=0.01),
             "create": lambda: client.create(PODS, {}, namespace="default", timeout_s=0.01),
             "replace": lambda: client.replace(PODS, "a", {}, namespace="default", timeout_s=0.01),
-            "patch": lambda: client.patch(PODS, "a", {}, namespace="default", timeout_s=0.01),
         }
         with pytest.raises(UnavailableError, match="no answer in time") as failed:
             await calls[verb]()
@@ -187,7 +186,7 @@ async def test_a_watch_carries_pods_of_any_size(server: ApiServer, client: Clien
 async def test_a_patch_names_what_it_changes(server: ApiServer, client: Client) -> None:
     server.add(node("n", labels={"old": "1"}))
     body = {"metadata": {"labels": {"new": "2", "old": None}}}
-    after = read_node(await client.patch(NODES, "n", body))
+    after = NodeReader().read(await client.patch(NODES, "n", body))
     assert after.labels == {"kubernetes.io/hostname": "n", "new": "2"}
 
 
@@ -241,7 +240,7 @@ async def test_trouble_has_a_type_and_a_sentence(
             await client.get(NODES, "n")
         assert failed.value.retry_after_s == (7 if isinstance(trouble, Answer) and trouble.code == 429 else 0)
         server.heal()
-        assert read_node(await client.get(NODES, "n")).name == "n"
+        assert NodeReader().read(await client.get(NODES, "n")).name == "n"
 
 
 async def test_an_answer_that_is_no_list_is_no_list(server: ApiServer, client: Client) -> None:
@@ -348,7 +347,7 @@ async def test_an_authority_that_was_replaced_is_read_anew(tmp_path: Path) -> No
         with pytest.raises(UnavailableError, match="cannot be used"):
             await client.get(NODES, "n")
         ca.write_text(ours.read_text())
-        assert read_node(await client.get(NODES, "n")).name == "n"
+        assert NodeReader().read(await client.get(NODES, "n")).name == "n"
 
 
 async def test_a_client_certificate_from_text_logs_us_in(tmp_path: Path) -> None:
@@ -362,7 +361,7 @@ async def test_a_client_certificate_from_text_logs_us_in(tmp_path: Path) -> None
         begin = pem.index("-----BEGIN CERTIFICATE")
         config = ClusterConfig(server.url, ca_pem=ours.read_text(), cert_pem=pem[begin:], key_pem=pem[:begin])
         async with Client(config) as client:
-            assert read_node(await client.get(NODES, "n")).name == "n"
+            assert NodeReader().read(await client.get(NODES, "n")).name == "n"
         async with Client(ClusterConfig(server.url, ca_pem=ours.read_text())) as stranger:
             with pytest.raises(UnavailableError):
                 await stranger.get(NODES, "n")

@@ -89,9 +89,11 @@ def test_a_proxy_is_refused_rather_than_passed_by(tmp_path: Path) -> None:
         from_kubeconfig(kubeconfig(tmp_path, cluster={"proxy-url": "http://proxy"}))
 
 
-def test_another_context_can_be_chosen(tmp_path: Path) -> None:
+def test_a_current_context_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path)
+    path.write_text(path.read_text().replace("current-context: here", "current-context: there"))
     with pytest.raises(ClusterConfigError, match="has no context named 'there'"):
-        from_kubeconfig(kubeconfig(tmp_path), "there")
+        from_kubeconfig(path)
 
 
 @pytest.mark.parametrize(

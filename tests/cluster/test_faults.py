@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.cluster.api import NODES, PodReader, read_node
+from gpu_device_plugin.cluster.api import NODES, NodeReader, PodReader
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import (
@@ -290,7 +290,7 @@ async def test_e5_a_rotated_token_is_read_again(server: ApiServer, tmp_path: Pat
         await client.get(NODES, "n")
         file.write_text("new\n")
         server.tokens = frozenset({"new"})
-        assert read_node(await client.get(NODES, "n")).name == "n"
+        assert NodeReader().read(await client.get(NODES, "n")).name == "n"
     assert [request.token for request in server.requests] == ["old", "old", "new"]
 
 

@@ -15,9 +15,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import unfit
 from gpu_device_plugin.core.cluster.scoring import score
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus, by_division
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, by_division
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind

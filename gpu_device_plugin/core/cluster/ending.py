@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.fitting import groups, unfit
-from gpu_device_plugin.core.cluster.victims import MOST_PLACES, Occupant, VictimSearch, alike, spared
+from gpu_device_plugin.core.cluster.victims import MOST_PLACES, VictimSearch, alike, spared
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from gpu_device_plugin.core.cluster.asking import Ask
-    from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.usage import Occupant
 
 _MOST_SETS = 1000
 """So many sets of one size are compared; where there are more, the answer may be larger than it has to be. A set takes
@@ -27,7 +28,7 @@ a tenth of a millisecond."""
 class Ends:
     """Pods whose end, together, makes room."""
 
-    pods: tuple[PodUse, ...]
+    pods: tuple[Occupant, ...]
     """By namespace and name."""
     shares: int = 0
     """What they have together; an unknown whole GPU counts as large as the largest."""
@@ -38,12 +39,10 @@ class Ends:
 def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
     """Return the pods of `node` that would have to end for `ask` to fit; None if even all of them are not enough."""
     before = node.candidate
-    sizes = {gpu.position: gpu.shares for gpu in before.gpus.gpus}
-    views = {Occupant(str(pod), pod.usage, pod.priority, pod.deleting): pod for pod in node.pods}
-    memory = {pod: pod.usage.size(sizes) for pod in views}
+    memory = {pod: pod.usage.size(before.gpus.sizes) for pod in node.pods}
 
     def fits(ended: Collection[Occupant]) -> bool:
-        usages = [pod.usage for pod in views if pod not in ended]
+        usages = [pod.usage for pod in node.pods if pod not in ended]
         return unfit(ask, candidate(before.name, before.gpus, usages)) is None
 
     def cost(pods: Collection[Occupant]) -> tuple[object, ...]:
@@ -53,21 +52,20 @@ def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
             sum(map(memory.__getitem__, pods)),
             sum(not pod.terminating for pod in pods),
             sorted((pod.priority for pod in pods), reverse=True),
-            sorted(pod.uid for pod in pods),
+            sorted(map(str, pods)),
         )
 
-    if not fits(views):
+    if not fits(node.pods):
         return None
     if fits(()):
         return Ends(())
-    search = VictimSearch(ask, before, views, cost=cost)
-    best = next(filter(fits, search.sets()), frozenset(views))
+    search = VictimSearch(ask, before, node.pods, cost=cost)
+    best = next(filter(fits, search.sets()), frozenset(node.pods))
     fewest = search.exact
     if not fewest:
         gpus = sum(part.demand.amount if part.demand.kind is Kind.COUNT else part.demand.gpus for part in ask.parts)
         best, fewest = _compared(search, gpus, best, fits, cost)
-    pods = sorted(best, key=lambda pod: pod.uid)
-    return Ends(tuple(views[pod] for pod in pods), sum(map(memory.__getitem__, pods)), fewest)
+    return Ends(tuple(sorted(best, key=str)), sum(map(memory.__getitem__, best)), fewest)
 
 
 def _compared(

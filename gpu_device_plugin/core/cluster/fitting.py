@@ -96,7 +96,7 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     if isinstance(found, Unfit):
         return found
     demands = [part.demand for part in ask.parts]
-    rank = POLICIES[ask.wishes.gpu_policy or node.policy or policy]
+    rank = POLICIES[ask.wishes.gpu_policy or node.gpus.policy or policy]
     placements = _preferred(demands, rooms, rank, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
 
@@ -120,8 +120,8 @@ def _packed(
 
 def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
     """Say why a pod fits on no node of this kind, whatever its GPUs are and have free; None if some may do."""
-    if node.problem:
-        return Unfit(node.problem, unresolvable=True)
+    if node.gpus.problem:
+        return Unfit(node.gpus.problem, unresolvable=True)
     if not node.rooms:
         return Unfit("it shares no GPU", unresolvable=True)
     if node.gpus.divided:

@@ -5,38 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.model.memory import format_mib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.placing import Room
-
-
-@dataclass(frozen=True, slots=True)
-class PodUse:
-    """A pod that counts on a node, and what it takes there."""
-
-    namespace: str
-    name: str
-    usage: Usage
-    uid: str = ""
-    priority: int = 0
-    deleting: bool = False
-
-    def __str__(self) -> str:
-        """Return the name by which people know it."""
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """What one pod has of one GPU."""
 
-    pod: PodUse
+    pod: Occupant
     shares: int
     """All of the GPU's where it is taken whole."""
     whole: bool = False
@@ -64,20 +49,11 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
-    """What one pod has of unknown GPUs, or of GPUs that the node does not list."""
-
-    pod: PodUse
-    shares: int
-    gpus: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class NodeView:
     """One node that shares its GPUs, or claims to."""
 
     candidate: Candidate
-    pods: tuple[PodUse, ...] = ()
+    pods: tuple[Occupant, ...] = ()
     """By namespace and name."""
     address: str = ""
     ready: bool = True
@@ -105,18 +81,14 @@ class NodeView:
     @property
     def unplaced(self) -> int:
         """Shares in use on unknown GPUs."""
-        return sum(self.size(loose) for loose in self.loose())
-
-    def size(self, loose: Loose) -> int:
-        """Return how many shares that may be: an unknown whole GPU counts as large as the largest."""
-        largest = max((gpu.shares for gpu in self.candidate.gpus.gpus), default=0)
-        return loose.shares + loose.gpus * largest
+        sizes = self.candidate.gpus.sizes
+        return sum(usage.size(sizes) for usage in self.loose().values())
 
     def gpus(self) -> tuple[GpuView, ...]:
         """Return every GPU, by position."""
         listed = self.candidate.gpus.gpus
-        held: dict[int, list[Held]] = {gpu.position: [] for gpu in listed}
-        sizes = {gpu.position: gpu.shares for gpu in listed}
+        sizes = self.candidate.gpus.sizes
+        held: dict[int, list[Held]] = {position: [] for position in sizes}
         for pod in self.pods:
             usage = pod.usage.as_listed(sizes)
             for position, shares in usage.shares:
@@ -126,13 +98,22 @@ class NodeView:
         rooms = {room.position: room for room in self.candidate.rooms}
         return tuple(GpuView(gpu, rooms[gpu.position], tuple(held[gpu.position])) for gpu in listed)
 
-    def loose(self) -> tuple[Loose, ...]:
-        """Return what is on unknown GPUs, by pod."""
-        known = {gpu.position for gpu in self.candidate.gpus.gpus}
-        found = ((pod, pod.usage.as_listed(known)) for pod in self.pods)
-        return tuple(Loose(pod, usage.unplaced_shares, usage.unplaced_gpus) for pod, usage in found if usage.unplaced)
+    def loose(self) -> Mapping[Occupant, Usage]:
+        """Return what pods have of unknown GPUs, or of GPUs that the node does not list, and nothing else of them."""
+        sizes = self.candidate.gpus.sizes
+        found = ((pod, pod.usage.as_listed(sizes)) for pod in self.pods)
+        return {
+            pod: Usage(unplaced_shares=usage.unplaced_shares, unplaced_gpus=usage.unplaced_gpus)
+            for pod, usage in found
+            if usage.unplaced
+        }
 
     def amount(self, shares: int) -> str:
         """Write shares of this node as memory, or as a bare number where their size is not known."""
         share_mib = self.candidate.gpus.share_mib
         return str(shares) if share_mib is None else format_mib(shares * share_mib)
+
+    def amounts(self, usage: Usage) -> list[str]:
+        """Write what a pod takes of this node: its shares, its whole GPUs, or both."""
+        shares = [self.amount(usage.all_shares)] if usage.all_shares else []
+        return [*shares, *([f"{usage.all_gpus} whole"] if usage.all_gpus else [])]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.fitting import Unfit
-    from gpu_device_plugin.core.cluster.victims import Occupant
+    from gpu_device_plugin.core.cluster.usage import Occupant
 
 # A step takes about a microsecond. A request names up to a tenth of a cluster's nodes: after so many steps no further
 # node is begun, and none is looked at for longer.
@@ -117,8 +117,7 @@ class _Choice:
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in victims)
         """Those of kube-scheduler's victims that are on GPUs."""
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
-        sizes = {gpu.position: gpu.shares for gpu in node.gpus.gpus}
-        self._memory = {pod: pod.usage.size(sizes) for pod in self._staying}
+        self._memory = {pod: pod.usage.size(node.gpus.sizes) for pod in self._staying}
         self._effort = effort
 
     @cached_property
@@ -244,6 +243,4 @@ class _Sums:
 
 
 def _gpus_of(pod: Occupant) -> Counter[str]:
-    usage = pod.usage
-    shares = sum(shares for _, shares in usage.shares) + usage.unplaced_shares
-    return Counter({_SHARES: shares, _WHOLE: len(usage.whole) + usage.unplaced_gpus})
+    return Counter({_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
-    from gpu_device_plugin.core.contract.nodegpus import Links
+    from gpu_device_plugin.core.model.gpus import Links
 
 MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
@@ -90,7 +90,7 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
         return 0
     full = wish.full(numbers.used, numbers.total, len(numbers.sizes))
     numbers = summary(allowed(ask, node)) if ask.wishes.choosy else numbers
-    packs = (ask.wishes.gpu_policy or node.policy or gpu_policy) == "binpack"
+    packs = (ask.wishes.gpu_policy or node.gpus.policy or gpu_policy) == "binpack"
     spared = 0.0
     for each, gpus in wish.memory:
         # binpack takes GPUs in use before others, another policy once there are no unused ones left.

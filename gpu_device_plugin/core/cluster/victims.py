@@ -5,12 +5,12 @@ Two questions rest on this search: which pods to evict (`preempting`), and which
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, combinations, islice, product
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.fitting import allowed, groups
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -26,19 +26,6 @@ if TYPE_CHECKING:
 MOST_PLACES = 100
 # 5 of 16 pods on one GPU are 4,368 sets, but of six different sizes at most 252 that differ by more than the name.
 _MOST_SETS = 300
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Occupant:
-    """A pod that counts on a node. It is equal to itself alone, which makes sets of them quick."""
-
-    uid: str
-    usage: Usage
-    priority: int = 0
-    terminating: bool = False
-    """It ends without being evicted; its room will be there, if it is not yet."""
-    requests: Mapping[str, int] | None = field(default_factory=dict)
-    """What it takes of the node besides, by resource; None: unknown, as is what becomes free without it."""
 
 
 class VictimSearch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, MalformedAnnotationError
-from gpu_device_plugin.core.model.gpus import MOST_GPUS, Closeness
+from gpu_device_plugin.core.model.gpus import MOST_GPUS, NO_LINKS, Closeness, Links
 from gpu_device_plugin.core.model.policy import POLICIES
 
 if TYPE_CHECKING:
@@ -48,31 +48,6 @@ class ListedGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """How the GPUs of a node are connected. Nodes of one kind can share one; it is quickly found among others."""
-
-    pairs: tuple[tuple[int, int, Closeness, int], ...] = ()
-    """Two positions each, the lower one first, how they are connected, and the number of NVLinks."""
-    _values: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        values = {(a, b): level * 100 + nvlinks for a, b, level, nvlinks in self.pairs}
-        object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_hash", hash(tuple(values.items())))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def connection(self, a: int, b: int) -> int:
-        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
-        return self._values.get((a, b) if a < b else (b, a), 0)
-
-
-NO_LINKS = Links()
-
-
-@dataclass(frozen=True, slots=True)
 class NodeGpus:
     """All GPUs of a node that are shared, by position."""
 
@@ -94,6 +69,11 @@ class NodeGpus:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Shares of each GPU, by position."""
+        return {gpu.position: gpu.shares for gpu in self.gpus}
 
 
 NO_GPUS = NodeGpus()
@@ -150,8 +130,6 @@ def node_gpus(
         policy: which GPU this node prefers.
         away: no pod is to come, because the agent is about to end or does not serve yet.
     """
-    position = {shared.gpu.uuid: shared.position for shared in shares.gpus}
-    ends = ((position.get(link.a, -1), position.get(link.b, -1), link) for link in inventory.links)
     return NodeGpus(
         tuple(
             ListedGpu(
@@ -171,9 +149,7 @@ def node_gpus(
         policy=policy,
         driver=inventory.driver_version,
         away=away,
-        links=Links(
-            tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
-        ),
+        links=shares.links(inventory.links),
     )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_GPUS = 64
 """Of one node. The largest machines have 16, and to choose whole GPUs among many takes long."""
@@ -63,6 +67,31 @@ class Link:
     closeness: Closeness
     nvlinks: int = 0
     """Number of active NVLinks between the two; 0 where `closeness` is not `NVLINK`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How the shared GPUs of a node are connected. Nodes of one kind can share one, quickly found among others."""
+
+    pairs: tuple[tuple[int, int, Closeness, int], ...] = ()
+    """Two positions each, the lower one first, how they are connected, and the number of NVLinks."""
+    _values: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = {(a, b): level * 100 + nvlinks for a, b, level, nvlinks in self.pairs}
+        object.__setattr__(self, "_values", values)
+        object.__setattr__(self, "_hash", hash(tuple(values.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def connection(self, a: int, b: int) -> int:
+        """Return how well two GPUs are connected; more is better. The number of NVLinks decides between equals."""
+        return self._values.get((a, b) if a < b else (b, a), 0)
+
+
+NO_LINKS = Links()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.gpus import Links
 from gpu_device_plugin.core.model.memory import MAX_DEVICE_IDS, format_mib, shares_of, smallest_share_mib
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -140,15 +141,10 @@ class Shares:
         place = self._places.get(uuid)
         return None if place is None else self.gpus[place[0]]
 
-    def closeness(self, links: Iterable[Link]) -> Mapping[tuple[int, int], int]:
-        """Return how well the shared GPUs are connected, by their positions, the lower one first; more is better.
-
-        The number of NVLinks decides between pairs that are both connected so.
-        """
+    def links(self, links: Iterable[Link]) -> Links:
+        """Return how the shared GPUs are connected."""
         position = {shared.gpu.uuid: shared.position for shared in self.gpus}
-        ends = ((position.get(link.a), position.get(link.b), link) for link in links)
-        return {
-            (min(a, b), max(a, b)): link.closeness * 100 + link.nvlinks
-            for a, b, link in ends
-            if a is not None and b is not None
-        }
+        ends = ((position.get(link.a, -1), position.get(link.b, -1), link) for link in links)
+        return Links(
+            tuple(sorted((min(a, b), max(a, b), way.closeness, way.nvlinks) for a, b, way in ends if min(a, b) >= 0))
+        )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.node.ledger import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.ledger import Use
 
@@ -23,8 +25,7 @@ class Node:
     ledger: Ledger = field(default_factory=Ledger)
     unhealthy: Mapping[str, str] = field(default_factory=dict)
     """For each GPU (by UUID) that is out of service the reason, as a sentence; the others are healthy."""
-    closeness: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """How well two GPUs are connected, by their positions, the lower one first; more is better."""
+    links: Links = NO_LINKS
 
     def with_ledger(self, ledger: Ledger) -> Node:
         """Return this node with another ledger."""
@@ -50,7 +51,3 @@ class Node:
     def rooms(self) -> tuple[Room, ...]:
         """Return every GPU as a demand meets it, by our own ledger."""
         return tuple(self.room(shared) for shared in self.shares.gpus)
-
-    def connection(self, a: int, b: int) -> int:
-        """Return how well two GPUs are connected."""
-        return self.closeness.get((a, b) if a < b else (b, a), 0)

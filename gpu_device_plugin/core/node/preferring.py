@@ -60,7 +60,9 @@ class Question:
             for ours, others in ((True, matched), (False, matched), (False, None)):
                 rooms = self._rooms(node, others, only_free_by_our_books=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
-                found = place(Demand(self.kind, self.amount, split), usable, rank, node.connection, tuple(self._must))
+                found = place(
+                    Demand(self.kind, self.amount, split), usable, rank, node.links.connection, tuple(self._must)
+                )
                 if isinstance(found, Placement) and self._covers(found.shares):
                     return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}

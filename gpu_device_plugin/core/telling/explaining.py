@@ -14,14 +14,15 @@ from gpu_device_plugin.core.model.placing import Demand, Obstacle, Refusal, plac
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.columns import aligned
-from gpu_device_plugin.core.telling.overview_wide import short_uuid, taken
+from gpu_device_plugin.core.telling.overview_wide import short_uuid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask, Part
     from gpu_device_plugin.core.cluster.ending import Ends
-    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView, PodUse
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
+    from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.model.resources import Resource
 
 _WEIGHED = 20
@@ -165,9 +166,9 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
         heading = ("  GPU", "UUID", "MODEL", "FREE", "FOR THIS POD", "HELD BY")
         rows = [_gpu_row(ask, answer, view) for view in views]
         yield from aligned([heading, *rows])
-    for loose in node.loose():
-        amount = " and ".join(taken(node, loose.shares, loose.gpus))
-        yield f"  {loose.pod} has {amount} on an unknown GPU, and counts on each GPU that it may be on."
+    for pod, usage in node.loose().items():
+        amount = " and ".join(node.amounts(usage))
+        yield f"  {pod} has {amount} on an unknown GPU, and counts on each GPU that it may be on."
     if isinstance(answer.found, Unfit):
         yield f"  {_what_would_help(answer)}"
 
@@ -185,7 +186,7 @@ def _gpu_row(ask: Ask, answer: NodeAnswer, view: GpuView) -> tuple[str, ...]:
 
 
 def _held(node: NodeView, held: Held) -> str:
-    ending = ", being deleted" if held.pod.deleting else ""
+    ending = ", being deleted" if held.pod.terminating else ""
     return f"{held.pod} ({'whole' if held.whole else node.amount(held.shares)}{ending})"
 
 
@@ -226,9 +227,7 @@ def _what_would_help(answer: NodeAnswer) -> str:
     return f"There would be room if {this} ended{fewer}: {names}."
 
 
-def _ending(node: NodeView, pod: PodUse) -> str:
-    usage = pod.usage
-    shares = sum(shares for _, shares in usage.shares) + usage.unplaced_shares
-    gpus = len(usage.whole) + usage.unplaced_gpus
-    deleting = ["being deleted"] if pod.deleting else []
-    return f"{pod} ({', '.join([*taken(node, shares, gpus), f'priority {pod.priority}', *deleting])})"
+def _ending(node: NodeView, pod: Occupant) -> str:
+    ending = ["being deleted"] if pod.terminating else []
+    facts = [*node.amounts(pod.usage), f"priority {pod.priority}", *ending]
+    return f"{pod} ({', '.join(facts)})"

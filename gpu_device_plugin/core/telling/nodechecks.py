@@ -188,7 +188,7 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[st
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
     """Return why the kubelet's amounts are too small for the pod, if its GPUs do not show it; empty: they suffice."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
-    if not asked or node.candidate.problem:
+    if not asked or node.candidate.gpus.problem:
         return ""
     if resource.name not in node.capacity:
         return f"its kubelet knows no {resource.name}: no agent has registered there since it started"

@@ -97,7 +97,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
 
 
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:
-    views, loose = node.gpus(), {each.pod: each for each in node.loose()}
+    views, loose, sizes = node.gpus(), node.loose(), node.candidate.gpus.sizes
     rows = []
     for pod in sorted(node.pods, key=lambda pod: pod in loose):  # those without a place of their own come last
         cells = []
@@ -106,7 +106,7 @@ def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[li
             star = "*" if any(each.whole for each in held) else ""
             cells.append(f"{amount(node, sum(each.shares for each in held))}{star}")
         if loose:
-            cells.append(str(amount(node, node.size(loose[pod]) if pod in loose else 0)))
+            cells.append(str(amount(node, loose[pod].size(sizes) if pod in loose else 0)))
         rows.append([pod.name, pod.namespace, *cells, ""])
     return rows
 

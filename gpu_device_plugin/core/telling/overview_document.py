@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView, PodUse
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
+    from gpu_device_plugin.core.cluster.usage import Occupant
 
 VERSION = 1
 """Goes up when a field changes its meaning or goes away. New fields may come at any time."""
@@ -29,9 +30,9 @@ def _node(node: NodeView) -> dict[str, Any]:
         "address": node.address or None,
         "ready": node.ready,
         "unschedulable": node.unschedulable,
-        "problem": node.candidate.problem or None,
+        "problem": gpus.problem or None,
         "shareMiB": gpus.share_mib,
-        "policy": node.candidate.policy,
+        "policy": gpus.policy,
         "driver": gpus.driver,
         "divided": gpus.divided,
         "capacity": dict(node.capacity),
@@ -43,7 +44,10 @@ def _node(node: NodeView) -> dict[str, Any]:
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
             for a, b, closeness, nvlinks in gpus.links.pairs
         ],
-        "unplaced": [{**_pod(loose.pod), "shares": loose.shares, "wholeGpus": loose.gpus} for loose in node.loose()],
+        "unplaced": [
+            {**_pod(pod), "shares": usage.all_shares, "wholeGpus": usage.all_gpus}
+            for pod, usage in node.loose().items()
+        ],
     }
 
 
@@ -65,11 +69,11 @@ def _gpu(view: GpuView) -> dict[str, Any]:
     }
 
 
-def _pod(pod: PodUse) -> dict[str, Any]:
+def _pod(pod: Occupant) -> dict[str, Any]:
     return {
         "namespace": pod.namespace,
         "name": pod.name,
         "uid": pod.uid,
         "priority": pod.priority,
-        "deleting": pod.deleting,
+        "deleting": pod.terminating,
     }

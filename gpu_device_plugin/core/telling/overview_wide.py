@@ -31,19 +31,14 @@ def short_uuid(uuid: str) -> str:
     return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 
-def taken(node: NodeView, shares: int, gpus: int) -> list[str]:
-    """Return how much a pod has of several GPUs, in shares and whole; none for nothing."""
-    return [*([node.amount(shares)] if shares else []), *([f"{gpus} whole"] if gpus else [])]
-
-
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
-    if node.candidate.problem:
-        yield (node.name, *(_NOTHING,) * 8, node.candidate.problem, _NOTHING)
+    if node.candidate.gpus.problem:
+        yield (node.name, *(_NOTHING,) * 8, node.candidate.gpus.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
-    for loose in node.loose():
-        used = " + ".join(taken(node, loose.shares, loose.gpus))
-        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{loose.pod}: {used}")
+    for pod, usage in node.loose().items():
+        used = " + ".join(node.amounts(usage))
+        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{pod}: {used}")
 
 
 def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
@@ -57,7 +52,7 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
         f"{view.used}/{gpu.shares}" + (" whole" if whole else ""),
         format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING,
-        node.candidate.policy or _NOTHING,
+        gpus.policy or _NOTHING,
         gpus.driver or _NOTHING,
         f"unhealthy: {gpu.unhealthy}" if gpu.unhealthy else "healthy",
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)

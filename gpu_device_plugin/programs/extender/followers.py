@@ -13,7 +13,8 @@ from gpu_device_plugin.core.model.resources import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from gpu_device_plugin.core.contract.nodegpus import Links, NodeGpus
+    from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.model.gpus import Links
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
 

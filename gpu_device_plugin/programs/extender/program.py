@@ -18,23 +18,13 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import STRANGERS, ListenError, serving_routes, written
 from gpu_device_plugin.aio.tls import server_tls
-from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.api import NODES, PODS, NodeReader, PodReader
 from gpu_device_plugin.cluster.binder import Binder, BinderTiming
 from gpu_device_plugin.cluster.client import Client, Timing
-from gpu_device_plugin.cluster.config import (
-    SERVICE_ACCOUNT,
-    ClusterConfig,
-    ClusterConfigError,
-    config_for,
-)
-from gpu_device_plugin.cluster.errors import ApiError, Call, UnavailableError
+from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
-from gpu_device_plugin.core.contract.keys import (
-    READ_ON_NODES,
-    READ_ON_PODS,
-    MalformedAnnotationError,
-)
+from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
@@ -49,13 +39,13 @@ from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     import msgspec
 
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.cluster.api import NodeRecord
-    from gpu_device_plugin.cluster.binder import PodRef
+    from gpu_device_plugin.cluster.errors import ApiError
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.extender.readiness import Watches
     from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -132,25 +122,6 @@ def keep_for_good() -> None:
     gc.freeze()
 
 
-class _Pods:
-    """The API server's pods, as binding needs them."""
-
-    def __init__(self, client: Client, reader: PodReader, timing: Callable[[], BinderTiming]) -> None:
-        self._client = client
-        self._reader = reader
-        self._binder = Binder(client, timing=timing)
-
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
-        await self._binder.bind(pod, node, annotations)
-
-    async def read(self, namespace: str, name: str) -> Pod:
-        raw = await self._client.get(PODS, name, namespace=namespace)
-        try:
-            return self._reader.read(raw)[0]
-        except UnreadableObjectError as error:
-            raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
-
-
 class Extender:
     """Everything an extender is, wired together. Makes no decision itself."""
 
@@ -220,7 +191,7 @@ class Extender:
         self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
         self.binding = Binding(
             self.fleet,
-            _Pods(self._client, self._pod_reader, self._bind_timing),
+            Binder(self._client, self._pod_reader, timing=self._bind_timing),
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
@@ -390,17 +361,11 @@ class Extender:
             pending=self.fleet.waiting,
             claims=sum(entry.claimed for entry in self.fleet.entries.values()),
             in_doubt=self.binding.doubts,
-            memory_mib=sum(node.summary.total * (node.gpus.share_mib or 0) for node in nodes),
-            taken_mib=sum(node.summary.used * (node.gpus.share_mib or 0) for node in nodes),
+            memory_bytes=sum(node.summary.total * (node.gpus.share_mib or 0) << 20 for node in nodes),
+            taken_bytes=sum(node.summary.used * (node.gpus.share_mib or 0) << 20 for node in nodes),
             watches=tuple(
-                m.WatchState(
-                    kind=kind,
-                    live=reflector.live,
-                    silent_s=reflector.silent_s,
-                    lists=reflector.lists,
-                    unreadable=reflector.unreadable,
-                )
-                for kind, reflector in self.watches.items()
+                m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
+                for kind, watch in self.watches.items()
             ),
         )
 

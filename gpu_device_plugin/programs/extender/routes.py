@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.aio.http import Json, Page, Request, Route
+from gpu_device_plugin.aio.http import JSON, Page, Request, Route, page_at
+from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.scheduler import wire
 
@@ -60,8 +60,8 @@ class Routes:
             Route("POST", f"{PREFIX}/bind", self._bind),
             Route("GET", f"{PREFIX}/inspect", self._inspect),
             Route("GET", f"{PREFIX}/inspect/", self._inspect),
-            Route("GET", "/version", _version),
-            *(Route("GET", path, _page(page)) for path, page in self._probes().items()),
+            page_at("/version", _version),
+            *(page_at(path, page) for path, page in self._probes().items()),
         ]
 
     def for_monitoring(self) -> list[Route]:
@@ -69,10 +69,10 @@ class Routes:
         pages = dict(self._probes())
         if isinstance(self._metrics, m.PrometheusMetrics):
             pages["/metrics"] = self._metrics.page
-        return [*(Route("GET", path, _page(page)) for path, page in pages.items()), Route("GET", "/quiet", self._quiet)]
+        return [*(page_at(path, page) for path, page in pages.items()), page_at("/quiet", self._quiet)]
 
-    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Json]]:
-        async def answered(request: Request) -> Json:
+    def _verb(self, name: str, answer: Callable[[bytes], bytes]) -> Callable[[Request], Awaitable[Page]]:
+        async def answered(request: Request) -> Page:
             began = time.perf_counter()
             body = answer(request.body)
             self._metrics.took(m.VERBS, time.perf_counter() - began, name, "answered")
@@ -80,11 +80,11 @@ class Routes:
 
         return answered
 
-    def _json(self, body: bytes) -> Json:
+    def _json(self, body: bytes) -> Page:
         """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
-        return Json(body, last=bool(self._readiness.unready()))
+        return Page(body, content_type=JSON, last=bool(self._readiness.unready()))
 
-    async def _bind(self, request: Request) -> Json:
+    async def _bind(self, request: Request) -> Page:
         """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
         began = time.perf_counter()
         try:
@@ -102,9 +102,9 @@ class Routes:
         self._metrics.took(m.VERBS, time.perf_counter() - began, "bind", outcome)
         return self._json(wire.binding_result(why))
 
-    async def _inspect(self, request: Request) -> Json:
+    async def _inspect(self, request: Request) -> Page:
         if unknown := self._readiness.unknown():
-            return Json(wire.inspect_result([], unknown[0]), status=503, last=True)
+            return Page(wire.inspect_result([], unknown[0]), 503, JSON, last=True)
         return self._verbs.inspect(request.rest.strip("/"))
 
     def _probes(self) -> Mapping[str, Callable[[], Awaitable[Page]]]:
@@ -113,24 +113,18 @@ class Routes:
     async def _ready(self) -> tuple[str, ...]:
         return self._readiness.unready()
 
-    async def _quiet(self, _request: Request) -> Page:
+    async def _quiet(self) -> Page:
         """Answer when we have been told to end and bind nothing any more, or when that does not come about.
 
         Beside us kube-scheduler waits for it before it gives its lease away.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._quiet_within_s()):
-                await self.quiet.wait()
-        return Page("quiet\n" if self.quiet.is_set() else "nobody has told this extender to end\n")
+        quiet = await within(self._quiet_within_s(), self.quiet.wait())
+        return Page("quiet\n" if quiet else "nobody has told this extender to end\n")
 
 
 async def _alive() -> tuple[str, ...]:
     return ()
 
 
-async def _version(_request: Request) -> Page:
+async def _version() -> Page:
     return Page(f"{__version__}\n")
-
-
-def _page(make: Callable[[], Awaitable[Page]]) -> Callable[[Request], Awaitable[Page]]:
-    return lambda _request: make()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from gpu_device_plugin.aio.http import Json
+from gpu_device_plugin.aio.http import JSON, Page
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
-from gpu_device_plugin.core.cluster.victims import Occupant
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from msgspec import Raw
 
+    from gpu_device_plugin.cluster.api import PodReader
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
     from gpu_device_plugin.core.model.pods import Pod
@@ -40,13 +41,6 @@ _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError
 
 ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
 _SOON = "there is room once the pods no longer count that vanished while they ran, or whose binding was not answered"
-
-
-class PodReader(Protocol):
-    """Reads pods."""
-
-    def read(self, raw: bytes | Raw) -> tuple[Pod, tuple[str, ...]]:
-        """Return the pod, and a sentence for each limit that is no whole number. Raises UnreadableObjectError."""
 
 
 class Verbs:
@@ -205,14 +199,15 @@ class Verbs:
         priorities.update({uid: entries[uid].priority for uid in sorted(added)})
         return tuple(sorted(priorities, key=lambda uid: -priorities[uid]))
 
-    def inspect(self, name: str = "") -> Json:
+    def inspect(self, name: str = "") -> Page:
         """Show a node, or all that share GPUs, in the form of gpushare's extender; 404 if there is none of the name."""
         candidates = self._fleet.candidates
         if name and name not in candidates:
             error = "no node of this name is known to the GPU scheduler"
-            return Json(wire.inspect_result([], error), status=404)
+            return Page(wire.inspect_result([], error), 404, JSON)
         shown = [candidates[name]] if name else [node for _, node in sorted(candidates.items()) if _shares(node)]
-        return Json(wire.inspect_result([_inspected(node, self._fleet.on_node(node.name)) for node in shown]))
+        nodes = [_inspected(node, self._fleet.on_node(node.name)) for node in shown]
+        return Page(wire.inspect_result(nodes), content_type=JSON)
 
     def _asked(self, raw: Raw) -> tuple[Pod, Ask | Impossible]:
         why = self._ready()
@@ -241,7 +236,7 @@ def _occupant(entry: Entry) -> Occupant:
 
 
 def _shares(node: Candidate) -> bool:
-    return bool(node.gpus.gpus or node.problem)
+    return bool(node.gpus.gpus or node.gpus.problem)
 
 
 def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
@@ -270,9 +265,9 @@ def _inspected(node: Candidate, entries: Sequence[Entry]) -> wire.InspectedNode:
         sum(dev.used for dev in devs) + sum(pod.used for pod in unplaced),
         devs,
         node.gpus.share_mib,
-        node.policy,
+        node.gpus.policy,
         node.gpus.driver,
-        node.problem,
+        node.gpus.problem,
         unplaced,
     )
 

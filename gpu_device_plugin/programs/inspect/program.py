@@ -179,7 +179,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         for node in found.nodes
     }
     # Nodes of our own agent say by themselves which GPU they prefer, and so may the pod.
-    silent = not asked.wishes.gpu_policy and any(node.candidate.policy is None for node in found.nodes)
+    silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in found.nodes)
     policy = gpu_policy(kubectl) if silent else Policy(ExtenderSettings().gpu_policy)
     if policy.assumed:
         lines.append(

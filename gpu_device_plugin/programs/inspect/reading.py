@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
-from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.cluster.usage import Occupant
 from gpu_device_plugin.core.contract.keys import NODE_LABELS, READ_ON_NODES, READ_ON_PODS, WISHES
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
@@ -80,8 +81,8 @@ def cluster(
         warnings += [f"pod {pod.namespace}/{pod.name}: {why}, and it is ignored" for why in ignored]
         fleet.put_pod(pod)
     views = [_view(fleet, record) for _, record in sorted(records.items())]
-    warnings += [f"node {view.name}: {view.candidate.problem}" for view in views if view.candidate.problem]
-    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.problem)
+    warnings += [f"node {view.name}: {view.candidate.gpus.problem}" for view in views if view.candidate.gpus.problem]
+    sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
     return Cluster(sharing, frozenset(records), tuple(warnings))
 
 
@@ -89,7 +90,7 @@ def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
     return NodeView(
         candidate=fleet.candidates[record.name],
         pods=tuple(
-            PodUse(entry.namespace, entry.name, entry.usage, entry.uid, entry.priority, entry.deleting)
+            Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
             for entry in fleet.on_node(record.name)
         ),
         address=record.address,

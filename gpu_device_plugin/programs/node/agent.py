@@ -14,6 +14,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.model.gpus import NO_LINKS
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
@@ -212,7 +213,7 @@ class NodeAgent:
         share_mib = self._handover.share_mib()
         if share_mib != settings.share_size_mib:
             self.settings = replace(settings, share_size_mib=share_mib)
-            self.state.equip(Shares(share_mib, settings.reserve_mib), {}, {})
+            self.state.equip(Shares(share_mib, settings.reserve_mib), {}, NO_LINKS)
             self.reload(settings)
         self._handover.keep_share_size(share_mib)
         share = format_mib(share_mib)

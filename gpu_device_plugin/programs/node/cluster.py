@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
-    from gpu_device_plugin.cluster.api import NodeRecord, PodRecord
+    from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
@@ -146,7 +146,7 @@ class NodeCluster:
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
-    def _refused(self, pod: PodRecord, error: ApiError) -> None:
+    def _refused(self, pod: Pod, error: ApiError) -> None:
         """Tell people of a pod on which its GPUs cannot be written."""
         note = (
             f"the annotations that say where pod {pod.namespace}/{pod.name} has its GPUs are not on it, and are tried "

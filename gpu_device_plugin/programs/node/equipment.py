@@ -119,7 +119,7 @@ class Equipment:
         self.remarks = tuple(found)
         reasons = {uuid: belief.reasons for uuid, belief in view.beliefs.items()}
         unhealthy = out_of_service(reasons, view.inventory.gpus)
-        self._state.equip(shares, unhealthy, shares.closeness(view.inventory.links))
+        self._state.equip(shares, unhealthy, shares.links(view.inventory.links))
         if shares.gpus:
             self.there.set()
         self.views.set(view)

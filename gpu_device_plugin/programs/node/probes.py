@@ -70,7 +70,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
     return m.State(
         gpus=tuple(
             m.GpuState(
-                uuid=shared.gpu.uuid,
+                gpu=shared.gpu.uuid,
                 healthy=shared.gpu.uuid not in node.unhealthy,
                 shares=len(shared.shares),
                 allocated=len(shared.shares) if node.use(shared).whole else len(node.use(shared).shares),

@@ -15,10 +15,10 @@ from gpu_device_plugin.core.cluster.fitting import Fit, Unfit, fit, unfit
 from gpu_device_plugin.core.cluster.promising import promise
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 from gpu_device_plugin.core.contract.keys import SPLIT_LABEL
-from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES

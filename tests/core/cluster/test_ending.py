@@ -19,7 +19,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.core.cluster.nodeview import NodeView, PodUse
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.usage import Occupant
 
 
 def wanting(*demands: Demand, wishes: Wishes | None = None) -> Ask:
@@ -50,8 +51,8 @@ def test_nothing_that_ends_helps_where_no_gpu_is_large_enough() -> None:
 
 def test_one_pod_rather_than_two() -> None:
     """8 are wanted; on GPU 0 both would have to end, on GPU 1 the one of 4."""
-    there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), pod_on("c", {1: 4}))
-    assert ends_needed(wanting(mem(8)), there) == Ends((pod_on("c", {1: 4}),), shares=4)
+    there = node_view("n", (8, 8), pod_on("a", {0: 1}), pod_on("b", {0: 1}), one := pod_on("c", {1: 4}))
+    assert ends_needed(wanting(mem(8)), there) == Ends((one,), shares=4)
 
 
 def test_of_as_many_pods_those_with_the_least_memory() -> None:
@@ -61,7 +62,7 @@ def test_of_as_many_pods_those_with_the_least_memory() -> None:
 
 
 def test_of_equal_pods_the_one_that_ends_anyway_then_the_least_important_then_by_name() -> None:
-    def ends(*pods: PodUse) -> list[str]:
+    def ends(*pods: Occupant) -> list[str]:
         return names(ends_needed(wanting(mem(8)), node_view("n", (8, 8), *pods)))
 
     assert ends(pod_on("a", {0: 4}, priority=5), pod_on("b", {1: 4}, priority=1)) == ["b"]
@@ -89,8 +90,8 @@ def test_of_equal_pods_on_one_gpu_who_ends_anyway_comes_first() -> None:
 
 def test_equal_pods_are_not_compared_with_each_other() -> None:
     """32 of 64 that all have the same: as many sets as nobody can compare, and all the same."""
-    ends = ends_needed(wanting(mem(32)), node_view("n", (64,), *(pod_on(f"p{n:02}", {0: 1}) for n in range(64))))
-    assert ends == Ends(tuple(pod_on(f"p{n:02}", {0: 1}) for n in range(32)), shares=32)
+    pods = tuple(pod_on(f"p{n:02}", {0: 1}) for n in range(64))
+    assert ends_needed(wanting(mem(32)), node_view("n", (64,), *pods)) == Ends(pods[:32], shares=32)
 
 
 def test_whoever_has_the_gpu_whole_must_go_whatever_else_is_on_it() -> None:
@@ -122,13 +123,13 @@ def test_a_pod_on_several_gpus_counts_once() -> None:
 
 def test_a_pod_of_which_nobody_knows_the_gpu_may_have_to_end() -> None:
     """Its 6 count on both GPUs; without it there are 8 and 5."""
-    there = node_view("n", (8, 8), pod_on("lost", loose=6), pod_on("a", {1: 3}))
-    assert ends_needed(wanting(mem(4)), there) == Ends((pod_on("lost", loose=6),), shares=6)
+    there = node_view("n", (8, 8), lost := pod_on("lost", loose=6), pod_on("a", {1: 3}))
+    assert ends_needed(wanting(mem(4)), there) == Ends((lost,), shares=6)
 
 
 def test_a_pod_on_a_gpu_that_the_node_does_not_list_may_have_to_end() -> None:
-    there = node_view("n", (8,), pod_on("a", {3: 2}, 4))
-    assert ends_needed(wanting(mem(8)), there) == Ends((pod_on("a", {3: 2}, 4),), shares=10)
+    there = node_view("n", (8,), pod := pod_on("a", {3: 2}, 4))
+    assert ends_needed(wanting(mem(8)), there) == Ends((pod,), shares=10)
 
 
 def test_gpus_that_the_pod_does_not_want_are_not_cleared() -> None:
@@ -253,7 +254,7 @@ _ASKS = st.builds(
 def test_the_set_makes_room_and_no_smaller_one_does(node: NodeView, ask: Ask) -> None:
     """Compared with every set of the node's pods, of which there are at most 32."""
 
-    def fits(ended: tuple[PodUse, ...]) -> bool:
+    def fits(ended: tuple[Occupant, ...]) -> bool:
         usages = [pod.usage for pod in node.pods if pod not in ended]
         return unfit(ask, candidate("n", node.candidate.gpus, usages)) is None
 
@@ -267,7 +268,7 @@ def test_the_set_makes_room_and_no_smaller_one_does(node: NodeView, ask: Ask) ->
     assert fits(ends.pods)
     assert len(ends.pods) == len(enough[0])
 
-    def shares(pods: tuple[PodUse, ...]) -> int:
+    def shares(pods: tuple[Occupant, ...]) -> int:
         found = 0
         for pod in pods:
             found += sum(s for _, s in pod.usage.shares) + pod.usage.unplaced_shares

@@ -10,9 +10,9 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, Packer, Packing, Unfit, fit, groups, unfit
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus, by_division, read_node_gpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, by_division, read_node_gpus
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, Wishes
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.cluster.nodeview import Held, Loose
+from gpu_device_plugin.core.cluster.nodeview import Held
+from gpu_device_plugin.core.cluster.usage import Usage
 from tests.views import node_view, pod_on
 
 
@@ -40,8 +41,11 @@ def test_what_lies_on_gpus_that_nobody_knows_is_loose() -> None:
     """The node lists GPUs 0 and 1 of 8 and 6; an unknown whole GPU counts as large as the larger one."""
     lost, gone = pod_on("lost", {0: 1}, loose=3, loose_gpus=1), pod_on("gone", {1: 1, 7: 2}, 8, 9)
     there = node_view("n", (8, 6), pod_on("known", {0: 1}), lost, gone)
-    assert there.loose() == (Loose(gone, 2, 2), Loose(lost, 3, 1))
-    assert [there.size(loose) for loose in there.loose()] == [18, 11]
+    assert list(there.loose().items()) == [
+        (gone, Usage(unplaced_shares=2, unplaced_gpus=2)),
+        (lost, Usage(unplaced_shares=3, unplaced_gpus=1)),
+    ]
+    assert [usage.size(there.candidate.gpus.sizes) for usage in there.loose().values()] == [18, 11]
     assert there.unplaced == 29
 
 

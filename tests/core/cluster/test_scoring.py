@@ -13,9 +13,9 @@ from gpu_device_plugin.core.cluster.candidate import Candidate, candidate
 from gpu_device_plugin.core.cluster.fitting import Fit, fit
 from gpu_device_plugin.core.cluster.scoring import connected, score
 from gpu_device_plugin.core.cluster.usage import Usage
-from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
 from gpu_device_plugin.core.contract.wishes import Wishes
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind

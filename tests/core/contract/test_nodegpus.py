@@ -15,7 +15,6 @@ from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL, Mal
 from gpu_device_plugin.core.contract.nodegpus import (
     AWAY,
     NO_GPUS,
-    Links,
     ListedGpu,
     NodeGpus,
     by_division,
@@ -24,7 +23,7 @@ from gpu_device_plugin.core.contract.nodegpus import (
     read_node_gpus,
     write_node_gpus,
 )
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links
 from gpu_device_plugin.core.model.shares import Shares
 
 WHOLE = {
@@ -493,10 +492,12 @@ def test_what_the_agent_writes_is_what_is_read(
         for s in shares.gpus
     ]
     assert (found.share_mib, found.policy, found.driver) == (share_mib, policy, inventory.driver_version)
-    closeness = shares.closeness(links)
-    for a in range(len(found.gpus)):
-        for b in range(a + 1, len(found.gpus)):
-            assert found.links.connection(a, b) == found.links.connection(b, a) == closeness[a, b]
+    for link in links:
+        ends = [shares.by_uuid(link.a), shares.by_uuid(link.b)]
+        if all(ends):
+            a, b = (end.position for end in ends if end is not None)
+            worth = link.closeness * 100 + link.nvlinks
+            assert found.links.connection(a, b) == found.links.connection(b, a) == worth
 
 
 JSON = st.recursive(

@@ -145,7 +145,7 @@ PAIRS = {(0, 2): 7, (1, 3): 7}
 
 def connected(pairs: dict[tuple[int, int], int]) -> list[int]:
     there = node(8, 8, 8, 8, closeness=pairs)
-    return [*placed(place(whole(2), there.rooms(), BINPACK, there.connection))]
+    return [*placed(place(whole(2), there.rooms(), BINPACK, there.links.connection))]
 
 
 def test_two_whole_gpus_are_the_two_that_are_linked() -> None:
@@ -165,17 +165,17 @@ def test_unconnected_gpus_are_taken_in_order() -> None:
 def test_one_whole_gpu_leaves_the_linked_ones_together() -> None:
     """GPU 0 and 1 are linked, GPU 2 is alone."""
     there = node(8, 8, 8, closeness={(0, 1): 7})
-    assert placed(place(whole(1), there.rooms(), BINPACK, there.connection)) == (2,)
+    assert placed(place(whole(1), there.rooms(), BINPACK, there.links.connection)) == (2,)
 
 
 def test_a_group_grows_around_what_must_be_part_of_it() -> None:
     there = node(8, 8, 8, 8, closeness={(0, 1): 7, (2, 3): 6})
-    assert placed(place(whole(2), there.rooms(), BINPACK, there.connection, must=[3])) == (2, 3)
+    assert placed(place(whole(2), there.rooms(), BINPACK, there.links.connection, must=[3])) == (2, 3)
 
 
 def test_gpus_in_use_are_not_in_the_group_however_close() -> None:
     there = node(8, 8, 8, 8, used={1: [0]}, closeness={(0, 1): 7, (0, 3): 5, (0, 2): 1})
-    assert placed(place(whole(2), there.rooms(), BINPACK, there.connection)) == (0, 3)
+    assert placed(place(whole(2), there.rooms(), BINPACK, there.links.connection)) == (0, 3)
 
 
 ISLANDS = {(a, b): 7 if a // 4 == b // 4 else 1 for a, b in combinations(range(16), 2)}
@@ -196,28 +196,28 @@ def test_among_many_gpus_an_island_is_filled_before_the_next(
     size: int, must: list[int], group: tuple[int, ...]
 ) -> None:
     there = node(*(8,) * 16, closeness=ISLANDS)
-    assert placed(place(whole(size), there.rooms(), BINPACK, there.connection, must=must)) == group
+    assert placed(place(whole(size), there.rooms(), BINPACK, there.links.connection, must=must)) == group
 
 
 def test_among_many_gpus_the_best_island_is_found_wherever_it_lies() -> None:
     """Only the last three of twelve are linked."""
     there = node(*(8,) * 12, closeness={(9, 10): 7, (10, 11): 7, (9, 11): 7})
-    assert placed(place(whole(3), there.rooms(), BINPACK, there.connection)) == (9, 10, 11)
+    assert placed(place(whole(3), there.rooms(), BINPACK, there.links.connection)) == (9, 10, 11)
 
 
 def test_of_few_groups_every_one_is_compared() -> None:
     """Step by step, GPU 1 would come beside GPU 0 first, though 0, 2 and 3 are closer together."""
     pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 5}
     there = node(*(8,) * 16, closeness=pairs)
-    assert placed(place(whole(3), there.rooms(), BINPACK, there.connection, must=[0])) == (0, 2, 3)
+    assert placed(place(whole(3), there.rooms(), BINPACK, there.links.connection, must=[0])) == (0, 2, 3)
 
 
 def test_of_many_groups_one_grows_from_each_gpu() -> None:
     """4 of 16 are 1,820 groups. Beside 0 comes 1 first, in vain; beside 2 come 3, 0 and 4."""
     pairs = {(0, 1): 7, (0, 2): 5, (0, 3): 5, (2, 3): 6, (2, 4): 5, (3, 4): 5, (0, 4): 5}
     there = node(*(8,) * 16, closeness=pairs)
-    assert placed(place(whole(4), there.rooms(), BINPACK, there.connection)) == (0, 2, 3, 4)
-    assert placed(place(whole(4), there.rooms(), BINPACK, there.connection, must=[0])) == (0, 2, 3, 4)
+    assert placed(place(whole(4), there.rooms(), BINPACK, there.links.connection)) == (0, 2, 3, 4)
+    assert placed(place(whole(4), there.rooms(), BINPACK, there.links.connection, must=[0])) == (0, 2, 3, 4)
 
 
 @pytest.mark.parametrize("number", [10, 12, 16, 36])
@@ -225,7 +225,7 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
     """GPUs 0 to 3 are linked all to all, the others in pairs by the same links: a pair is taken. 2 of 36 are 630."""
     pairs = {(a, b): 4 for a, b in combinations(range(number), 2) if b < 4 or (a >= 4 and a // 2 == b // 2)}
     there = node(*(8,) * number, closeness=pairs)
-    assert placed(place(whole(2), there.rooms(), BINPACK, there.connection)) == (4, 5)
+    assert placed(place(whole(2), there.rooms(), BINPACK, there.links.connection)) == (4, 5)
 
 
 # --- what the owner of the pod is told
@@ -370,7 +370,7 @@ def test_no_group_of_whole_gpus_is_closer(size: int, must: set[int], data: st.Da
     """On up to ten GPUs; and of two groups equally close the one that leaves the closer others behind."""
     pairs = {pair: data.draw(st.integers(0, 7)) for pair in combinations(range(7), 2)}
     there = node(*(4,) * 7, closeness=pairs)
-    answer = place(whole(size), there.rooms(), BINPACK, there.connection, must=must)
+    answer = place(whole(size), there.rooms(), BINPACK, there.links.connection, must=must)
     if len(must) > size:
         assert isinstance(answer, Refusal)
         return
@@ -388,7 +388,7 @@ def test_no_group_of_whole_gpus_is_closer(size: int, must: set[int], data: st.Da
 def test_many_whole_gpus_are_a_group_of_the_right_size(size: int, must: set[int], data: st.DataObject) -> None:
     pairs = {pair: data.draw(st.sampled_from((0, 1, 7))) for pair in combinations(range(12), 2)}
     there = node(*(1,) * 12, closeness=pairs)
-    answer = place(whole(size), there.rooms(), BINPACK, there.connection, must=must)
+    answer = place(whole(size), there.rooms(), BINPACK, there.links.connection, must=must)
     if len(must) > size:
         assert isinstance(answer, Refusal)
     else:

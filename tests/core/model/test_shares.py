@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link
+from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Inventory, Link, Links
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import (
     SharedGpu,
@@ -274,12 +274,15 @@ def test_shared_gpus_are_connected_as_the_links_say() -> None:
         Link("GPU-a", "GPU-x", Closeness.BOARD),
         Link("GPU-x", "GPU-a", Closeness.BOARD),
     )
-    assert shares.closeness(links) == {(0, 1): 704, (1, 2): 702, (0, 2): 600}
+    assert shares.links(links) == Links(
+        ((0, 1, Closeness.NVLINK, 4), (0, 2, Closeness.BOARD, 0), (1, 2, Closeness.NVLINK, 2))
+    )
+    assert [shares.links(links).connection(*pair) for pair in ((0, 1), (1, 2), (0, 2))] == [704, 702, 600]
 
 
 def test_no_number_of_links_makes_up_for_a_longer_way() -> None:
     """Eighteen NVLinks are the most that a GPU has."""
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1), card("GPU-c", 2))))
     links = (Link("GPU-a", "GPU-b", Closeness.BOARD, 18), Link("GPU-a", "GPU-c", Closeness.NVLINK, 0))
-    found = shares.closeness(links)
-    assert found[0, 1] < found[0, 2]
+    found = shares.links(links)
+    assert found.connection(0, 1) < found.connection(0, 2)

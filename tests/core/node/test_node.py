@@ -30,7 +30,7 @@ def test_more_ids_in_use_than_there_are_shares_leave_no_room() -> None:
 
 def test_a_connection_is_the_same_in_both_directions() -> None:
     there = node(4, 4, 4, closeness={(0, 2): 7})
-    assert (there.connection(0, 2), there.connection(2, 0), there.connection(0, 1)) == (7, 7, 0)
+    assert (there.links.connection(0, 2), there.links.connection(2, 0), there.links.connection(0, 1)) == (7, 7, 0)
 
 
 def test_another_ledger_makes_another_node() -> None:

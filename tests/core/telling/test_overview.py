@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.nodeview import NodeView
-from gpu_device_plugin.core.contract.nodegpus import Links, ListedGpu, NodeGpus
-from gpu_device_plugin.core.model.gpus import Closeness
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.gpus import Closeness, Links
 from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document

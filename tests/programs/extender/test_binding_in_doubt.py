@@ -29,10 +29,7 @@ from tests.programs.extender.harness import held, world
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gpu_device_plugin.cluster.client import Client
-    from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.testing.builders import Json
     from gpu_device_plugin.testing.cluster_store import Change
 
@@ -151,24 +148,6 @@ class Clock:
     now: float = 1000.0
 
 
-class Pods:
-    """What the extender puts between binding and its client."""
-
-    def __init__(self, wire: Wire) -> None:
-        self._client = cast("Client", wire)
-        self._binder = Binder(self._client, timing=lambda: BinderTiming(pause_s=0))
-        self._reader = PodReader([GPU_MEM, GPU_COUNT], POD_ANNOTATIONS.__contains__)
-
-    async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
-        await self._binder.bind(pod, node, annotations)
-
-    async def read(self, namespace: str, name: str) -> Pod:
-        return self.known(await self._client.get(PODS, name, namespace=namespace))  # type: ignore[arg-type]
-
-    def known(self, raw: bytes) -> Pod:
-        return self._reader.read(raw)[0]
-
-
 class Cluster:
     """A cluster over time. Every method is something that happens to it."""
 
@@ -176,14 +155,14 @@ class Cluster:
         self.clock, self.store = Clock(), Store()
         self.wire = Wire(self.store, self.clock)
         self.wire.waits.set()
-        self.pods = Pods(self.wire)
+        self.reader = PodReader([GPU_MEM, GPU_COUNT], POD_ANNOTATIONS.__contains__)
         self.fleet = Fleet(RESOURCES, vanished_grace_s=VANISHED_GRACE_S)
         for node, sizes in SIZES.items():
             gpus = tuple(ListedGpu(at, size, f"GPU-{node}-{at}") for at, size in enumerate(sizes))
             self.fleet.put_node(node, NodeGpus(gpus, 1024))
         self.binding = Binding(
             self.fleet,
-            self.pods,
+            Binder(cast("Client", self.wire), self.reader, timing=lambda: BinderTiming(pause_s=0)),
             RESOURCES,
             current=self.current,
             gpu_policy=lambda: "binpack",
@@ -242,7 +221,7 @@ class Cluster:
     def _tell(self, change: Change) -> None:
         body = change.after or change.before
         assert body is not None
-        pod = self.pods.known(json.dumps(body).encode())
+        pod = self.reader.read(json.dumps(body).encode())[0]
         if change.after is None:
             self.fleet.remove_pod(pod, self.clock.now)
         else:

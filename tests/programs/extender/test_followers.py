@@ -54,7 +54,7 @@ def test_a_node_is_what_its_agent_says_or_what_its_capacity_divides_into() -> No
     store = NodeStore(made, RESOURCES)
     store.replace([node("a", 16, 2), node("b", 16, 2, {NODE_GPUS: said}, {PLACEMENT_LABEL: "spread"}), node("cpu")])
     assert (frees(made, "a"), frees(made, "b"), frees(made, "cpu")) == ((8, 8), (5, 3), ())
-    assert (made.candidates["b"].policy, made.candidates["b"].gpus.share_mib) == ("spread", 256)
+    assert (made.candidates["b"].gpus.policy, made.candidates["b"].gpus.share_mib) == ("spread", 256)
     store.put(node("cpu", 4, 1))
     assert frees(made, "cpu") == (4,)
     store.remove(node("b"))

@@ -173,7 +173,7 @@ class Cluster:
         assert self.node.agent is not None
         metrics = self.node.agent._metrics
         assert isinstance(metrics, PrometheusMetrics)
-        return (await metrics.page()).body
+        return str((await metrics.page()).body)
 
     async def assigned(self, *names: str) -> None:
         """Wait until pods are marked as served."""
