@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-QUICK = Timing(connect_s=2, request_s=0.5, watch_s=30, silence_s=30)
+QUICK = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
 
 
 class Eventually(Protocol):

@@ -137,6 +137,7 @@ async def test_what_is_dropped_while_it_is_sent_is_no_trouble(
         gpu_lost(writer, 0)
         await eventually(lambda: fault.happened)
         gpu_lost(writer, 1)
+        server.reset_connections()
         await eventually(lambda: counts(server) == {"GPU 1 is gone": 1})
         assert writer.dropped == 1
 

@@ -28,7 +28,7 @@ READER = PodReader([GPU_MEM], lambda key: key == "promise")
 async def mirroring(
     server: ApiServer, *, watch_s: float = 30, silence_s: float = 30, **options: Any
 ) -> AsyncIterator[PodMirror]:
-    timing = Timing(connect_s=1, request_s=0.5, watch_s=watch_s, silence_s=silence_s)
+    timing = Timing(connect_s=20, request_s=20, watch_s=watch_s, silence_s=silence_s)
     async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
         mirror = PodMirror(client, READER, **{"node": "n", "timing": QUICK, **options})
         running = tasks.create_task(mirror.run())

@@ -74,13 +74,13 @@ async def reflecting(
     server: ApiServer,
     held: Held,
     *,
-    request_s: float = 0.5,
+    request_s: float = 20,
     watch_s: float = 30,
     silence_s: float = 30,
     timing: ReflectorTiming = QUICK,
     read: Callable[[msgspec.Raw], Pod | None] = read_ours,
 ) -> AsyncIterator[Reflector[Pod]]:
-    calls = Timing(connect_s=1, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
+    calls = Timing(connect_s=20, request_s=request_s, watch_s=watch_s, silence_s=silence_s)
     async with Client(ClusterConfig(server.url), timing=calls) as client, asyncio.TaskGroup() as tasks:
         reflector = Reflector(client, PODS, read, held, timing=timing)
         running = tasks.create_task(reflector.run())
