@@ -661,5 +661,15 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
         await eventually(lambda: held.annotations == world.truth())
         for _ in range(20):
             world.step()
-            await reflector.caught_up()
+            await caught_up(reflector)
             assert held.annotations == world.truth()
+
+
+async def caught_up(reflector: Reflector[Pod]) -> None:
+    """Ask again where a busy machine is slower than the deadline of a call, as a binding does."""
+    while True:
+        try:
+            await reflector.caught_up()
+        except UnavailableError:
+            continue
+        return

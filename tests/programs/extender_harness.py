@@ -48,7 +48,7 @@ QUICK = Timings(
     api=Timing(connect_s=1, request_s=0.5, watch_s=30, silence_s=30),
     follow=ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.1, patience_s=0.02),
     bind=BinderTiming(call_s=0.2, total_s=0.4, pause_s=0.01),
-    lease=LeaseTiming(lease_s=1, renew_s=0.6, retry_s=0.1),
+    lease=LeaseTiming(lease_s=60, renew_s=40, retry_s=0.1),
     catch_up_s=1.0,
     look_s=0.02,
     settle_s=0.0,

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.cluster.client import Timing
+from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Late, Reset, Slow
 from tests.programs.extender_harness import LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster import Trouble
     from tests.programs.extender_harness import Running, World
 
+LOST_SOON = LeaseTiming(lease_s=5, renew_s=4, retry_s=0.1)
+"""A lead that a leader in trouble loses while a test waits, and one on a busy machine does not."""
 IMPATIENT = replace(QUICK, api=Timing(connect_s=1, request_s=0.3, watch_s=1, silence_s=0.2))
 """Notices a dead connection soon."""
 FIRST, SECOND = "first", "second"
@@ -565,7 +568,7 @@ async def test_of_several_extenders_one_leads_and_the_others_send_away() -> None
 
 async def test_whoever_leads_no_more_ends_the_schedulers_connection() -> None:
     """A Service sends new connections to the new leader; one kept alive stays with the old one for good."""
-    async with world(allowed=RIGHTS | LEASE_RIGHTS) as w:
+    async with world(allowed=RIGHTS | LEASE_RIGHTS, timings=replace(QUICK, lease=LOST_SOON)) as w:
         one_gpu(w, "a")
         first = await w.launch(token=FIRST, **elected(0))
         await w.until(lambda: not first.extender._unready())
@@ -625,7 +628,7 @@ async def test_when_the_leader_ends_another_leads_at_once_and_knows_all() -> Non
 
 async def test_a_leader_that_is_cut_off_leads_no_more_and_its_successor_gives_nothing_twice() -> None:
     """It cannot renew its lease, so it steps down before another may lead; when it is back, it stands behind."""
-    async with world(allowed=RIGHTS | LEASE_RIGHTS, timings=replace(IMPATIENT, lease=QUICK.lease)) as w:
+    async with world(allowed=RIGHTS | LEASE_RIGHTS, timings=replace(IMPATIENT, lease=LOST_SOON)) as w:
         w.node("a", 8, 8, 8)
         async with cable(w.api.url) as line:
             first = await w.launch(url=f"http://127.0.0.1:{line.port}", **elected(0))
