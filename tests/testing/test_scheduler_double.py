@@ -211,7 +211,8 @@ async def test_a_binding_that_fails_lets_the_others_go_on() -> None:
         async with Scheduler(api, ExtenderConfig(extender.url), backoff_s=(0.01, 60)) as scheduler, running(scheduler):
             api.add(builders.pod("first", container(mem=8)))
             await until(lambda: scheduler.calls["bind"] == 1)
-            api.add(builders.pod("second", container(mem=8)))
+            # The older one goes first when both may be tried again: neither finds the other assumed each time.
+            api.add(builders.pod("second", container(mem=8), created="2020-01-01T00:00:00Z"))
             await until(lambda: bool(api.get("pods", "second")["status"].get("conditions")))
             extender.held.pop("bind").set()
             await until(lambda: {body["PodName"] for body in extender.bodies("bind")} == {"first", "second"})
