@@ -161,7 +161,7 @@ class World:
         (running,) = self.running
         return running
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         """Wait until `condition` holds; fail if an extender ends before."""
         async with asyncio.timeout(timeout_s):
             while not condition():

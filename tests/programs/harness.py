@@ -90,7 +90,7 @@ class World:
         assert isinstance(error, BaseException)
         return error
 
-    async def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    async def until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         """Wait until `condition` holds; fail if the agent ends before."""
         async with asyncio.timeout(timeout_s):
             while not condition():
