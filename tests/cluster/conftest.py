@@ -1,4 +1,4 @@
-"""An API server for every test, ours or a real one, and the quick timing that fits a loopback."""
+"""An API server for every test, ours or a real one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from gpu_device_plugin.testing.cluster import ApiServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
-
-QUICK = Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30)
 
 
 class Eventually(Protocol):
@@ -52,7 +50,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @pytest.fixture
 async def client(server: ApiServer) -> AsyncIterator[Client]:
-    async with Client(ClusterConfig(server.url), timing=QUICK) as opened:
+    async with Client(ClusterConfig(server.url)) as opened:
         yield opened
 
 
