@@ -25,7 +25,7 @@ def test_seed(chance_seed):
 """
 
 
-def examples(folder: Path, *options: str, ci: bool = False) -> list[str]:
+def examples(folder: Path, *options: str, ci: bool) -> list[str]:
     """Give the examples that a test with our conftest tries, on a person's machine or where `CI` is set."""
     seen = folder / "seen"
     seen.unlink(missing_ok=True)

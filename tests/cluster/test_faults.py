@@ -67,7 +67,7 @@ OUTAGES: list[Trouble] = [
 
 
 def _patience(trouble: Trouble) -> float:
-    """Give the deadline of a request, seconds: short where nothing else ends it, and no issue where something does."""
+    """Give the deadline of a request, seconds: short where nothing else ends it, long where something does."""
     return 0.5 if isinstance(trouble, Hang) else 20
 
 

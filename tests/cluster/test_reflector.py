@@ -287,6 +287,7 @@ async def test_a_restored_etcd_knows_fewer_versions_than_we_do(server: ApiServer
         server.store = Store()
         server.add(gpu_pod("restored"))
         await server.start()
+        # A check may have found the other past, and begun a third watch, before this looks.
         await eventually(lambda: server.count("watch", "pods") >= 2 and reflector.live)
         if who != "a check":
             await reflector.caught_up()
