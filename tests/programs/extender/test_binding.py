@@ -204,7 +204,7 @@ async def test_a_binding_in_doubt_that_nobody_made_is_given_up_when_it_can_no_lo
         d.api.down = False
         await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [8]
-    assert "has not been made" in caplog.text
+    assert "an unanswered binding has not been made" in caplog.text
 
 
 async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it() -> None:
