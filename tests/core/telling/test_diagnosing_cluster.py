@@ -268,7 +268,8 @@ def test_share_sizes_that_differ() -> None:
     )
     assert told.endswith(
         "if the sizes differ on purpose, give these nodes a settings profile of their own (label "
-        "gpu-device-plugin/config, docs/settings.md), and have pods choose nodes by the label gpu-device-plugin/share-mib"
+        "gpu-device-plugin/config, docs/settings.md), and have pods choose nodes by the label "
+        "gpu-device-plugin/share-mib"
     )
     assert of("share size", nodes=(node("node-a", gpus=NodeGpus()),)) == []
 
