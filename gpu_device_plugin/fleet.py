@@ -44,7 +44,7 @@ class Entry:
     """When it stops counting, monotonic seconds: the pod vanished while its containers may have been running, or it has
     just ended."""
     in_doubt: bool = False
-    """Claimed, and it is unknown whether the pod is bound; resolved after some time at the latest."""
+    """Claimed, and it is unknown whether the pod is bound; that it is not shows once no request can take effect."""
 
     @classmethod
     def of(cls, pod: Pod, usage: Usage) -> Entry:

@@ -104,8 +104,8 @@ class _OfSeveral:
         has = [column(table.frees, last, rows) for last in self._lasts]
         keys = zip(picked(table.kind, rows), picked(table.unused, rows), *has, strict=True)
         found: list[Unfit | None] = [None] * len(rows)
-        for at, (sure, key) in enumerate(zip(self._sure(rows), keys, strict=True)):
-            if not sure:
+        for at, (certain, key) in enumerate(zip(self._certain(rows), keys, strict=True)):
+            if not certain:
                 try:
                     found[at] = self._alone.get(key) or self._look(rows[at], key)
                 except TooLongError:
@@ -113,7 +113,7 @@ class _OfSeveral:
                     left_over.append(rows[at])
         return found
 
-    def _sure(self, rows: Sequence[int]) -> Sequence[bool]:
+    def _certain(self, rows: Sequence[int]) -> Sequence[bool]:
         """Return for each row whether it certainly fits: one GPU has room for all pieces, or each has a GPU of its own.
 
         Placing every piece on the fullest GPU with room then leaves enough for the others, so `Packer` finds a packing
@@ -122,13 +122,13 @@ class _OfSeveral:
         table = self._table
         if self._whole + len(self._pieces) > len(table.frees) and not self._on_one:
             return [False] * len(rows)  # no node has as many GPUs
-        sure = [unused >= self._whole for unused in picked(table.unused, rows)]
+        certain = [unused >= self._whole for unused in picked(table.unused, rows)]
         for at, piece in enumerate(self._pieces, self._whole):
-            sure = [ok and free >= piece for ok, free in zip(sure, column(table.frees, at, rows), strict=True)]
+            certain = [ok and free >= piece for ok, free in zip(certain, column(table.frees, at, rows), strict=True)]
         if self._on_one:
             at_once = sum(self._pieces)
-            sure = [ok or free >= at_once for ok, free in zip(sure, column(table.frees, 0, rows), strict=True)]
-        return sure
+            certain = [ok or free >= at_once for ok, free in zip(certain, column(table.frees, 0, rows), strict=True)]
+        return certain
 
     def _look(self, row: int, key: tuple[int, ...]) -> Unfit | None:
         node = self._table.nodes[row]
@@ -140,7 +140,7 @@ class _OfSeveral:
                     self._alone.clear()
                 self._alone[key] = why
             return why
-        # With two pieces, `_sure` is exact.
+        # With two pieces, `_certain` is exact.
         two = self._on_one and len(self._pieces) == 2
         if not two and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None

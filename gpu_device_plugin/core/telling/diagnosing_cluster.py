@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, 
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
-from gpu_device_plugin.core.telling.nodeamounts import amiss, of_gpushare
+from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
 from gpu_device_plugin.core.telling.printing import counted, listed
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     found: list[Finding] = []
     for node in cluster.nodes:
         if node.name in ready and node.gpus.gpus:
-            found += amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+            found += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
-            found += of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
+            found += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
     yield from found
     checked = [node for node in cluster.nodes if node.name in ready | gpushare]
     if checked and not found:

@@ -14,7 +14,7 @@ from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unkn
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
-from gpu_device_plugin.core.telling.nodeamounts import amiss, unoffered
+from gpu_device_plugin.core.telling.nodeamounts import mismatches, unoffered
 from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
     offered = count in {resource.name for resource in node.resources}
     found: list[Finding] = []
     if gpus.gpus:
-        found += amiss(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
+        found += mismatches(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
     if not found and not offered:
         found += unoffered(node.node_name, node.api.capacity, count)
     yield from found

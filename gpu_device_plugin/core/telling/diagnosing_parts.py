@@ -55,7 +55,7 @@ def _unready(part: PartSeen) -> str:
     return ": ".join(filter(None, ("is not ready", container, part.reason, part.why)))
 
 
-def _way_out(part: PartSeen, otherwise: str) -> str:
+def _remedy(part: PartSeen, otherwise: str) -> str:
     """Return the advice about a part that is not ready; `otherwise` where all of its containers run."""
     namespace, _, pod = part.name.partition("/")
     advice = _STUCK.get(part.reason, _LOOK) if part.reason else otherwise
@@ -68,7 +68,7 @@ def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for agent in unready[:MOST_NAMED]:
         yield error(
             f"{agent.name} on {agent.node or 'no node'} {_unready(agent)}",
-            _way_out(agent, _LOG if agent.original else _ASK),
+            _remedy(agent, _LOG if agent.original else _ASK),
         )
     if len(unready) > MOST_NAMED:
         more = counted(len(unready) - MOST_NAMED, "more agent is", "more agents are")
@@ -91,7 +91,7 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
             # Behind a Service only the leader is ready, by design.
             yield (error if not ready else warning if cluster.own_scheduler or part.reason else note)(
                 f"{part.name} {_unready(part)}",
-                _way_out(part, _LOG),
+                _remedy(part, _LOG),
             )
     if ready:
         yield ok(f"{listed(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")

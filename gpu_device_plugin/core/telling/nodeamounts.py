@@ -29,7 +29,7 @@ def set_count(node: str, count: str, number: int | str | None) -> str:
     return f"kubectl patch node {node} --subresource=status --type=merge -p '{patch}'"
 
 
-def amiss(
+def mismatches(
     node: str, gpus: NodeGpus, capacity: Mapping[str, int], memory: str, count: str, *, counted_on: bool
 ) -> Iterator[Finding]:
     """Yield the amounts that do not match the GPUs of a node on which an agent is ready.
@@ -67,7 +67,7 @@ def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Fi
         )
 
 
-def of_gpushare(
+def gpushare_count(
     node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
 ) -> Iterator[Finding]:
     """Check the number of GPUs on a node of gpushare's own device plugin; `count` is gpushare's name for it."""

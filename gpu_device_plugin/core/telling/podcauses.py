@@ -83,7 +83,7 @@ def causes(
         so = "" if instead else ", so it is not waiting for GPUs"
         fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(status)]
     elif pod.node_name:
-        fact = list(_whereabouts(pod, status, resources, nodes))
+        fact = list(_location(pod, status, resources, nodes))
     else:
         fact = [f"{name} is being deleted and will not be scheduled."]
     return [*fact, *ignored, *status.events], None
@@ -128,7 +128,7 @@ def _said(status: SchedulingStatus) -> list[str]:
     return [f"{status.scheduler} says{reason}: {status.condition or 'no message'}"]
 
 
-def _whereabouts(
+def _location(
     pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterable[str]:
     """Yield the node and the GPUs of a bound pod."""

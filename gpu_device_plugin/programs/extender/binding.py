@@ -73,7 +73,7 @@ class Binding:
         timeout_s: Callable[[], float],
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
-        look_s: float = 5.0,
+        check_doubts_s: float = 5.0,
     ) -> None:
         """Bind within `fleet`.
 
@@ -87,7 +87,7 @@ class Binding:
             timeout_s: how long one binding may take.
             clock: monotonic seconds.
             wall_ns: nanoseconds since the epoch, for display.
-            look_s: how often to check bindings that are in doubt, seconds.
+            check_doubts_s: how often to check bindings that are in doubt, seconds.
         """
         self._fleet = fleet
         self._cluster = cluster
@@ -97,7 +97,7 @@ class Binding:
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall_ns = wall_ns
-        self._look_s = look_s
+        self._check_doubts_s = check_doubts_s
         self._underway: dict[str, asyncio.Future[str]] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._doubted = asyncio.Event()
@@ -219,22 +219,22 @@ class Binding:
 
     # --- Doubts -------------------------------------------------------------------------------------------------------
 
-    async def settle(self) -> NoReturn:
+    async def resolve_doubts(self) -> NoReturn:
         """Resolve the bindings that are in doubt. Ends only by cancellation."""
         while True:
             await self._doubted.wait()
-            await asyncio.sleep(self._look_s)
-            await self.look()
+            await asyncio.sleep(self._check_doubts_s)
+            await self.check_doubts()
             if not self._doubts:
                 self._doubted.clear()
 
-    async def look(self) -> None:
+    async def check_doubts(self) -> None:
         """Check each binding that is in doubt once."""
         for doubt in tuple(self._doubts.values()):
-            if await self._settled(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
+            if await self._resolved(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
                 del self._doubts[doubt.ref.uid]
 
-    async def _settled(self, doubt: _Doubt) -> bool:
+    async def _resolved(self, doubt: _Doubt) -> bool:
         if not self._stands(doubt):
             return True  # the watch has shown the outcome
         asked_at = self._clock()
@@ -245,9 +245,9 @@ class Binding:
         except ApiError:
             return False
         # Meanwhile the watch may have shown the outcome, or another request for it may have been answered.
-        return not self._stands(doubt) or self._learn(doubt, pod, asked_at)
+        return not self._stands(doubt) or self._apply(doubt, pod, asked_at)
 
-    def _learn(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
+    def _apply(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
         """Apply the state of a pod, read at `asked_at` or later, to the fleet; return whether the doubt is resolved."""
         if pod is None or pod.uid != doubt.ref.uid:
             # It may have been bound and then deleted by force, and its containers may still run.

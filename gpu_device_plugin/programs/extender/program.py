@@ -66,7 +66,7 @@ class Timings:
     lease: LeaseTiming = field(default_factory=LeaseTiming)
     catch_up_s: float = 3.0
     """Timeout of catching up with the bindings of others. A scheduler gives up on a binding after 5 s."""
-    look_s: float = 5.0
+    check_doubts_s: float = 5.0
     """Interval at which bindings in doubt are checked."""
     settle_s: float = 2.0
     """How long a GPU stays closed to the other resource after a pod on it has ended. The agent reads the kubelet's
@@ -97,26 +97,26 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    extender = Extender(settings, config, when_known=collect_seldom())
+    extender = Extender(settings, config, when_read=collect_rarely())
     rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
     reload = partial(rereading.look, anyway=True)
     return asyncio.run(until_stopped(rereading.beside(extender.run()), "extender", {signal.SIGHUP: reload}))
 
 
-def collect_seldom() -> Callable[[], None]:
+def collect_rarely() -> Callable[[], None]:
     """Have the garbage collector skip old objects while the cluster is read; return a function that ends this."""
     usual = gc.get_threshold()
     # A full collection for every quarter of growth took a sixth of the time until ready.
     gc.set_threshold(100_000, 50, 1000)
 
     def as_usual() -> None:
-        keep_for_good()
+        freeze_objects()
         gc.set_threshold(*usual)
 
     return as_usual
 
 
-def keep_for_good() -> None:
+def freeze_objects() -> None:
     """Exempt all present objects from garbage collection: they stay, and no scheduler should wait for their scan."""
     gc.collect()
     gc.freeze()
@@ -131,7 +131,7 @@ class Extender:
         config: ClusterConfig,
         *,
         timings: Timings = DEFAULT_TIMINGS,
-        when_known: Callable[[], None] = keep_for_good,
+        when_read: Callable[[], None] = freeze_objects,
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
@@ -139,11 +139,11 @@ class Extender:
             settings: the initial settings; `reload` changes some.
             config: where the API server is.
             timings: the timeouts and intervals.
-            when_known: called once, when the cluster has been read.
+            when_read: called once, when the cluster has been read.
         """
         self.settings = settings
         self._timings = timings
-        self._when_known = when_known
+        self._when_read = when_read
         self._resources = resources = settings.offered
         names = tuple(resource.name for resource in resources)
         self._metrics: m.Metrics = (
@@ -198,7 +198,7 @@ class Extender:
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
-            look_s=timings.look_s,
+            check_doubts_s=timings.check_doubts_s,
         )
         self.verbs = Verbs(
             self.fleet,
@@ -258,19 +258,19 @@ class Extender:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._nodes.run(), name="watch nodes")
                 tasks.create_task(self._pods.run(), name="watch pods")
-                tasks.create_task(self.binding.settle(), name="resolve doubts")
-                tasks.create_task(self._look_at_changes(), name="prepare after changes")
+                tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
+                tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
                 tasks.create_task(self._tick(), name="expire vanished pods")
-                tasks.create_task(self._say_when_ready(), name="log when ready")
+                tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
-                    tasks.create_task(self._follow_the_lead(self._lease), name="follow the leader")
+                    tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
                 try:
                     await asyncio.Event().wait()
                 finally:
                     # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
                     # and would miss a binding still in flight.
-                    self.readiness.ending = True
+                    self.readiness.shutting_down = True
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
 
@@ -308,28 +308,28 @@ class Extender:
     async def _tick(self) -> NoReturn:
         while True:
             self.fleet.expire(time.monotonic())
-            self.readiness.look()
+            self.readiness.record_watches()
             await asyncio.sleep(self._timings.tick_s)
 
-    async def _look_at_changes(self) -> NoReturn:
+    async def _prepare_after_changes(self) -> NoReturn:
         """Prepare for the next request as soon as the fleet changes."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             self.verbs.prepare()
 
-    async def _say_when_ready(self) -> None:
+    async def _log_when_ready(self) -> None:
         began = time.monotonic()
         await self._nodes.wait_synced()
         await self._pods.wait_synced()
         took_s = time.monotonic() - began
-        self._when_known()
+        self._when_read()
         _log.info(
             "the cluster has been read",
             extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},
         )
 
-    async def _follow_the_lead(self, lease: Lease) -> NoReturn:
+    async def _follow_leader(self, lease: Lease) -> NoReturn:
         async for leads in lease.leader.values():
             if leads:
                 self._fresh.lost()

@@ -34,7 +34,7 @@ class Readiness:
         self._unfollowed_s = unfollowed_s
         self._followed_at: dict[str, float] = {}
         """By kind, when its watch was last without a problem, monotonic seconds."""
-        self.ending = False
+        self.shutting_down = False
         """The extender is shutting down, and accepts no new work."""
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Readiness:
         """Whether the lease allows this extender to act."""
         return self._lease is None or self._lease.leading
 
-    def look(self) -> None:
+    def record_watches(self) -> None:
         """Record which watches are current; to be called periodically."""
         now = self._clock()
         for what, watch in self._watches.items():
@@ -54,8 +54,8 @@ class Readiness:
 
     def unready(self) -> tuple[str, ...]:
         """Return why this extender is not ready to answer the scheduler; empty if it is."""
-        ending = ("this extender is shutting down, another one takes over",) if self.ending else ()
-        return (*ending, *self.unknown(), *self._unled())
+        shutdown = ("this extender is shutting down, another one takes over",) if self.shutting_down else ()
+        return (*shutdown, *self.unknown(), *self._not_leading())
 
     def unknown(self) -> tuple[str, ...]:
         """Return for each kind why its objects are unknown or out of date; empty if all are current."""
@@ -69,7 +69,7 @@ class Readiness:
                 found.append(f"the cluster's {what} cannot be followed{why}")
         return tuple(found)
 
-    def _unled(self) -> tuple[str, ...]:
+    def _not_leading(self) -> tuple[str, ...]:
         if self._lease is None or self._lease.leading:
             return ()
         if self._lease.problem is not None:

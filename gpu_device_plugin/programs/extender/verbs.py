@@ -39,7 +39,7 @@ class _NotReadyError(Exception):
 _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
 
 
-ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
+_ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
 _SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
 
 
@@ -113,7 +113,7 @@ class Verbs:
         elif claim is not None and claim.claimed:
             # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             passed = [name for name in args.names if name == claim.node]
-            failed = {name: ELSEWHERE for name in args.names if name != claim.node}
+            failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
             verdicts = self._judge.verdicts(asked, args.names)
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
@@ -129,7 +129,7 @@ class Verbs:
         }
         self._count(counts)
         if not passed and claim is not None and claim.claimed:
-            return wire.filter_error(ELSEWHERE)
+            return wire.filter_error(_ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
         return wire.filter_result(args, passed, failed, unresolvable)

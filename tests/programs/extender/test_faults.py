@@ -388,7 +388,7 @@ async def test_an_extender_that_ends_begins_nothing_new() -> None:
             binding = asyncio.create_task(w.bind("p", "a"))
             await w.until(lambda: w.api.count("create", "pods/binding") > 0)
             stopping = asyncio.create_task(w.stop())
-            await w.until(lambda: running.extender.readiness.ending)
+            await w.until(lambda: running.extender.readiness.shutting_down)
             body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
             async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
                 assert (await answer.json())["Error"] == "this extender is shutting down, another one takes over"
