@@ -194,28 +194,28 @@ def test_a_gpu_promised_with_nothing_is_not_promised() -> None:
         (
             container("c0", mem=4),
             '{"0":{"0":3}}',
-            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which asks 4",
+            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which requests 4",
         ),
         (
             container("c0", mem=4),
             '{"0":{"0":3,"1":2}}',
-            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which asks 4",
+            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which requests 4",
         ),
-        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which asks 4"),
+        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which requests 4"),
         (
             container("c0", count=1),
             '{"0":{"0":15,"1":15}}',
-            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which asks 1",
+            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which requests 1",
         ),
         (
             container("s0", mem=4, kind=SIDECAR),
             '{"0":{"0":3}}',
-            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which asks 4",
+            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which requests 4",
         ),
         (
             container("i0", count=1, kind=INIT),
             '{"0":{"0":0}}',
-            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which asks 1",
+            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which requests 1",
         ),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_promise_of_another_size_than_the_pods_own_request_is_malformed(
         promises(pod(wanted, **written), RESOURCES)
 
 
-NOT_A_NUMBER = "holds something that is not a whole number from 0 to 1048576"
+NOT_A_NUMBER = "holds a value that is not a whole number from 0 to 1048576"
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
     ("demand", "there", "sentence"),
     [
         (wanting(8), rooms(1, 5, 3), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
-        (wanting(3), [], "GPU memory: 3 GiB asked, this node has no GPU that is shared"),
+        (wanting(3), [], "GPU memory: 3 GiB asked, this node has no shared GPU"),
         (
             wanting(9),
             [*rooms(8, 8), Room(2, 4, 4)],

@@ -145,7 +145,7 @@ def test_there_is_no_problem_where_a_gpu_is_shared_or_none_is_there() -> None:
     [
         ((), ""),
         (("0", "GPU-b"), ""),
-        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, which no GPU of this node is; "),
+        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, but this node has no such GPU; "),
     ],
 )
 def test_a_gpu_to_leave_alone_that_is_not_there_is_named(excluded: tuple[str, ...], told: str) -> None:

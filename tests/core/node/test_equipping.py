@@ -52,7 +52,7 @@ def test_limits_are_told_and_an_exclusion_of_no_gpu_is_a_mistake() -> None:
     assert remarks(shares, inventory, ()) == {LIMITS: False}
     (limits, unknown), urgent = zip(*remarks(shares, inventory, ("9",)).items(), strict=True)
     assert (limits, urgent) == (LIMITS, (False, True))
-    assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is")
+    assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
 
 
 def test_gpus_none_of_which_is_shared_are_a_mistake_too() -> None:

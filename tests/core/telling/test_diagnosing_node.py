@@ -285,7 +285,7 @@ def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
 
 def test_a_gpu_to_leave_alone_that_is_not_there_is_a_warning() -> None:
     told, counted = of("shares", exclude_gpus=("9",))
-    assert told == "warning: --exclude-gpus names 9, which no GPU of this node is -> see nvidia-smi -L, and use UUIDs"
+    assert told == "warning: --exclude-gpus names 9, but this node has no such GPU -> see nvidia-smi -L, and use UUIDs"
     assert counted.startswith("ok: 2 GPUs")
 
 
