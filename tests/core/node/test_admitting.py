@@ -54,8 +54,8 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
 def test_a_device_that_is_not_ours_is_refused(kind: Kind, device_ids: Sequence[str], culprit: str) -> None:
     assert admit(node(8), kind, device_ids) == Refused(
         Why.UNKNOWN_DEVICE,
-        f"device {culprit} is not on this node (any more): the kubelet remembers it from before; "
-        "delete the pod so that it is placed anew",
+        f"device {culprit} is not on this node (any more), although the kubelet still knows it; "
+        "delete the pod so that it is scheduled again",
     )
 
 
@@ -86,7 +86,7 @@ def test_of_several_gpus_the_first_that_is_barred_is_told() -> None:
 
 
 UNREADABLE = Refused(
-    Why.BOOKS_UNREADABLE,
+    Why.RECORDS_UNREADABLE,
     "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
     "the log of the GPU device plugin on this node says what to do",
 )

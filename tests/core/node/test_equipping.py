@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
 from tests.nodes import node
 
-LIMITS = "memory limits: advisory: its driver has no limits of memory, which come with r615"
+LIMITS = "memory limits: advisory: its driver has no memory limits, which come with r615"
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_b9_good_readings_alone_never_end_a_fatal_xid() -> None:
     assert causes(belief) == [Cause.FATAL_XID]
     (reason,) = belief.reasons
     assert reason == (
-        "XID 48 (uncorrectable (double bit) memory error); this driver does not tell when that is over: reset the GPU, "
+        "XID 48 (uncorrectable (double bit) memory error); this driver does not report its end: reset the GPU, "
         "then pause and resume or restart the agent"
     )
 
@@ -187,7 +187,7 @@ def test_b15_uncorrectable_errors_are_told_and_judged_by_their_xids() -> None:
 )
 def test_a_gpu_for_which_the_driver_wants_something_done_is_not_offered(action: int, what: str) -> None:
     belief = after(replace(GOOD, recovery_action=action))
-    assert belief.reasons == (f"{what}; it is offered again when that was done",)
+    assert belief.reasons == (f"{what}; it is offered again when that is done",)
     assert after(GOOD, GOOD, GOOD, belief=belief).healthy
 
 

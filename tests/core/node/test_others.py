@@ -17,8 +17,8 @@ def names(*plugins: str, drivers: tuple[str, ...] = (), **offered: int) -> list[
 def test_nvidias_plugin_is_told_by_its_socket_with_the_label_that_switches_it_off() -> None:
     (found,) = sightings(["nvidia-gpu.sock"], [], {}, OURS)
     assert str(found) == (
-        "NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs of this node too (somebody listens "
-        "on nvidia-gpu.sock); where the GPU Operator deploys it, label the node "
+        "NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs of this node too (a process "
+        "listens on nvidia-gpu.sock); where the GPU Operator deploys it, label the node "
         "nvidia.com/gpu.deploy.device-plugin=false; else keep its DaemonSet off the node"
     )
 
@@ -27,8 +27,8 @@ def test_all_signs_of_one_program_are_told_at_once() -> None:
     offered = {"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 8, "cpu": 64}
     (found,) = sightings(["nvidia-mig-1g.5gb.sock", "nvidia-gpu.sock"], [], offered, OURS)
     assert found.signs == (
-        "somebody listens on nvidia-gpu.sock",
-        "somebody listens on nvidia-mig-1g.5gb.sock",
+        "a process listens on nvidia-gpu.sock",
+        "a process listens on nvidia-mig-1g.5gb.sock",
         "the node offers 8 nvidia.com/gpu",
         "the node offers 7 nvidia.com/mig-1g.5gb",
     )

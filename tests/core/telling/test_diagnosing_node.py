@@ -225,12 +225,12 @@ def test_who_holds_containers_to_their_memory() -> None:
     old = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
     (told,) = of("memory limits", inventory=old)
     assert told == (
-        "note: advisory: its driver has no limits of memory, which come with r615 (driver 580.95.05) -> a container "
+        "note: advisory: its driver has no memory limits, which come with r615 (driver 580.95.05) -> a container "
         "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; limits of MPS "
         "are not set by this version"
     )
     assert of("memory limits", inventory=replace(WELL.inventory, cgroup=1))[0].startswith(
-        "note: advisory: the node has version 1 of control groups, and it must be 2 (driver 615.71.09) -> "
+        "note: advisory: the node's cgroup version is 1, and must be 2 (driver 615.71.09) -> "
     )
     one_in_mig = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
     assert of("memory limits", inventory=one_in_mig)[0].startswith("ok: cgroup: driver 615.71.09")
