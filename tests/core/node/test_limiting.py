@@ -1,4 +1,4 @@
-"""Whether the driver can hold a container to its memory."""
+"""Whether the driver can enforce a container's memory limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_driver_limits_memory_where_nvml_can_cgroup_is_2_and_there_is_no_mig
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cgroup", "told"),
+    ("gpus", "cgroup", "sentence"),
     [
         ((GPU,), 2, "enforced by the driver with nvidia-container-toolkit 1.20.1 or newer"),
         ((GPU, replace(GPU, index=1)), 1, "advisory: the node's cgroup version is 1, and must be 2"),
@@ -42,5 +42,7 @@ def test_the_driver_limits_memory_where_nvml_can_cgroup_is_2_and_there_is_no_mig
         ((), 2, "there is no GPU"),
     ],
 )
-def test_a_node_says_who_holds_containers_to_their_memory(gpus: tuple[Gpu, ...], cgroup: int | None, told: str) -> None:
-    assert enforcement(gpus, cgroup) == told
+def test_a_node_says_whether_memory_limits_are_enforced(
+    gpus: tuple[Gpu, ...], cgroup: int | None, sentence: str
+) -> None:
+    assert enforcement(gpus, cgroup) == sentence
