@@ -358,8 +358,8 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
         status, text = await page(port, "/readyz")
         ok, limits, unknown = text.splitlines()
         assert (status, ok) == (200, "ok")
-        assert limits == "memory limits: advisory: its driver has no limits of memory, which come with r615"
-        assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is; ")
+        assert limits == "memory limits: advisory: its driver has no memory limits, which come with r615"
+        assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU; ")
         node.hardware(T4 | {"error": "no answer"}, T4)
         await node.healthy_is(MEM, 0)
         assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
