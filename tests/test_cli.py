@@ -180,7 +180,7 @@ def test_a_flag_by_its_former_name_works_and_is_not_advertised(tmp_path: Path) -
     """The program gets as far as its kubeconfig, and has said before how to write it from now on."""
     done = run("extender", "--drain=1m", f"--api={tmp_path}/nowhere", "--log-format=human")
     warning, misuse = done.stderr.splitlines()
-    assert warning.endswith("--drain: this name goes with the next release; write --vanished-grace")
+    assert warning.endswith("--drain: the next release removes this name; write --vanished-grace")
     assert "nowhere" in misuse
     assert "--drain DURATION" not in run("extender", "--help", COLUMNS="500").stdout
     assert "did you mean --domain?" in run("extender", "--drai=1m").stderr

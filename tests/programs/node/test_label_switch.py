@@ -142,7 +142,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
         await there.node.until(lambda: there.said_of_node()["policy"] == "spread")
         there.api.patch("nodes", NODE, {"metadata": {"annotations": {"gpu-device-plugin/gpus": None}}})
         await there.node.until(lambda: bool(there.said_of_node()))
-        ours.arrived()
+        ours.announce_ready()
         there.node.hardware(T4, T4)
         await there.node.until(lambda: there.said_of_node()["gpus"][1]["healthy"])
         assert there.said_of_node()["away"]
@@ -164,7 +164,7 @@ async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: p
         await published(there)
         there.api.fail(Hang(), resources=["nodes"])
         await there.cluster.announce_shutdown(0.05)
-        assert "does not say that its agent ends: no answer within 0.05 s" in caplog.text
+        assert "could not be announced on its node: no answer within 0.05 s" in caplog.text
         there.api.heal()
 
 
