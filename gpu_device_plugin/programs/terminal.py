@@ -17,6 +17,6 @@ def say(stream: TextIO, line: str) -> None:
     stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
 
 
-def leave_unwritten(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
     """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

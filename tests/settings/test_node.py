@@ -278,8 +278,8 @@ def test_a_configmap_is_no_file_of_settings_but_holds_one(tmp_path: Path) -> Non
     text = "apiVersion: v1\nkind: ConfigMap\ndata:\n  default.yaml: |\n    policy: spread\n"
     flags = in_file(tmp_path, text)
     assert complaint(flags) == (
-        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only what stands "
-        "behind default.yaml, with lines like policy: spread"
+        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only the "
+        "value of the key default.yaml, with lines like policy: spread"
     )
 
 
@@ -511,7 +511,7 @@ def test_what_is_no_file_of_settings_is_named_and_holds_nobody_up(tmp_path: Path
         case _:
             with path.open("wb") as file:
                 file.truncate(1 << 40)
-            why = ": it has more than 65536 bytes, as none of its kind has"
+            why = ": it has more than 65536 bytes, the limit for such a file"
     assert complaint({"config": str(tmp_path if folder else path)}) == (
         f"--config: cannot read {path}{why}; name a YAML or JSON file, or a directory with default.yaml"
     )

@@ -58,9 +58,9 @@ _WRITER = "gpu-device-plugin"
 """The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
 _METRICS_PORT = 9402
 _HARMLESS = frozenset({"void", "none"})
-_TELLING = frozenset({"OOMKilled", "StartError"})
+_CAUSES = frozenset({"OOMKilled", "StartError"})
 """Reasons of a container that did not end by itself."""
-_BESIDE = "kube-scheduler"
+_KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
@@ -85,7 +85,7 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
         version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
         nodes=tuple(node for node in nodes if node.switch is not None or node.annotated or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
-        extenders=tuple(_seen(pod, _asked(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
+        extenders=tuple(_seen(pod, _filter_calls(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
         daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
         runtime_class=daemonset if isinstance(daemonset, str) else "",
@@ -188,7 +188,7 @@ class _ContainerStatus(Shape):
         """Why the container does not run; empty: it runs."""
         waiting, ended = self.state.waiting or _Halt(), self.last_state.terminated or _Halt()
         # CrashLoopBackOff gives no cause; the last termination does.
-        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _TELLING else waiting
+        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _CAUSES else waiting
 
 
 class _Status(Shape):
@@ -290,8 +290,8 @@ def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
         why=" ".join((held.halt.message if held.halt.reason else unplaced.message or ready.message or "").split()),
         container=held.name,
         reason=held.halt.reason or unplaced.reason or "",
-        version=next((_tag(each) for each in pod.spec.containers if each.name != _BESIDE), ""),
-        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _BESIDE), None),
+        version=next((_tag(each) for each in pod.spec.containers if each.name != _KUBE_SCHEDULER), ""),
+        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _KUBE_SCHEDULER), None),
         original=bool(pod.part and pod.part[1]),
         asked=asked,
     )
@@ -301,7 +301,7 @@ def _tag(container: _Container) -> str:
     return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
-def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
+def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
     """Return the number of filter calls of schedulers, by an extender's own metrics; None if those are unreadable."""
     ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
     port = next(ports, _METRICS_PORT)

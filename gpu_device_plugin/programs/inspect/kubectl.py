@@ -65,23 +65,23 @@ class Kubectl:
             raise ClusterUnreadableError(f"kubectl could not read {path} ({_why(done)})")
         return msgspec.Raw(done.stdout)
 
-    def items(self, path: str, fields: Sequence[str] = (), *, aside: bool = False) -> list[msgspec.Raw]:
+    def items(self, path: str, fields: Sequence[str] = (), *, optional: bool = False) -> list[msgspec.Raw]:
         """Return all objects of a kind.
 
         Args:
             path: for example ``/api/v1/pods``.
             fields: field selectors, all of which the objects have to match.
-            aside: the objects are optional, and kubectl's stderr is not shown. Only after a call that may log in.
+            optional: the objects are optional, and kubectl's stderr is not shown. Only after a call that may log in.
 
         Raises:
-            ClusterUnreadableError: they cannot be read; with `aside` the message is kubectl's.
+            ClusterUnreadableError: they cannot be read; with `optional` the message is kubectl's.
         """
         query = {"fieldSelector": ",".join(fields)} if fields else {}
         found: list[msgspec.Raw] = []
         following: dict[str, str] = {}
         try:
             while True:
-                page = self._page(path, {**query, "limit": _PAGE, **following}, aside=aside)
+                page = self._page(path, {**query, "limit": _PAGE, **following}, optional=optional)
                 found += page.items or []
                 if not page.metadata.continue_:
                     return found
@@ -90,7 +90,7 @@ class Kubectl:
             if not following:
                 raise
             # The API server keeps a list for some minutes. A slower reader has to fetch it in one piece.
-            return self._page(path, query, aside=aside).items or []
+            return self._page(path, query, optional=optional).items or []
 
     def raw(self, path: str) -> bytes:
         """Return the API server's answer for a path that may be missing or forbidden.
@@ -116,10 +116,10 @@ class Kubectl:
         if done.returncode:
             raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")
 
-    def _page(self, path: str, query: Mapping[str, object], *, aside: bool) -> Page:
+    def _page(self, path: str, query: Mapping[str, object], *, optional: bool) -> Page:
         address = f"{path}?{urlencode(query)}" if query else path
-        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if aside else None)
-        if done.returncode and aside:
+        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if optional else None)
+        if done.returncode and optional:
             raise ClusterUnreadableError(f"{path}: {_why(done)}")
         if done.returncode:
             raise ClusterUnreadableError(

@@ -25,9 +25,9 @@ from gpu_device_plugin.programs.commandline import FAILED, OK, Parser, add_setti
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import Policy, gpu_policy
-from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_more, surroundings
+from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_status, surroundings
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
-from gpu_device_plugin.programs.terminal import leave_unwritten, say
+from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
@@ -96,7 +96,7 @@ def main(
             say(sys.stderr, f"{prog}: {error}")
             return FAILED
         except BrokenPipeError:
-            leave_unwritten(sys.stdout)
+            discard_output(sys.stdout)
             return FAILED
         return code
 
@@ -154,12 +154,12 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
 
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     namespace = arguments.namespace or kubectl.namespace()
-    pod, status = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
+    pod, status = pod_and_status(_pod(kubectl, namespace, arguments.pod), resources)
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
-    raw_events = _aside(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
-    raw_nodes = _aside(kubectl, _NODES, [], missing)
-    raw_pods = _aside(kubectl, _PODS, _COUNTING, missing)
+    raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = _optional_items(kubectl, _NODES, [], missing)
+    raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
     lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
@@ -188,10 +188,10 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     return [waits, *lines, *unknown, *why], OK
 
 
-def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
     """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
     try:
-        return kubectl.items(path, fields, aside=True)
+        return kubectl.items(path, fields, optional=True)
     except ClusterUnreadableError as error:
         missing.append(unread(str(error)).found)
         return None

@@ -150,7 +150,7 @@ class _Pod(Named):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
+def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
     """Return one pod, with the fields that may explain its scheduling. Its environment variables are not read.
 
     Raises:

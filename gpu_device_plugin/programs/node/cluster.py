@@ -106,7 +106,7 @@ class NodeCluster:
         self._before: tuple[Gpu, ...] = ()
         """The GPUs that our node's annotation listed when we first read it."""
         self._looked = asyncio.Event()
-        self._asked: dict[str, Mapping[str, str]] = {}
+        self._requested: dict[str, Mapping[str, str]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
@@ -189,17 +189,17 @@ class NodeCluster:
     def _settle(self) -> None:
         """Annotate every pod that has all its devices with their GPUs."""
         pods = self.followed.pods
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
+        self._requested = {uid: requested for uid, requested in self._requested.items() if uid in pods}
         node, served, resources = self._state.node, self.waiting.recorded, self._settings.offered
         sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
-            asked = self._asked.pop(pod.uid, {})
+            requested = self._requested.pop(pod.uid, {})
             if pod.ended or not (actual := assigned_shares(pod, served, node, resources)):
                 continue
-            now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
+            now_ns = int(requested.get(ASSUME_TIME, time.time_ns()))
             if changes := assignment(pod, actual, resources, sizes, now_ns):
-                self._asked[pod.uid] = changes
-                if changes != asked:
+                self._requested[pod.uid] = changes
+                if changes != requested:
                     self._writer.annotate(pod, changes)
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:

@@ -97,7 +97,7 @@ class Choice:
                 problem = str(error) or f"the API server did not answer within {self.patience_s:g} s"
                 wait_s = backoff.next_s(error.retry_after_s if isinstance(error, ApiError) else 0.0)
                 if label is None and time.monotonic() + wait_s >= patient_until:
-                    label = self._believe(problem)
+                    label = self._remembered_label(problem)
             if label is not None:
                 try:
                     texts = self._sources.texts()
@@ -112,7 +112,7 @@ class Choice:
         self.cleanup.saw(node.labels)
         return node.labels.get(CONFIG_LABEL, "")
 
-    def _believe(self, problem: str) -> str | None:
+    def _remembered_label(self, problem: str) -> str | None:
         """Return the label that the last agent saw, None if none was saved."""
         label = self._remembered.read()
         if label is None:

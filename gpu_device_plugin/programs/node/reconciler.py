@@ -205,10 +205,10 @@ class Reconciler:
             # Written before our last grant: an ID in it that we hold is listed for its former holder.
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
-        self._look_beside(found)
+        self._find_foreign(found)
         self.checkpoint_entries.set(found.entries)
 
-    def _look_beside(self, found: Checkpoint) -> None:
+    def _find_foreign(self, found: Checkpoint) -> None:
         """Find our GPUs that containers hold through other resources: of former settings, or of another plugin."""
         others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._records.resources).items()}
         foreign = {uuid: others[uuid] for uuid in others if self._state.node.shares.by_uuid(uuid) is not None}

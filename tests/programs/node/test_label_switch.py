@@ -195,9 +195,9 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
         ours = there.cluster
         await there.node.stop_agent()
         await ours.cleanup.run(0.1, 0)
-        assert "what we wrote on it stays: no answer within 0.1 s" in caplog.text
+        assert "our labels and annotations may still be on it: no answer within 0.1 s" in caplog.text
         there.api.heal()
         there.api.fail(Answer(403), verbs=["patch"])
         await ours.cleanup.run(5, 0)
-        assert "what we wrote on it stays: patch nodes node: 403" in caplog.text
+        assert "our labels and annotations may still be on it: patch nodes node: 403" in caplog.text
         assert there.said_of_node()

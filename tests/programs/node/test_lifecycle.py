@@ -239,7 +239,7 @@ async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on
         await agent.hardware.pause()
         node.hardware(T4, T4)
         agent.hardware.resume()
-        await node.until(lambda: "new GPUs are left out" in caplog.messages)
+        await node.until(lambda: "new GPUs are not shared" in caplog.messages)
         await node.healthy_is(COUNT, 1)
 
 

@@ -183,7 +183,7 @@ async def test_sighup_looks_at_once(caplog: pytest.LogCaptureFixture) -> None:
             program.choice.look_s = 600
             await waits(there, program, "names no profile")
             program.toggle_pause()
-            assert "there is nothing to pause" in caplog.text
+            assert "nothing to pause" in caplog.text
             assert repr(program).startswith("<NodeProgram <Choice for node: this node shares nothing until")
             label(there, config="big")
             program.look()
