@@ -37,7 +37,7 @@ def _identity(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderSettings(ProgramSettings):
-    """The settings of a scheduler extender.
+    """The settings of a scheduler extender, read once and then frozen.
 
     Raises:
         SettingsError: two of them contradict each other.
@@ -89,7 +89,7 @@ class ExtenderSettings(ProgramSettings):
     vanished_grace_s: float = knob(
         "30s",
         duration(zero=True),
-        "How long the GPUs of a pod count as taken after the pod was deleted while it ran.",
+        "How long the GPUs of a pod still count as taken if the pod was deleted before it had ended.",
         live=True,
         formerly=("drain",),
     )
@@ -131,9 +131,7 @@ class ExtenderSettings(ProgramSettings):
                 "client certificates need TLS; give tls_cert and tls_key too", ("client_ca", "tls_cert")
             )
         if self.leader_election and not self.lease_name:
-            yield SettingsError(
-                "leader election needs the name of a Lease; give one", ("leader_election", "lease_name")
-            )
+            yield SettingsError("leader election needs a lease_name; give one", ("leader_election", "lease_name"))
 
     @property
     def exposed(self) -> bool:

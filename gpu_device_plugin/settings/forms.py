@@ -153,10 +153,7 @@ RESOURCE_NAME = Form("NAME", _resource_name)
 
 
 def object_name(what: str, otherwise: str) -> Form[str]:
-    """Accept the name of an object of the Kubernetes API, of kind `what`, or an empty text.
-
-    `otherwise` is the advice of the error.
-    """
+    """Accept the name of an API object of kind `what`, or an empty text; `otherwise` is the advice of the error."""
 
     def read(text: str) -> str:
         if text and (len(text) > 253 or not _DOMAIN.fullmatch(text)):

@@ -61,7 +61,7 @@ _XIDS = several("XID", number(1, 9999).read)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings(ProgramSettings):
-    """The settings of a node agent.
+    """The settings of a node agent, read once and then frozen.
 
     Raises:
         SettingsError: two of them contradict each other.
@@ -180,10 +180,7 @@ class NodeSettings(ProgramSettings):
         "60s", duration(), "How long GPUs are still offered while their health cannot be checked.", live=True
     )
     reconcile_interval_s: float = knob(
-        "10s",
-        duration(),
-        "Interval between two comparisons of the agent's ledger with the kubelet's records.",
-        live=True,
+        "10s", duration(), "Interval between two comparisons of the ledger with the kubelet's records.", live=True
     )
     process_wait_s: float = knob(
         "60s",

@@ -106,7 +106,7 @@ def test_two_resources_of_one_name_are_refused() -> None:
 
 def test_an_election_needs_a_lease() -> None:
     assert complaint({"leader_election": "true", "lease_name": ""}) == (
-        "--leader-election and --lease-name: leader election needs the name of a Lease; give one"
+        "--leader-election and --lease-name: leader election needs a lease_name; give one"
     )
 
 

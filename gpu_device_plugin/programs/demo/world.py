@@ -99,7 +99,7 @@ class Agent:
         return (self.said(_UNHEALTHY, uuid=uuid) or "").partition(_UNHEALTHY)[2] or None
 
     def require(self) -> None:
-        """Raise DemoError if its process ended by itself; the message is the last thing that it wrote."""
+        """Raise DemoError if its process ended by itself; the message has its last log line."""
         if self.process is not None and self.process.returncode is not None:
             last = next(self._lines(), {"msg": "its log is empty"})
             raise DemoError(f"The agent ended: {last.get('traceback') or last.get('why') or last['msg']}")

@@ -132,7 +132,7 @@ def _library_dir(root: Path) -> Path | None:
 
 
 def below(settings: NodeSettings, where: Place) -> NodeSettings:
-    """Return settings whose paths of the kubelet's files are valid here."""
+    """Return settings with the paths of the kubelet's files below `where`."""
     root = where.host_root or Path("/")
     return replace(
         settings,
@@ -257,9 +257,7 @@ async def examined(
 
 
 async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> HardwareView:
-    timings = Timings(
-        start_within_s=deadlines.driver_s
-    )  # a first view comes within this time, even if the driver hangs
+    timings = Timings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:

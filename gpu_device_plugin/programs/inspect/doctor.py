@@ -257,7 +257,7 @@ def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
     try:
         promised = bool(promises(read, resources))
     except MalformedAnnotationError:
-        promised = True  # a scheduler promised something
+        promised = True  # a promise, though it cannot be read
     mark = f'"f:{ASSUME_TIME}"'.encode()
     by_agent = any(one.manager == _WRITER and mark in bytes(one.fields_v1) for one in pod.metadata.managed_fields or ())
     return promised and not by_agent

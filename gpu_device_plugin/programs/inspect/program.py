@@ -129,7 +129,7 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
     found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
     _warn(found)
     if not found.nodes:
-        doctor = "No node shares GPUs; kubectl inspect gpushare doctor says what is missing."
+        doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
         say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
     return _LAYOUTS[arguments.output](found), OK
 

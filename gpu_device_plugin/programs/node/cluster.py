@@ -182,7 +182,7 @@ class NodeCluster:
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
-        """Return what the API shows of our node's pods, see `core.node.ended_pods.pods_in_api`."""
+        """Return the pods of our node in the API, see `core.node.ended_pods.pods_in_api`."""
         node = self.node.value
         return pods_in_api(self.followed.pods.values(), "" if node is None else node.kubelet_version)
 

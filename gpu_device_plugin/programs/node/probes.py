@@ -48,12 +48,8 @@ async def serving_probes(
 
 async def alive(agent: NodeAgent) -> tuple[str, ...]:
     """Return the faults that only a restart can resolve, as sentences."""
-    serving_now = agent.equipment.there.is_set() and not agent.coexistence.others.value
-    return (
-        ("the agent's own sockets do not answer",)
-        if serving_now and not await agent.registration.answer_ourselves()
-        else ()
-    )
+    serving = agent.equipment.there.is_set() and not agent.coexistence.others.value
+    return ("the agent's sockets do not answer",) if serving and not await agent.registration.answer_ourselves() else ()
 
 
 async def ready(agent: NodeAgent) -> tuple[str, ...]:

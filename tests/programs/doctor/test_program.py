@@ -366,7 +366,7 @@ async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_th
     )
     seen = await examined(settings, place("", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}), QUICK)
     assert isinstance(seen.runtimes, Unknown)
-    assert "on the node itself, where this is no container, use --host-root=/" in seen.runtimes.advice
+    assert "on the node itself, outside a container, use --host-root=/" in seen.runtimes.advice
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.C
     assert world.inspect() == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
-    assert printed.err == "No node shares GPUs; kubectl inspect gpushare doctor says what is missing.\n"
+    assert printed.err == "No node shares GPUs; run kubectl inspect gpushare doctor to see why.\n"
 
 
 def test_one_node_is_read_alone(shared: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,7 +127,7 @@ def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: World, capsys:
     assert "--all=really" in capsys.readouterr().err
     assert world.uninstall("new", "--all=really") == 0
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith(f"new: removed {REMOVED}; its kubelet knows the agent for five minutes")
+    assert told.startswith(f"new: removed {REMOVED}; the kubelet remembers an agent for five minutes")
     assert world.node("new")["metadata"]["labels"] == {"kubernetes.io/hostname": "new"}
     assert MEM not in world.node("new")["status"]["capacity"]
 
@@ -162,7 +162,7 @@ def test_a_node_with_capacity_alone_and_one_with_the_label_alone(
     world.node("theirs")["metadata"]["annotations"] = {}
     assert world.uninstall() == 0
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith("theirs: removed capacity aliyun.com/gpu-mem; its kubelet knows")
+    assert told.startswith("theirs: removed capacity aliyun.com/gpu-mem; the kubelet remembers")
 
 
 @pytest.mark.parametrize("place", ["nodes", "pods"])

@@ -372,7 +372,7 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
         await eventually(lambda: probes.alive(agent))
-        assert await probes.alive(agent) == ("the agent's own sockets do not answer",)
+        assert await probes.alive(agent) == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 
