@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WRITTEN_S = 0.05
-"""Seconds from a grant to the first reading: the kubelet writes its checkpoint within milliseconds, on a slow disk
-later."""
+"""Seconds from a grant to the first reading: a kubelet writes its checkpoint in milliseconds, on a slow disk later."""
 _BETWEEN_S = 0.2
 """Least seconds between two readings after grants: each delays the kubelet's next call by about a millisecond."""
 _SLOWEST = 6
