@@ -239,7 +239,7 @@ async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on
         await agent.hardware.pause()
         node.hardware(T4, T4)
         agent.hardware.resume()
-        await node.until(lambda: "new GPUs are left out" in caplog.messages)
+        await node.until(lambda: "new GPUs are not shared" in caplog.messages)
         await node.healthy_is(COUNT, 1)
 
 
@@ -372,7 +372,7 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
         await eventually(lambda: probes.alive(agent))
-        assert await probes.alive(agent) == ("our own sockets do not answer",)
+        assert await probes.alive(agent) == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 
