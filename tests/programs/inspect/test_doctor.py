@@ -154,8 +154,11 @@ def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pyte
     program = kubectl(tmp_path, well())
     assert main(["doctor"], kubectl=program, environ={}) == 0
     printed = capsys.readouterr().out
-    assert "ok       extender                 schedulers asked it 5 times since it started" in printed.splitlines()
-    assert "ok       placement                1 GPU pod on nodes, placed by GPU" in printed.splitlines()
+    assert "ok       extender                 schedulers called it 5 times since it started" in printed.splitlines()
+    assert (
+        "ok       placement                1 GPU pod on nodes, each with a GPU chosen by a scheduler"
+        in printed.splitlines()
+    )
     assert printed.endswith("19 findings: 19 ok.\n")
     assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
     assert json.loads(capsys.readouterr().out)["severity"] == "ok"

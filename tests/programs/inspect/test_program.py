@@ -571,9 +571,9 @@ def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.
     assert lines[1] == "No scheduler looks at it before its scheduling gates are removed: quota."
     assert (
         "node-b: its GPUs have room, but it is cordoned; the pod does not tolerate its taint b:NoExecute; the pod "
-        "wants the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
+        "requires the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
     ) in lines
-    assert "odd: its GPUs have room, but the pod wants the node label zone=x" in lines
+    assert "odd: its GPUs have room, but the pod requires the node label zone=x" in lines
 
 
 def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -592,8 +592,8 @@ def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pyte
     told = [line for line in capsys.readouterr().out.splitlines() if line[:3] in {"a: ", "b: ", "c: "}]
     assert told == [
         "b: no GPU has 8 GiB free",
-        "a: its GPUs have room, but the pod wants the node label zone=y",
-        "c: its GPUs have room, but the pod's node affinity wants kubernetes.io/hostname NotIn (c)",
+        "a: its GPUs have room, but the pod requires the node label zone=y",
+        "c: its GPUs have room, but the pod's node affinity requires kubernetes.io/hostname NotIn (c)",
     ]
 
 
