@@ -60,7 +60,9 @@ def test_a_directory_for_sockets_is_accepted(folder: Path) -> None:
 
 
 def test_a6_a_missing_directory_is_named_with_where_the_right_one_is(folder: Path) -> None:
-    with pytest.raises(DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*whatever its --root"):
+    with pytest.raises(
+        DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*regardless of its --root"
+    ):
         check_directory(folder / "missing")
 
 
@@ -230,7 +232,7 @@ def test_a_folder_of_ours_that_leads_elsewhere_is_refused(folder: Path) -> None:
 
 def test_a_lock_that_cannot_be_made_says_why(folder: Path) -> None:
     (folder / "gpushare").touch()
-    with pytest.raises(DirectoryError, match=r"making the lock .*gpushare/lock: File exists"):
+    with pytest.raises(DirectoryError, match=r"creating the lock .*gpushare/lock: File exists"):
         NodeLock(folder).take()
 
 

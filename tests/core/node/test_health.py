@@ -197,8 +197,8 @@ def test_an_imex_domain_in_trouble_is_advice() -> None:
 
 
 def test_b11_an_unwatched_gpu_is_not_offered_until_the_next_good_reading() -> None:
-    belief = after(GOOD, Unwatched(GPU, "nobody could read it for 60 s"))
-    assert belief.reasons == ("nobody could read it for 60 s; it is offered again as soon as it can be read",)
+    belief = after(GOOD, Unwatched(GPU, "it could not be read for 60 s"))
+    assert belief.reasons == ("it could not be read for 60 s; it is offered again as soon as it can be read",)
     assert after(GOOD, belief=belief).healthy
     assert not after(LOST, belief=belief).healthy
 

@@ -307,8 +307,8 @@ def test_what_cannot_be_read_is_left_out_and_told(world: World, capsys: pytest.C
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split()[0] == "node-a"
     assert printed.err.splitlines() == [
-        "warning: a node is left out: not a node: without a uid or a name",
-        "warning: a pod is left out: not a pod: without a uid or a name",
+        "warning: a node is left out: not a node: its uid or its name is missing",
+        "warning: a pod is left out: not a pod: its uid or its name is missing",
         f"warning: pod default/half: container 'main': {limit}, and it is ignored",
         "warning: node broken: the node's annotation gpu-device-plugin/gpus is not JSON",
     ]

@@ -147,7 +147,7 @@ async def test_a_pod_that_a_policy_keeps_the_agent_from_is_told_of_and_annotated
         told = there.events("PodNotAnnotated")[0]
         assert (told["type"], told["regarding"]["kind"]) == ("Warning", "Node")
         assert told["note"].startswith("the annotations with the GPUs of pod default/large could not be written, ")
-        assert "ValidatingAdmissionPolicy size is against it" in told["note"]
+        assert "ValidatingAdmissionPolicy size denied it" in told["note"]
         assert not assigned(there, "large")
         there.api.admit_again("size")
         await there.node.until(lambda: assigned(there, "large"))

@@ -356,7 +356,7 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
         (there.node.kubelet.device_plugin_dir / "gpushare" / "profile" / "x").mkdir(parents=True)
         async with running(there):
             await shares(there, 14)
-            await there.node.until(lambda: "has to know is not written down" in caplog.text)
+            await there.node.until(lambda: "the state for the next agent" in caplog.text)
 
 
 def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:
