@@ -126,7 +126,7 @@ def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
 
 def test_the_table_has_a_row_for_each_setting() -> None:
     rows = table(knobs_of(NodeSettings)).splitlines()
-    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
+    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Source of the GPUs: nvml")
     assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))
 
 

@@ -211,7 +211,7 @@ def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_written_there(fol
         NodeLock(folder).take()
     lock.unlink()
     lock.hardlink_to(elsewhere)
-    with pytest.raises(DirectoryError, match=r"gpushare/lock: it is another file too, by a hard link; remove it"):
+    with pytest.raises(DirectoryError, match=r"gpushare/lock: it has another name, a hard link; remove it"):
         NodeLock(folder).take()
     lock.unlink()
     os.mkfifo(lock)
@@ -223,7 +223,7 @@ def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_written_there(fol
 def test_a_folder_of_ours_that_leads_elsewhere_is_refused(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "gpushare").symlink_to("elsewhere")
-    with pytest.raises(DirectoryError, match="what leads to it is a symbolic link"):
+    with pytest.raises(DirectoryError, match="a part of its path is a symbolic link"):
         NodeLock(folder).take()
     assert list((folder / "elsewhere").iterdir()) == []
 

@@ -225,12 +225,12 @@ def test_who_holds_containers_to_their_memory() -> None:
     old = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
     (told,) = of("memory limits", inventory=old)
     assert told == (
-        "note: advisory: its driver has no limits of memory, which come with r615 (driver 580.95.05) -> a container "
+        "note: advisory: its driver has no memory limits, which come with r615 (driver 580.95.05) -> a container "
         "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; limits of MPS "
         "are not set by this version"
     )
     assert of("memory limits", inventory=replace(WELL.inventory, cgroup=1))[0].startswith(
-        "note: advisory: the node has version 1 of control groups, and it must be 2 (driver 615.71.09) -> "
+        "note: advisory: the node's cgroup version is 1, and must be 2 (driver 615.71.09) -> "
     )
     one_in_mig = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
     assert of("memory limits", inventory=one_in_mig)[0].startswith("ok: cgroup: driver 615.71.09")
@@ -285,7 +285,7 @@ def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
 
 def test_a_gpu_to_leave_alone_that_is_not_there_is_a_warning() -> None:
     told, counted = of("shares", exclude_gpus=("9",))
-    assert told == "warning: --exclude-gpus names 9, which no GPU of this node is -> see nvidia-smi -L, and use UUIDs"
+    assert told == "warning: --exclude-gpus names 9, but this node has no such GPU -> see nvidia-smi -L, and use UUIDs"
     assert counted.startswith("ok: 2 GPUs")
 
 

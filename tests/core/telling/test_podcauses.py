@@ -242,5 +242,5 @@ def test_a_pod_of_which_nobody_has_written_the_gpu() -> None:
     less = replace(there, annotations={ALLOCATION: '{"0":{"1":3}}'})
     assert causes(less, OURS, RESOURCES, NODES)[0][1] == (
         f"What is written on it of its GPU makes no sense: {ALLOCATION} promises 3 of gpu-mem to container 'main', "
-        "which asks 4."
+        "which requests 4."
     )

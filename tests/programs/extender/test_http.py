@@ -105,7 +105,7 @@ def test_an_error_of_the_system_is_no_misuse_and_its_cause_is_told(caplog: pytes
     sources = Sources(ExtenderSettings, {}, {})
     assert main(sources, sources.texts(), settings) == 1
     (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
-    assert record.getMessage() == "ends, to be started anew"
+    assert record.getMessage() == "exits for a restart"
     assert record.why == "[Errno 5] Input/output error: '/dev/sda'"  # type: ignore[attr-defined]
     assert record.exc_info is not None
 

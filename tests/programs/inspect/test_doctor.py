@@ -212,7 +212,7 @@ def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str)
     seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
     assert isinstance(seen.daemonset, Unknown)
     assert seen.daemonset.found == f"the right to {right} is missing"
-    assert seen.daemonset.advice.startswith("ask whoever administers the cluster for it; docs/doctor.md has")
+    assert seen.daemonset.advice.startswith("ask an administrator of the cluster for it; docs/doctor.md has")
 
 
 def test_the_rights_that_the_page_has_given_are_those_that_are_needed(tmp_path: Path) -> None:

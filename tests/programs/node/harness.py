@@ -131,7 +131,7 @@ class NodeWorld:
         await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.holds.values()))
 
     async def rounds(self, count: int) -> None:
-        """Let the agent compare its books with the kubelet's so many times more, each from its beginning."""
+        """Let the agent compare its ledger with the kubelet's records `count` times more, each from its beginning."""
         assert self.agent is not None
         reconciler = self.agent.reconciler
         done = reconciler.rounds.value + 1  # the one that is under way began before
