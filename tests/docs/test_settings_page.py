@@ -131,7 +131,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
 
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
-    (named,) = re.findall(r"^Not in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
+    (named,) = re.findall(r"^Not allowed in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile}
 
 
