@@ -294,7 +294,8 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the arguments of a `Packer`: the free shares of each GPU that gives shares, and of each unused GPU."""
-    return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
+    giving = [room for room in rooms if room.gives_shares]
+    return tuple([room.free for room in giving]), tuple([room.free for room in giving if not room.shared])
 
 
 def _preferred(

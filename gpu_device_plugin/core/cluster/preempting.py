@@ -117,8 +117,13 @@ class _Choice:
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in victims)
         """Those of kube-scheduler's victims that are on GPUs."""
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
-        self._memory = {pod: pod.usage.size(node.gpus.sizes) for pod in self._staying}
         self._effort = effort
+
+    @cached_property
+    def _memory(self) -> Mapping[Occupant, int]:
+        """Shares of each pod."""
+        sizes = self._node.gpus.sizes
+        return {pod: pod.usage.size(sizes) for pod in self._staying}
 
     @cached_property
     def _sums(self) -> _Sums:
