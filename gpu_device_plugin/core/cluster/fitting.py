@@ -240,8 +240,8 @@ class Packer:
         if self.whole > len(idle):
             return None
         left = sorted(frees)
-        for free in sorted(idle)[: self.whole]:
-            # Those with the fewest free shares: no other choice leaves more room.
+        for free in sorted(idle)[: self.whole] if self.whole else ():
+            # Those with the least: nothing that is left could do more than what is left so.
             left.remove(free)
         return left
 
