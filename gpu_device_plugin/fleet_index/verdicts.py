@@ -140,7 +140,7 @@ class _OfSeveral:
                     self._alone.clear()
                 self._alone[key] = why
             return why
-        # Of two pieces it is sure as soon as there is a way, and without unused GPUs for all whole ones there is none.
+        # With two pieces, `_certain` is exact; without enough unused GPUs there is no packing.
         no_way = (self._on_one and len(self._pieces) == 2) or unused < self._whole
         if not no_way and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None

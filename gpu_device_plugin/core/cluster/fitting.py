@@ -241,7 +241,7 @@ class Packer:
             return None
         left = sorted(frees)
         for free in sorted(idle)[: self.whole] if self.whole else ():
-            # Those with the least: nothing that is left could do more than what is left so.
+            # Those with the fewest free shares: no other choice leaves more room.
             left.remove(free)
         return left
 
@@ -257,7 +257,7 @@ class Packer:
         return Packing(None, 0) if left is None else self.packing(left, most_steps)
 
     def packing(self, left: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
-        """Try it with what is `left` once whole GPUs are taken."""
+        """Search with the free shares that are `left` once whole GPUs are taken."""
         vain: set[tuple[int, tuple[int, ...]]] = set()
         steps = 0
 
