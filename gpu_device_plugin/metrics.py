@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,10 +128,15 @@ def _read_off(name: str, help: str, *labels: str, grows: bool = False, default: 
 
 def _gauges(kind: type, states: Iterable[object]) -> Gauges:
     """Yield every gauge of one class of states, with its value in each of `states`."""
-    for each in fields(kind):
-        if (gauge := each.metadata.get("gauge")) is not None:
-            of = attrgetter(each.name)
-            yield gauge, [(tuple(getattr(state, name) for name in gauge.labels), of(state)) for state in states]
+    for gauge, value_of in _readers(kind):
+        yield gauge, [(tuple([getattr(state, name) for name in gauge.labels]), value_of(state)) for state in states]
+
+
+@cache
+def _readers(kind: type) -> Sequence[tuple[Gauge, Callable[[object], float]]]:
+    """Return every gauge of one kind of state, with what reads its value off; found once for each kind."""
+    shown = ((each.metadata.get("gauge"), attrgetter(each.name)) for each in fields(kind))
+    return [(gauge, value_of) for gauge, value_of in shown if gauge is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,9 +140,9 @@ class _OfSeveral:
                     self._alone.clear()
                 self._alone[key] = why
             return why
-        # With two pieces, `_certain` is exact.
-        two = self._on_one and len(self._pieces) == 2
-        if not two and self._packing(*free_and_idle(node.rooms)).taken is not None:
+        # With two pieces, `_certain` is exact; without enough unused GPUs there is no packing.
+        no_way = (self._on_one and len(self._pieces) == 2) or unused < self._whole
+        if not no_way and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None
         why = self._together.get(kind) or unfit(self._ask, node, self._packing)
         return None if why is None else self._together.setdefault(kind, why)
@@ -166,7 +166,7 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
             effort.check()
             if len(known) >= _MOST_PACKINGS:
                 known.clear()
-            tried = packer(frees, idle)
+            tried = packer.packing(left)
             effort.spend(tried.steps + _STEPS_AT_LEAST)
             # Only whether there is a packing matters here.
             found = known[key] = _NO_WAY if tried.taken is None else _SOME_WAY
@@ -263,4 +263,4 @@ def _has_room(demand: Demand, rooms: Sequence[Room]) -> bool:
     if demand.kind is Kind.COUNT:
         return sum(room.unused for room in rooms) >= demand.amount
     each = demand.amount // demand.gpus
-    return sum(room.gives_shares and room.free >= each for room in rooms) >= demand.gpus
+    return sum(room.free >= each and room.gives_shares for room in rooms) >= demand.gpus

@@ -107,13 +107,18 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
 def summary(rooms: Sequence[Room]) -> Summary:
     """Return the numbers that summarize `rooms`."""
     healthy = [room for room in rooms if room.healthy]
-    total = sum(room.total for room in healthy)
+    giving = [room for room in rooms if room.gives_shares]
+    total = sum([room.total for room in healthy])
     return Summary(
-        frees=tuple(sorted((room.free for room in rooms if room.gives_shares), reverse=True)),
-        sizes=tuple(sorted((room.total for room in healthy), reverse=True)),
-        failed=tuple(sorted((room.total for room in rooms if not room.healthy), reverse=True)),
-        shared=tuple(sorted((room.free for room in rooms if room.gives_shares and room.shared), reverse=True)),
-        unused=tuple(room.position for room in rooms if room.unused),
-        used=total - sum(room.free for room in rooms if room.gives_shares),
+        frees=_most_first([room.free for room in giving]),
+        sizes=_most_first([room.total for room in healthy]),
+        failed=_most_first([room.total for room in rooms if not room.healthy]),
+        shared=_most_first([room.free for room in giving if room.shared]),
+        unused=tuple([room.position for room in giving if not room.shared]),
+        used=total - sum([room.free for room in giving]),
         total=total,
     )
+
+
+def _most_first(shares: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(shares, reverse=True))

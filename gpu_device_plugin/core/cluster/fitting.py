@@ -240,7 +240,7 @@ class Packer:
         if self.whole > len(idle):
             return None
         left = sorted(frees)
-        for free in sorted(idle)[: self.whole]:
+        for free in sorted(idle)[: self.whole] if self.whole else ():
             # Those with the fewest free shares: no other choice leaves more room.
             left.remove(free)
         return left
@@ -254,8 +254,10 @@ class Packer:
             most_steps: the search gives up after these.
         """
         left = self.left(frees, idle)
-        if left is None:
-            return Packing(None, 0)
+        return Packing(None, 0) if left is None else self.packing(left, most_steps)
+
+    def packing(self, left: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
+        """Search with the free shares that are `left` once whole GPUs are taken."""
         vain: set[tuple[int, tuple[int, ...]]] = set()
         steps = 0
 
@@ -294,7 +296,9 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the arguments of a `Packer`: the free shares of each GPU that gives shares, and of each unused GPU."""
-    return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
+    # As `Room.gives_shares` and `Room.unused` say: to call these takes a fifth of what a filter takes of several parts.
+    giving = [room for room in rooms if room.healthy and not room.whole]
+    return tuple([room.free for room in giving]), tuple([room.free for room in giving if not room.shared])
 
 
 def _preferred(

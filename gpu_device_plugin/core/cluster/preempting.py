@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.candidate import candidate, rooms_of
 from gpu_device_plugin.core.cluster.effort import Effort, TooLongError
 from gpu_device_plugin.core.cluster.fitting import Packer, Packing, unfit
 from gpu_device_plugin.core.cluster.victims import VictimSearch, spared
@@ -58,7 +58,7 @@ def choose_on_each(
         if found is not None:
             yield node, found
         steps += effort.spent
-        if steps > _MOST_STEPS:
+        if steps >= _MOST_STEPS:
             return
 
 
@@ -117,8 +117,13 @@ class _Choice:
         self._proposed = frozenset(pod for pod in self._staying if pod.uid in victims)
         """Those of kube-scheduler's victims that are on GPUs."""
         self._free_to_stay = frozenset(filter(self._may_stay, self._proposed))
-        self._memory = {pod: pod.usage.size(node.gpus.sizes) for pod in self._staying}
         self._effort = effort
+
+    @cached_property
+    def _memory(self) -> Mapping[Occupant, int]:
+        """Shares of each pod."""
+        sizes = self._node.gpus.sizes
+        return {pod: pod.usage.size(sizes) for pod in self._staying}
 
     @cached_property
     def _sums(self) -> _Sums:
@@ -211,36 +216,30 @@ class _Sums:
     """
 
     def __init__(
-        self, preemptor: Preemptor, node: Candidate, there: Collection[Occupant], given: Collection[Occupant]
+        self, preemptor: Preemptor, node: Candidate, there: Iterable[Occupant], given: Collection[Occupant]
     ) -> None:
-        rooms = [room for room in candidate("", node.gpus, [pod.usage for pod in there]).rooms if room.healthy]
+        self._frees = {
+            pod: {_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus, **(pod.requests or {})} for pod in there
+        }
+        rooms = [room for room in rooms_of(node.gpus, [pod.usage for pod in self._frees]) if room.healthy]
         offered = {
             _SHARES: sum(room.total for room in rooms if not room.whole),
             _WHOLE: sum(not room.shared for room in rooms),
         }
-        taken = sum((_gpus_of(pod) for pod in there), Counter[str]())
         asked = Counter(preemptor.requests or {})
         for part in preemptor.ask.parts:
             asked[_SHARES if part.demand.kind is Kind.MEMORY else _WHOLE] += part.demand.amount
-        freed = self._freed(given)
         self._needed = {
-            name: min(freed[name], amount + taken[name] - offered[name] if name in offered else amount)
+            name: min(
+                self._freed(given, name),
+                amount + self._freed(self._frees, name) - offered[name] if name in offered else amount,
+            )
             for name, amount in asked.items()
         }
 
     def suffice(self, evicted: Collection[Occupant]) -> bool:
         """Return whether that is so once these are gone."""
-        freed = self._freed(evicted)
-        return all(freed[name] >= amount for name, amount in self._needed.items())
+        return all(self._freed(evicted, name) >= amount for name, amount in self._needed.items())
 
-    @staticmethod
-    def _freed(pods: Iterable[Occupant]) -> Counter[str]:
-        freed: Counter[str] = Counter()
-        for pod in pods:
-            freed.update(_gpus_of(pod))
-            freed.update(pod.requests or {})
-        return freed
-
-
-def _gpus_of(pod: Occupant) -> Counter[str]:
-    return Counter({_SHARES: pod.usage.all_shares, _WHOLE: pod.usage.all_gpus})
+    def _freed(self, pods: Iterable[Occupant], name: str) -> int:
+        return sum([self._frees[pod].get(name, 0) for pod in pods])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, DEV, POD
@@ -31,14 +31,15 @@ def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, s
     """
     if not ask.parts:
         return {}
-    used: Counter[int] = Counter()
+    used: dict[int, int] = defaultdict(int)
     places: list[tuple[Container, Mapping[int, int]]] = []
     for part, placement in zip(ask.parts, found.placements, strict=True):
-        used.update(dict(placement.shares))
+        for position, shares in placement.shares:
+            used[position] += shares
         places += zip((container for container, _ in part.members), _members(part, placement), strict=True)
     return {
         **write_allocation(Allocation.of(places, used)),
-        POD: str(used.total()),
+        POD: str(sum(used.values())),
         DEV: str(max(gpu.shares for gpu in gpus.gpus if gpu.position in used)),
         ASSIGNED: "false",
         ASSUME_TIME: str(now_ns),

@@ -5,7 +5,7 @@ Annotations alone are not trusted: the amount comes from the pod's limits, and o
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -116,18 +116,19 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
     if not asked:
         return NOTHING
     promised = readable_promises(pod, resources)
-    shares: Counter[int] = Counter()
+    shares: dict[int, int] = defaultdict(int)
     whole: set[int] = set()
     for part in parts_of(pod, resources) if promised else ():
         held = _held(part, promised)
         if part.demand.kind is Kind.MEMORY:
-            shares.update(held)
+            for position, amount in held.items():
+                shares[position] += amount
         else:
             whole.update(held)
     return Usage(
         tuple(sorted(shares.items())),
         tuple(sorted(whole)),
-        asked.get(Kind.MEMORY, 0) - shares.total(),
+        asked.get(Kind.MEMORY, 0) - sum(shares.values()),
         asked.get(Kind.COUNT, 0) - len(whole),
     )
 

@@ -37,6 +37,7 @@ MOST_CONTAINERS = 64
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
 _PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
+_compact = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` would make an encoder for every text
 
 
 # --- The codec --------------------------------------------------------------------------------------------------------
@@ -66,7 +67,7 @@ class Allocation:
 def write_allocation(allocation: Allocation) -> Mapping[str, str]:
     """Return the annotations of an allocation. A text longer than `MOST_TEXT` is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
-    texts = {key: json.dumps(by_index, separators=(",", ":")) for key, by_index in lists.items() if by_index}
+    texts = {key: _compact(by_index) for key, by_index in lists.items() if by_index}
     if allocation.single is not None:
         texts[IDX] = str(allocation.single)
     return {key: text for key, text in texts.items() if len(text) <= MOST_TEXT}
