@@ -44,6 +44,8 @@ def line(command: Command, stands_for: Mapping[str, str] = MappingProxyType({}))
     """Return a command as one types it."""
     names = STANDS_FOR | dict(stands_for)
     text = re.sub(r"[\[\]]", "", command.text) if command.text.startswith(INSPECT) else command.text
+    if command.inline and re.fullmatch(r"kubectl [a-z-]+", text):  # the name of a command of kubectl's, in a sentence
+        text += " --help"
     return re.sub(r"\b[A-Z]+\b(?!:)", lambda word: names.get(word[0], word[0]), text)
 
 

@@ -1,4 +1,4 @@
-"""The Kubernetes API, read through `kubectl get --raw`, so that every kubeconfig and every login plugin works."""
+"""The Kubernetes API, read through raw requests of kubectl, so that every kubeconfig and every login plugin works."""
 
 from __future__ import annotations
 
