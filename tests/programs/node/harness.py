@@ -130,12 +130,18 @@ class NodeWorld:
         state = self.agent.state
         await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.holds.values()))
 
-    async def rounds(self, count: int) -> None:
-        """Let the agent compare its books with the kubelet's so many times more, each from its beginning."""
+    async def rounds(self, count: int, *, now: bool = False) -> None:
+        """Let the agent compare its books with the kubelet's so many times more, each from its beginning.
+
+        `now`: without waiting for its interval.
+        """
         assert self.agent is not None
         reconciler = self.agent.reconciler
-        done = reconciler.rounds.value + 1  # the one that is under way began before
-        await self.until(lambda: reconciler.rounds.value >= done + count)
+        for _ in range(count + 1):  # the one that is under way began before
+            done = reconciler.rounds.value
+            if now:
+                reconciler.registered()
+            await self.until(lambda done=done: reconciler.rounds.value > done)  # type: ignore[misc]
 
     async def listed(self, made: Pod) -> None:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""
