@@ -147,7 +147,7 @@ class NodeWorld:
         """Wait until the kubelet process that listens to the agent has listed a pod to it."""
         assert self.agent is not None
         records = self.agent.kubelet_records
-        await self.until(lambda: made.uid in records._endings.names)
+        await self.until(lambda: made.uid in records.named)
 
     @property
     def sockets(self) -> set[str]:
