@@ -18,7 +18,7 @@ from aiohttp import web
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.patience import eventually
+from tests.patience import eventually, stretched
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
@@ -179,7 +179,9 @@ async def double_world(*, capable: bool) -> AsyncIterator[SchedulerWorld]:
             async with http.request(method, api.url + path, json=body, headers={"Content-Type": content_type}) as said:
                 return await said.json()
 
-        config = ExtenderConfig(extender.url, weight=WEIGHT, http_timeout_s=TIMEOUT_S, node_cache_capable=capable)
+        config = ExtenderConfig(
+            extender.url, weight=WEIGHT, http_timeout_s=stretched(TIMEOUT_S), node_cache_capable=capable
+        )
         async with Scheduler(api, config, name=NAME, backoff_s=(0.05, 0.2)) as scheduler:
             running = asyncio.create_task(scheduler.run())
             try:
@@ -218,7 +220,7 @@ def _configuration(kubeconfig: Path, extender: str, *, capable: bool) -> Json:
                 "urlPrefix": extender,
                 **{f"{verb}Verb": verb for verb in ("filter", "prioritize", "bind", "preempt")},
                 "weight": WEIGHT,
-                "httpTimeout": f"{TIMEOUT_S}s",
+                "httpTimeout": f"{stretched(TIMEOUT_S):.1f}s",
                 "nodeCacheCapable": capable,
                 "managedResources": [{"name": builders.GPU_MEM}, {"name": builders.GPU_COUNT}],
             }
