@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import grpc
@@ -31,7 +31,7 @@ from gpu_device_plugin.testing.gate import Gate
 from gpu_device_plugin.testing.kubelet import Kubelet
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
-from tests.patience import eventually, patience, rounds
+from tests.patience import eventually, patience, rounds, stretched
 from tests.resources import COUNT, MEM
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class Node:
         self, plugins: Sequence[Plugin], prepare: Callable[[], Awaitable[None]] | None = None
     ) -> RegistrationLoop:
         """Make a loop for these plugins, which tells us all that happens."""
-        return RegistrationLoop(self.directory, plugins, prepare or self._prepare, self._on_event, QUICK)
+        # A kubelet on a busy machine is slow to listen, which is no reason to start over.
+        timings = replace(QUICK, stream_grace=stretched(QUICK.stream_grace))
+        return RegistrationLoop(self.directory, plugins, prepare or self._prepare, self._on_event, timings)
 
     def plugin(self, resource: Resource) -> Plugin:
         return Plugin(resource, lambda: self._servicer(resource))
