@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tests.programs.node.harness import NodeWorld
 
-QUICK = Deadlines(driver_s=10, answer_s=2)
+QUICK = Deadlines(driver_s=120, answer_s=60)
 NOWHERE = Place(in_container=True)
 
 
@@ -233,14 +233,14 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     where = Place(tmp_path, dev=tmp_path / "dev")
     async with world() as node:
         settings = replace(settings_in(node), gpus="nvml")
-        seen = await examined(settings, where, replace(QUICK, driver_s=5))
+        seen = await examined(settings, where, QUICK)
     assert {path: seen.device_nodes[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm")} == {
         "/dev/nvidiactl": "",
         "/dev/nvidia-uvm": "is no device",
     }
     assert seen.unlinked_nodes == ("/dev/nvidiactl",)
     assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
-    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), replace(QUICK, driver_s=5))
+    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), QUICK)
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
 
 

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Late, Reset, Slow
-from tests.patience import patience
+from tests.patience import patience, stretched
 from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
@@ -692,7 +692,7 @@ async def scheduling(w: ExtenderWorld) -> AsyncIterator[None]:
 
 async def test_pods_that_wait_for_vanished_ones_get_their_gpus_in_time_though_nothing_happens_then() -> None:
     """All pods of a node are deleted by force. No event tells the scheduler when their processes must have ended."""
-    async with world(vanished_grace="1s") as w:
+    async with world(vanished_grace=f"{stretched(1000):.0f}ms") as w:
         w.node("a", 8, 8)
         await w.start()
         for name in "pq":
