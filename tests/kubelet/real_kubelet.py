@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
 from gpu_device_plugin.testing.versions import Version
 from tests.patience import eventually, stretched
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class RealKubelet:
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="real"))
         self._manifests = self._root / "manifests"
-        self._port = _free_port()
+        self._port = free_port()
         self._holder: subprocess.Popen[bytes] | None = None
         self._containerd: subprocess.Popen[bytes] | None = None
         self._kubelet: subprocess.Popen[bytes] | None = None
@@ -329,7 +329,7 @@ class RealKubelet:
             "cgroupDriver": "cgroupfs",
             "failCgroupV1": False,
             "address": "127.0.0.1",
-            "port": _free_port(),
+            "port": free_port(),
             "readOnlyPort": self._port,
             "healthzPort": 0,
             "containerRuntimeEndpoint": f"unix://{self._root}/containerd.sock",
@@ -350,13 +350,6 @@ class RealKubelet:
 
 def _kubelet() -> str:
     return f"{os.environ['KUBE_BIN']}/kubelet"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _child(pid: int) -> int:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.patience import eventually, stretched
+from tests.ports import free_port
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
         config.write_text(json.dumps(_configuration(kubeconfig, extender.url, capable=capable)))
         with (folder / "scheduler.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                binary, f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={_free_port()}", "-v=4",
+                binary, f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={free_port()}", "-v=4",
                 stdout=log, stderr=log,
             )  # fmt: skip
         try:
@@ -265,12 +265,6 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
                     await ask("DELETE", f"/api/v1/{plural}/{name}?gracePeriodSeconds=0")
             process.terminate()
             await process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 KINDS = ["double", "real"] if os.environ.get("KUBE_BIN") else ["double"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
+from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import T4, world
 
@@ -54,13 +54,6 @@ def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
 def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
     every = examine(CHECKS, symptoms)
     return {check: [each for each in every if each.check == check] for check in checks}
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        port: int = made.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.configmap import mount
 from tests.names import MEM
 from tests.patience import patience
-from tests.programs.doctor.test_agent import free_port
+from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import gpus_of, pod, registering
 
