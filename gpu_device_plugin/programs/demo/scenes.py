@@ -25,7 +25,6 @@ DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A 7 GiB card (as much is left of a P4 for containers) and three larger ones."""
 
 _SERVICES = 7
-_PATIENCE_S = 10.0
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
 _XID_ASKS = 154
 """With this one, drivers say that they want something done with a GPU."""
@@ -69,7 +68,7 @@ class Story:
         """Play one scene and return what it showed."""
         self.now = Shown(title, self.world.node)
         await scene(self)
-        if not await self.world.until(self.world.settled, _PATIENCE_S):
+        if not await self.world.until(self.world.settled):
             self.check("What is in use through one resource is fenced in the other.", held=False)
         self._expect_no_conflict()
         return self.look()
@@ -105,7 +104,7 @@ class Story:
 
     async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
         """Show what must become so, and whether it does."""
-        self.check(sentence, await self.world.until(condition, _PATIENCE_S))
+        self.check(sentence, await self.world.until(condition))
 
     async def admit(self, name: str, resource: str, amount: int) -> Pod:
         """Have the kubelet start a pod of one container that asks for so much of a resource."""

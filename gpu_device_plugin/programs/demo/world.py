@@ -45,7 +45,8 @@ _QUICK = {
 _UNHEALTHY = " is unhealthy: "
 """Between a GPU and the reason, in the agent's log."""
 _LOOK_S = 0.02
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
+"""Only what never comes about is waited for so long."""
 
 
 class DemoError(Exception):
@@ -205,14 +206,14 @@ class World:
             uuid: (self.agent.running and self.agent.unhealthy(uuid)) or away for uuid in uuids if uuid not in alive
         }
 
-    async def until(self, condition: Callable[[], bool], patience_s: float = _PATIENCE_S) -> bool:
-        """Wait until `condition` holds; return whether it did before `patience_s` seconds were over.
+    async def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait until `condition` holds; return whether it did in good time.
 
         Raises:
             DemoError: the agent ended.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(_PATIENCE_S):
                 while not condition():
                     self.agent.require()
                     await asyncio.sleep(_LOOK_S)
