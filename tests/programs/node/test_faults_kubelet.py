@@ -19,6 +19,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginS
 from gpu_device_plugin.testing.pods import Kind
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
+from tests.patience import stretched
 from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ async def test_a16_with_every_gpu_lost_the_kubelet_is_answered_and_the_pod_told_
 
 
 async def test_a16_a_driver_that_hangs_does_not_hold_up_the_kubelet() -> None:
-    async with world([T4, T4], nvml_timeout="100ms") as node:
+    async with world([T4, T4], nvml_timeout=f"{stretched(100):.0f}ms") as node:
         await node.start_agent()
         node.hardware(T4, T4, events=[{"at": 0, "hang": True}])
         assert node.agent is not None
