@@ -435,7 +435,7 @@ async def test_where_lists_take_long_a_short_watch_is_asked_first(server: ApiSer
 async def test_where_short_watches_tell_nothing_lists_are_asked(server: ApiServer, eventually: Any) -> None:
     """As with API servers whose watches of pods never hear of other kinds. Later it is tried again."""
     held = Held()
-    timing = ReflectorTiming(0.01, 0.05, check_s=4, patience_s=0.01, long_list_s=0)
+    timing = ReflectorTiming(0.01, 0.05, check_s=stretched(4), patience_s=0.01, long_list_s=0)
     async with reflecting(server, held, timing=timing) as reflector:
         await eventually(lambda: reflector.live)
         server.hold_cache()
