@@ -1,12 +1,12 @@
 # Any image with glibc (NVIDIA's libraries need it), libstdc++ (grpc does) and Python 3.11 or newer as python3.
 ARG BASE=python:3.13-slim-bookworm
-# The same Python with pip and venv, where BASE has no pip. Nothing of it gets into the result.
+# The same Python with pip and venv, where BASE has no pip. The final image contains none of it.
 ARG BUILDER=${BASE}
 
 FROM ${BUILDER} AS build
 WORKDIR /src
 COPY requirements.lock requirements-build.lock ./
-# Packages may come from an index of yours: --secret id=pip.conf,src=FILE
+# For packages from your own index: --secret id=pip.conf,src=FILE
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
  && for environment in gpu-device-plugin build; do python3 -m venv --without-pip /opt/$environment; done \
@@ -20,8 +20,8 @@ RUN pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
  && $pip --python /opt/build/bin/python wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist . \
  && $pip --python /opt/gpu-device-plugin/bin/python install --no-index --no-compile --no-deps dist/*.whl \
 # Without byte code the agent takes twice the memory while it starts, and on a read-only file system it can never write
-# any. Level 2 leaves out docstrings and assertions: 2 MB less. It is taken as it is,
-# whatever becomes of the files' times on the way into a registry.
+# any. Level 2 leaves out docstrings and assertions: 2 MB less. unchecked-hash: byte code stays valid when a registry
+# changes the times of the files.
  && python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash /opt/gpu-device-plugin/lib \
  && chmod -R a=rX /opt/gpu-device-plugin
 
@@ -37,7 +37,7 @@ LABEL org.opencontainers.image.title="gpu-device-plugin" \
 ENV PATH=/opt/gpu-device-plugin/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONOPTIMIZE=2
-# The standard library comes without byte code in the official images. What installs software leaves.
+# The official images have no byte code of the standard library. Package installers are removed.
 RUN stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
  && python3 -m compileall -q -o 2 --invalidation-mode unchecked-hash \
       -x '/(site-packages|dist-packages|test|tests|lib2to3|idlelib|turtledemo)/' "$stdlib" \
@@ -46,10 +46,10 @@ RUN stdlib="$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))'
     fi \
  && rm -rf "$stdlib/ensurepip"
 COPY --from=build /opt/gpu-device-plugin /opt/gpu-device-plugin
-# Any user will do, on a root file system that nobody can write to. The node agent has to be root, and its manifest says
-# so: the kubelet's sockets and checkpoint are root's.
+# Any user works, on a read-only root file system. The node agent has to be root, which its manifest sets: the kubelet's
+# sockets and checkpoint belong to root.
 USER 65532:65532
-# An image that cannot start is none. Programs import what they need when they are asked for, gRPC's compiled code with it.
+# The build fails if a program cannot start. Programs import their modules only when they run, gRPC's compiled code too.
 RUN ["gpu-device-plugin", "--version"]
 RUN ["/opt/gpu-device-plugin/bin/python", "-c", \
      "import gpu_device_plugin.programs.demo.program, gpu_device_plugin.programs.doctor.agent, gpu_device_plugin.programs.doctor.program, gpu_device_plugin.programs.extender.program, gpu_device_plugin.programs.inspect.program, gpu_device_plugin.programs.node.program"]

@@ -1,4 +1,4 @@
-# Everything a person needs: `make demo` and `make test` set themselves up.
+# `make demo` and `make test` set up their environment themselves.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ SEED   := $(or $(SEED),$(shell date +%s))
 .PHONY: help demo test explore check lint types imports protos protos-check bench docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
-help:  ## what can be made
+help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -22,15 +22,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## GPUs shared between pods, live in the terminal (ARGS=--once prints and exits; GPUS=nvml uses real GPUs)
 	$(BIN)/gpu-device-plugin demo $(if $(GPUS),--gpus $(GPUS)) $(ARGS)
 
-test: check  ## everything CI runs
+test: check  ## run everything that CI runs
 
 check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage
 	$(BIN)/pytest -n auto --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --include='gpu_device_plugin/core/**' --fail-under=100
 	$(BIN)/coverage report
 
-explore: $(VENV)/.ready  ## tests of chance on examples that nobody tried yet (SEED=N tries those of another run again)
-	@echo 'make explore SEED=$(SEED) tries the same again.'
+explore: $(VENV)/.ready  ## randomized tests with new examples (SEED=N repeats those of an earlier run)
+	@echo 'make explore SEED=$(SEED) repeats this run.'
 	$(BIN)/pytest -n auto -m 'hypothesis or chance' --hypothesis-profile=explore --hypothesis-seed=$(SEED) $(ARGS)
 
 lint: $(VENV)/.ready
@@ -51,7 +51,7 @@ PROTOS := $(wildcard protos/gpu_device_plugin/kubelet/_proto/*.proto)
 	.venv-protos/bin/pip install --quiet --disable-pip-version-check --group protos
 	touch $@
 
-protos: .venv-protos/.ready  ## generate gpu_device_plugin/kubelet/_proto anew
+protos: .venv-protos/.ready  ## regenerate gpu_device_plugin/kubelet/_proto
 	.venv-protos/bin/python -m grpc_tools.protoc --plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy --plugin=protoc-gen-mypy_grpc=.venv-protos/bin/protoc-gen-mypy_grpc \
 	  -Iprotos --python_out=. --grpc_python_out=. --mypy_out=. --mypy_grpc_out=. $(PROTOS)
 
@@ -66,25 +66,25 @@ bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
 	$(BIN)/python -m bench.extender
 
-e2e: $(VENV)/.ready  ## real programs, for minutes: the image, and all steps on real Kubernetes (KUBE_BIN=DIR, or KUBECONFIG and E2E_NODE: docs/testing.md)
+e2e: $(VENV)/.ready  ## tests with real programs, which take minutes: the image, and all steps on real Kubernetes (KUBE_BIN=DIR, or KUBECONFIG and E2E_NODE: docs/testing.md)
 	E2E=1 $(BIN)/pytest $(ARGS) tests/e2e
 
-cluster: $(VENV)/.ready  ## a cluster of one node until Ctrl-C, of the programs in KUBE_BIN
+cluster: $(VENV)/.ready  ## run a cluster of one node until Ctrl-C, from the programs in KUBE_BIN
 	$(BIN)/python -m tests.e2e.starting
 
-docs: $(VENV)/.ready  ## the documentation as a site, in build/site
+docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	$(BIN)/mkdocs build --strict --quiet
 
 mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_device_plugin.core.cluster.asking.*' tests one module
-	rm -rf mutants  # it would trust what it found before, whatever has become of the tests
+	rm -rf mutants  # mutmut would reuse its earlier results although tests have changed
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)
 
-dist: $(VENV)/.ready  ## wheel, source, chart, manifests and checksums of what is committed, in dist/
+dist: $(VENV)/.ready  ## wheel, source, chart, manifests and checksums of the current commit, in dist/
 	$(BIN)/python -m tools.release
 
-release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a commit and a tag that nobody pushes but you
-	@[ -n '$(VERSION)' ] || { echo 'Say which: make release VERSION=x.y.z'; exit 1; }
+release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a commit and a tag; pushes nothing
+	@[ -n '$(VERSION)' ] || { echo 'Name the version: make release VERSION=x.y.z'; exit 1; }
 	$(BIN)/python -m tools.release '$(VERSION)'
 
 clean:

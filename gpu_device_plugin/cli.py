@@ -1,4 +1,4 @@
-"""From argv and the environment to settings, to one program, to an exit code: 0, 1 (failed), 2 (wrong input)."""
+"""Read settings from argv and the environment, run one program, return its exit code: 0, 1 (failed), 2 (misuse)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ P = TypeVar("P", bound=ProgramSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
-    """Run what `argv` asks for (the process's own by default) and return the exit code."""
+    """Run the command in `argv` (by default that of the process) and return the exit code."""
     return _run(PROGRAM, sys.argv[1:] if argv is None else argv, programs or PROGRAMS)
 
 
 def inspect_plugin(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
-    """Be ``kubectl inspect gpushare``: what kubectl makes of the name ``kubectl-inspect-gpushare``."""
+    """Run ``kubectl inspect gpushare``, for which kubectl looks up the program ``kubectl-inspect-gpushare``."""
     words = sys.argv[1:] if argv is None else argv
     return _run("kubectl inspect gpushare", ["inspect", *words], programs or PROGRAMS)
 
@@ -52,8 +52,8 @@ def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int
 
     try:
         return ending(name, run)
-    except Exception:  # the last place where it can become a log line that machines can read
-        logging.getLogger(__name__).critical("ends because of an error in the program itself", exc_info=True)
+    except Exception:  # the last place that can turn it into a machine-readable log line
+        logging.getLogger(__name__).critical("exits because of a bug in the program", exc_info=True)
         return FAILED
 
 
@@ -78,7 +78,7 @@ def _extender(arguments: argparse.Namespace) -> int:
 
 
 def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Texts, P]:
-    """Read the settings of a program that logs, and have it log as they say."""
+    """Read the settings of a program, and configure its log by them."""
     sources = sources_of(make, arguments, os.environ)
     texts = sources.texts()
     settings = sources.read(texts=texts)
@@ -111,9 +111,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def sources_of_the_agent(
     arguments: argparse.Namespace, running: Sequence[Running]
 ) -> tuple[Sources[NodeSettings], Texts]:
-    """Return where the agent of this node has its settings from, and what its files say; what we are given goes first.
+    """Return the sources of this node's agent and the content of its files; our own arguments and environment override.
 
-    Where its files are not to be seen from here, they count as empty.
+    Files that are not visible here count as empty.
     """
     ours = sources_of(NodeSettings, arguments, os.environ)
     for agent in running:
@@ -152,7 +152,7 @@ _SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
 
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
-    """Return where the settings of a command line come from; `make` is what they are."""
+    """Return the sources of the settings `make` for a command line."""
     others = tuple(knob for other in _SETTINGS if other is not make for knob in knobs_of(other))
     return Sources(make, flags_in(arguments, knobs_of(make)), environ, others)
 
@@ -161,7 +161,7 @@ def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[st
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line. The words behind `inspect` are left to that program, as ``words``.
+    """Parse a command line. The words after `inspect` are left to that program, as ``words``.
 
     Raises:
         UsageError: there is no such command or flag.
@@ -172,7 +172,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     command = next((word for word in argv if not word.startswith("-")), "")
     if command not in commands and not {"-h", "--help", "--version"}.intersection(argv[:1]):
         *most, last = PROGRAMS
-        choice = f"say first what to run, {', '.join(most)} or {last}; see {PROGRAM} --help"
+        choice = f"begin with a command, {', '.join(most)} or {last}; see {PROGRAM} --help"
         if not command or command in PROGRAMS:
             raise UsageError(choice)
         raise UsageError(f"{command}: there is no such command; {nearest(command.lower(), PROGRAMS, choice)}")
@@ -183,15 +183,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Sequence[str]) -> UsageError:
-    """Return the error about a word that `command` does not know."""
+    """Return the error for an argument that `command` does not accept."""
     flags = commands[command].flags
     elsewhere = [other for other, parser in commands.items() if word in parser.flags]
     if word in flags and list(argv).index(command) > 0:
-        hint = f"write it behind {command}"
+        hint = f"write it after {command}"
     elif word.endswith((".yaml", ".yml", ".json")) and _CONFIG in flags:
         hint = f"did you mean {_CONFIG}={word}?"
     elif elsewhere:
-        hint = f"it is one of {PROGRAM} {elsewhere[0]}"
+        hint = f"it belongs to {PROGRAM} {elsewhere[0]}"
     else:
         return no_such_argument(word, flags, f"see {PROGRAM} {command} --help")
     return UsageError(f"{word}: there is no such argument; {hint}")
@@ -200,12 +200,12 @@ def _misplaced(word: str, command: str, commands: Mapping[str, Parser], argv: Se
 _CONFIG = "--config"
 _USAGE = "%(prog)s [--config PATH] [settings]"
 _PRECEDENCE = (
-    "A flag beats the environment variable, which beats the file. Files are read again when they change, and at SIGHUP."
+    "A flag overrides the environment variable, which overrides the file. Files are reloaded on change and on SIGHUP."
 )
 
 
 def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
-    """Return the parser of the command line, and those of its commands but `inspect`, which has one of its own."""
+    """Return the parser of the command line, and those of its commands except `inspect`, which has its own."""
     parser = Parser(prog=PROGRAM, description="Share the GPUs of a Kubernetes cluster between pods, by GPU memory.")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
@@ -218,29 +218,29 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     )
     extender = commands.add_parser(
         "extender",
-        help="what tells the scheduler which node has room on one GPU",
+        help="the scheduler extender, which finds nodes with enough free memory on one GPU",
         description="Answer kube-scheduler's calls: which nodes fit a pod, which fit best, and bind it to a GPU.",
         usage=_USAGE,
         epilog=_PRECEDENCE,
     )
-    commands.add_parser("inspect", help="who uses which GPU of the cluster", add_help=False)  # see parse
+    commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
         usage="%(prog)s [--json] [--host-root DIR] [settings of the agent]",
-        help="what is wrong on this node, and what to do",
-        description="Look at everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
+        help="find the faults of this node, with a remedy for each",
+        description="Examine everything that sharing this node's GPUs needs: driver, container runtime, kubelet, agent "
         "and API server. Nothing is changed.",
-        epilog="Settings are by default those with which the agent of this node runs. Exit code 0: nothing is wrong; "
-        "3: there are warnings; 4: there are errors; 1 and 2: the doctor itself could not work.",
+        epilog="The settings are by default those of the agent that runs on this node. Exit code 0: no fault; 3: there "
+        "are warnings; 4: there are errors; 1 and 2: the doctor itself failed.",
     )
-    doctor.add_argument("--json", action="store_true", help="print what was found for machines")
-    doctor.add_argument("--host-root", metavar="DIR", help="where the node's own file system is mounted")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
     demo = commands.add_parser(
         "demo",
-        help="GPUs shared between pods, live in this terminal, with no cluster at all",
-        description="Run the agent against a kubelet made for the purpose, and show what happens as tables.",
+        help="share GPUs between pods, live in this terminal, without a cluster",
+        description="Run the agent against a simulated kubelet, and show each step as a table.",
     )
-    demo.add_argument("--once", action="store_true", help="print what happens and exit, for scripts")
+    demo.add_argument("--once", action="store_true", help="print each scene once and exit, for scripts")
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
@@ -248,7 +248,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         command.add_argument(
             _CONFIG,
             metavar="PATH",
-            help="YAML or JSON file with settings, each named as its flag without the dashes before it and with _ for "
+            help="YAML or JSON file with settings, each named like its flag without the leading dashes and with _ for "
             "-, as in share_size: 1GiB; or a directory, in which default.yaml applies everywhere and any other .yaml "
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )

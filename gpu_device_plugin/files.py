@@ -1,4 +1,4 @@
-"""Small files are read and replaced so that nothing put in their place blocks us, misleads us or fills our memory."""
+"""Read and replace small files safely: no file put in their place blocks us, misleads us or fills our memory."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _CHUNK = 1 << 20
-# Otherwise opening a pipe waits for its other end, and a terminal could become ours.
+# Without these flags opening a pipe waits for its other end, and a terminal could become our controlling one.
 _FILE = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NOT_REGULAR = {
     errno.ELOOP: "it is a symbolic link, which is not followed",
-    errno.ENOTDIR: "what leads to it is a symbolic link, which is not followed, or no directory",
+    errno.ENOTDIR: "a part of its path is a symbolic link, which is not followed, or no directory",
     errno.ENXIO: "it is no regular file",  # a socket
 }
 
 
 class IrregularFileError(OSError):
-    """In the place of a regular file there is something else; ``strerror`` says what, after the path."""
+    """The path names no regular file of its own; ``strerror`` says why, as a sentence after the path."""
 
 
 def read(path: Path, most: int) -> tuple[bytes, os.stat_result]:
-    """Return what a regular file says, and what it was then. Links are followed.
+    """Return the content of a regular file, and its status. Links are followed.
 
     Args:
         path: the file.
-        most: more bytes than this are not read.
+        most: the most bytes that it may have.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or has more bytes.
     """
     return _content(_regular(os.open(path, os.O_RDONLY | _FILE), path), path, most)
 
 
 def read_below(root: Path, name: str, most: int) -> tuple[bytes, os.stat_result]:
-    """Return the same of the file `name` below the directory `root`, where no link is followed.
+    """Return content and status of the file `name` below the directory `root`, where no link is followed.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or has more than `most` bytes.
     """
     return _content(open_below(root, name, os.O_RDONLY), root / name, most)
 
 
 def replace_below(root: Path, name: str, content: bytes) -> None:
-    """Have the file `name` below the directory `root` say `content`, or what it said before, whenever the power goes.
+    """Replace the content of the file `name` below the directory `root`; a power cut leaves the old or the new one.
 
-    No link below `root` is followed, and what stands at `name` is not written to. Only one process at a time may
-    replace a file.
+    No link below `root` is followed, and an existing file is replaced, never written to. Only one process at a time
+    may replace a file.
 
     Raises:
-        OSError: it is as it was before.
+        OSError: the file is unchanged.
     """
     *_, last = name.split("/")
     new = f".{last}.new"
     with _folder(root, name) as folder:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(new, dir_fd=folder)  # what a process left that was killed here
+            os.unlink(new, dir_fd=folder)  # left by a process that was killed here
         made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _FILE, 0o600, dir_fd=folder)
         with os.fdopen(made, "wb") as file:
             file.write(content)
@@ -77,7 +77,7 @@ def open_below(root: Path, name: str, flags: int) -> int:
     Args:
         root: a directory; links on the way to it are followed.
         name: a relative path, without ``..``.
-        flags: as of `os.open`. A file that is made is ours alone (mode 0600), and one to write to has no other name.
+        flags: as of `os.open`. A new file has mode 0600, and a file opened for writing must have no other hard link.
 
     Raises:
         OSError: it cannot be opened.
@@ -90,7 +90,7 @@ def open_below(root: Path, name: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _folder(root: Path, name: str) -> Iterator[int]:
-    """Open the directory in which `name` lies, from `root` on without following a link."""
+    """Open the directory of the file `name` below `root`, without following a link below `root`."""
     here = os.open(root, _FOLDER)
     try:
         for part in name.split("/")[:-1]:
@@ -105,7 +105,7 @@ def _folder(root: Path, name: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Name the whole path in errors, and say in words what the kernel says of a link that was not to be followed."""
+    """Put the whole path into errors, and replace the kernel's message about links and special files by a sentence."""
     try:
         yield
     except OSError as error:
@@ -115,13 +115,13 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _regular(opened: int, path: Path, *, alone: bool = False) -> int:
-    """Return what was opened, if it is a regular file, and where `alone` says so one without another name."""
+    """Return the descriptor `opened` if it is of a regular file and, with `alone`, of one without another hard link."""
     found = os.fstat(opened)
     problem = ""
     if not stat.S_ISREG(found.st_mode):
         problem = "it is no regular file"
     elif alone and found.st_nlink > 1:
-        problem = "it is another file too, by a hard link"
+        problem = "it has another name, a hard link"
     if problem:
         os.close(opened)
         raise IrregularFileError(errno.EINVAL, problem, str(path))
@@ -131,12 +131,12 @@ def _regular(opened: int, path: Path, *, alone: bool = False) -> int:
 def _content(opened: int, path: Path, most: int) -> tuple[bytes, os.stat_result]:
     with os.fdopen(opened, "rb", buffering=0) as file:
         found = os.fstat(opened)
-        # Its size is not to be relied on: it may grow, and of a file in /proc it is 0.
+        # Its size in the status is not reliable: the file may grow, and in /proc the size is 0.
         chunks: list[bytes] = []
         left = most + 1
         while left and (chunk := file.read(min(left, _CHUNK))):
             chunks.append(chunk)
             left -= len(chunk)
     if not left:
-        raise OSError(errno.EFBIG, f"it has more than {most} bytes, as none of its kind has", str(path))
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes, the limit for such a file", str(path))
     return b"".join(chunks), found

@@ -1,4 +1,4 @@
-"""The one state of the scheduler extender: for every node of the cluster, which pods take what of its GPUs."""
+"""The state of the scheduler extender: for every node of the cluster, its GPUs and the pods that use them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 _MOST_CHANGES = 10_000
-"""Of so many nodes it is known when they changed last. A reader that has not asked for longer reads all nodes anew."""
+"""The most nodes whose last change is remembered. A reader that lags further behind reads all nodes again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One pod's line in the ledger of a node."""
+    """One pod in the ledger of a node."""
 
     uid: str
     namespace: str
@@ -34,17 +34,17 @@ class Entry:
     usage: Usage
     priority: int = 0
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
-    """What it takes of its node besides; see `Pod.requests`."""
+    """Its requests for other resources; see `Pod.requests`."""
     deleting: bool = False
     claimed: bool = False
-    """Promised by this extender, and being bound."""
+    """This extender has promised it GPUs and is binding it."""
     seen: bool = True
-    """The watch showed the pod bound; otherwise at most the API server's answer to the binding said so."""
+    """The watch has shown the pod bound; otherwise only the API server's answer to the binding may have."""
     until: float | None = None
-    """When it stops to count, monotonic seconds: the pod vanished while its containers may have been running, or ended
-    a moment ago."""
+    """When it stops counting, monotonic seconds: the pod vanished while its containers may have been running, or it has
+    just ended."""
     in_doubt: bool = False
-    """Claimed, and it is not known whether the pod is bound. If it is not, that shows when enough time has passed."""
+    """Claimed, and it is unknown whether the pod is bound; that it is not shows once no request can take effect."""
 
     @classmethod
     def of(cls, pod: Pod, usage: Usage) -> Entry:
@@ -62,45 +62,45 @@ class Entry:
 
     @property
     def settling(self) -> bool:
-        """Whether the pod has ended, and its GPUs only cannot be had yet for the other resource."""
+        """Whether the pod has ended, and only the other resource of its GPUs is not available yet."""
         return bool(self.usage.settling_shares or self.usage.settling_whole)
 
     @property
     def temporary(self) -> bool:
-        """Whether it may stop to count though nothing happens in the cluster."""
+        """Whether it may stop counting without any event in the cluster."""
         return self.until is not None or self.in_doubt
 
 
 @dataclass(slots=True)
 class _Node:
-    """A node's GPUs and its ledger; the GPUs are None while no node of the name exists."""
+    """A node's GPUs and its ledger; the GPUs are None while no node of this name exists."""
 
     gpus: NodeGpus | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
 class View:
-    """Nodes by name as they are in one respect, and which have changed since when."""
+    """The candidates by name, with a log of their changes."""
 
     def __init__(self, current: Callable[[], None]) -> None:
-        """Begin without a node; `current` is called before every reading."""
+        """Start without nodes; `current` is called before every read."""
         self._current = current
         self._nodes: dict[str, Candidate] = {}
         self._changes: OrderedDict[str, int] = OrderedDict()
-        """When each node changed last, counted in changes, the latest at the end."""
+        """The number of each node's last change, the latest at the end."""
         self._latest = 0
         self._forgotten = 0
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """The nodes, by name. Values are replaced when they change, never changed."""
+        """The nodes, by name. Values are immutable; a change replaces them."""
         self._current()
         return self._nodes
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return a mark for now, and the names of the nodes that came, went or changed since `mark`.
+        """Return the current mark, and the names of the nodes added, removed or changed since `mark`.
 
-        None instead of names: any may have, it is too long ago. 0 is the mark of the beginning.
+        None instead of names: `mark` is too old, and any node may have changed. The first mark is 0.
         """
         self._current()
         if mark < self._forgotten:
@@ -109,7 +109,7 @@ class View:
         return self._latest, [name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)]
 
     def put(self, name: str, node: Candidate | None) -> None:
-        """Take over a node as it is now; None: it is not here."""
+        """Store the current state of a node; None removes it."""
         if node is not None:
             self._nodes[name] = node
         elif self._nodes.pop(name, None) is None:
@@ -122,11 +122,11 @@ class View:
 
 
 class Fleet:
-    """All nodes and all pods that take something of their GPUs. Methods take effect before they return; none awaits.
+    """All nodes, and all pods that use their GPUs. Methods take effect before they return; none awaits.
 
-    Pods are known by their uid. A pod counts from its claim, or from when it is first seen bound, until it has ended;
-    one that vanishes without having been seen to end counts `vanished_grace_s` longer: after a force delete its
-    processes go on for a while. Pods on a node that does not exist (yet, or any more) are kept, for when it does.
+    Pods are identified by uid. A pod counts from its claim, or from when it is first seen bound, until it has ended.
+    A pod that vanishes before it is seen to end counts for `vanished_grace_s` longer: after a force delete its
+    processes keep running for a while. Pods of a node that does not exist (yet, or any more) are kept in case it does.
     """
 
     def __init__(
@@ -139,15 +139,15 @@ class Fleet:
         on_unplaced: Callable[[Pod], None] = lambda _pod: None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with nothing.
+        """Start without nodes and pods.
 
         Args:
-            resources: what is managed.
+            resources: the managed resources.
             vanished_grace_s: how long a pod that vanished counts, seconds.
             settle_s: how long a GPU stays closed to the other resource after a pod on it has ended, seconds.
-            on_drift: called with an entry before and after, when a pod turns out to be on other GPUs than it says.
-            on_unplaced: called with a bound pod of which it is not known, or no longer, where some of it lies.
-            on_change: called when `candidates` has something to do, so that the next request need not wait for it.
+            on_drift: called with the entry before and after, when a pod turns out to hold other GPUs than recorded.
+            on_unplaced: called with a bound pod once the GPU of some of its usage is unknown, or no longer known.
+            on_change: called when `candidates` is out of date, so that it can be refreshed before the next request.
         """
         self._resources = tuple(resources)
         self.vanished_grace_s = vanished_grace_s
@@ -162,24 +162,24 @@ class Fleet:
         self._stale: set[str] = set()
         self._now = View(self._refresh)
         self.soon = View(self._refresh)
-        """Nodes of which time alone makes room, as they are then: without the pods that count for a while longer."""
+        """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
 
     def __repr__(self) -> str:
         return f"<Fleet: {len(self.candidates)} nodes, {len(self._entries)} pods, {len(self._pending)} pending>"
 
-    # --- What is ------------------------------------------------------------------------------------------------------
+    # --- Reading ------------------------------------------------------------------------------------------------------
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """Every node that exists, by name, as it is now. Values are replaced when they change, never changed.
+        """Every node that exists, by name, in its current state. Values are immutable; a change replaces them.
 
-        GPUs that are closed for a moment count as open: the binding waits for them (`settling`). A pod that had to
-        wait instead would wait until something else happens in the cluster, for minutes if it is a quiet one.
+        GPUs that are settling count as available: the binding waits for them (`settling`). A pod refused for them would
+        stay unschedulable until the next event in the cluster, for minutes in a quiet one.
         """
         return self._now.candidates
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[str] | None]:
-        """Return a mark for now, and the names of the candidates that changed since `mark`; see `View`."""
+        """Return the current mark, and the names of the candidates that changed since `mark`; see `View`."""
         return self._now.changed_since(mark)
 
     def _refresh(self) -> None:
@@ -202,7 +202,7 @@ class Fleet:
         return self._entries
 
     def settling(self, name: str) -> tuple[Candidate, float] | None:
-        """Return a node without what cannot be had of it yet, and when all of it can; None if all can be had now."""
+        """Return a node without its settling GPUs, and when these become available; None if none is settling."""
         there, node = self.candidates.get(name), self._nodes.get(name)
         if there is None or node is None or not any(entry.settling for entry in node.entries.values()):
             return None
@@ -216,25 +216,25 @@ class Fleet:
         return sorted(node.entries.values(), key=lambda e: (e.namespace, e.name, e.uid)) if node is not None else ()
 
     def pending(self, uid: str) -> Pod | None:
-        """Return a pod that asks for something and is not bound, None if there is none of this uid."""
+        """Return the unbound pod of this uid that asks for GPUs, None if there is none."""
         return self._pending.get(uid)
 
     @property
     def waiting(self) -> int:
-        """How many pods ask for something and are not bound."""
+        """The number of unbound pods that ask for GPUs."""
         return len(self._pending)
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
     def put_node(self, name: str, gpus: NodeGpus) -> None:
-        """Take note of a node that is there, or of how it changed."""
+        """Add or update a node."""
         node = self._nodes.setdefault(name, _Node())
         if node.gpus != gpus:
             node.gpus = gpus
             self._changed(name)
 
     def remove_node(self, name: str) -> None:
-        """Take note of a node that is gone."""
+        """Remove a node; its pods are kept."""
         node = self._nodes.get(name)
         if node is not None:
             node.gpus = None
@@ -242,7 +242,7 @@ class Fleet:
             self._forget_if_empty(name)
 
     def replace_nodes(self, nodes: Mapping[str, NodeGpus]) -> None:
-        """Take note of all nodes that there are; others are gone."""
+        """Replace all nodes by `nodes`."""
         for name in [name for name, node in self._nodes.items() if node.gpus is not None and name not in nodes]:
             self.remove_node(name)
         for name, gpus in nodes.items():
@@ -251,11 +251,11 @@ class Fleet:
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
     def put_pod(self, pod: Pod, now: float = 0.0) -> None:
-        """Take note of a pod, or of how it changed, at `now` (monotonic seconds)."""
+        """Add or update a pod at `now` (monotonic seconds)."""
         before = self._entries.get(pod.uid)
         self._pending.pop(pod.uid, None)
         if not pod.node_name:
-            # A claim, or a pod known to be bound, stands: it is newer than the state that shows the pod unbound.
+            # The claim or the known binding is newer than this state, which shows the pod unbound.
             if pod.containers and not pod.deleting and (before is None or before.claimed):
                 self._pending[pod.uid] = pod
             return
@@ -271,19 +271,19 @@ class Fleet:
         self._enter(entry)
 
     def remove_pod(self, pod: Pod, now: float) -> None:
-        """Take note of a pod that is gone, at `now` (monotonic seconds), by its last state."""
+        """Remove a deleted pod, given its last state, at `now` (monotonic seconds)."""
         self._pending.pop(pod.uid, None)
         entry = self._entries.get(pod.uid)
         if entry is None or (entry.claimed and not pod.node_name):
-            return  # the binding will hear that the pod cannot be bound
-        # One that its kubelet has not reported on yet may be about to start.
+            return  # the API server will refuse the binding, which gives the claim back
+        # A Pending pod, which its kubelet has not reported on yet, may be about to start.
         if pod.ended or (pod.deleting and not pod.running and pod.phase != "Pending"):
             self._end(pod.uid, now)
         else:
             self._vanish(replace(entry, claimed=False, in_doubt=False), now)
 
     def replace_pods(self, pods: Sequence[Pod], now: float) -> None:
-        """Take note of all pods that there are, at `now` (monotonic seconds). How the others ended was not seen."""
+        """Replace all pods by `pods` at `now` (monotonic seconds). All others count as vanished."""
         there = {pod.uid for pod in pods}
         self._pending = {uid: pod for uid, pod in self._pending.items() if uid in there}
         for entry in [entry for uid, entry in self._entries.items() if uid not in there]:
@@ -291,22 +291,22 @@ class Fleet:
         for pod in pods:
             known = self._entries.get(pod.uid)
             if known is not None and known.seen and not pod.node_name:
-                self._drop(pod.uid)  # the API server's memory was put back to before the binding
+                self._drop(pod.uid)  # etcd was restored to a state before the binding
             self.put_pod(pod, now)
 
     def expire(self, now: float) -> None:
-        """Let go of the pods that vanished long enough before `now` (monotonic seconds)."""
+        """Drop the pods whose time ran out before `now` (monotonic seconds)."""
         for entry in [self._entries[uid] for uid in self._expiring]:
-            # A claim never ends by time alone: the binding will hear what became of it.
+            # A claim never expires: the binding confirms it or gives it back.
             if entry.until is not None and entry.until <= now and not entry.claimed:
                 self._drop(entry.uid)
 
     # --- Claims -------------------------------------------------------------------------------------------------------
 
     def claim(self, pod: Pod) -> None:
-        """Count a pod that is about to be bound: with its node and with the promise among its annotations.
+        """Count a pod that is about to be bound, given with its node and with the promise among its annotations.
 
-        Nothing happens to a pod that is known to be bound.
+        Has no effect on a pod that is known to be bound.
         """
         before = self._entries.get(pod.uid)
         usage = usage_of(pod, self._resources)
@@ -315,20 +315,20 @@ class Fleet:
             self._enter(replace(Entry.of(pod, usage), claimed=True, seen=False, in_doubt=in_doubt))
 
     def doubt(self, uid: str) -> None:
-        """Take note that it is not known whether a claimed pod is bound."""
+        """Mark a claimed pod as in doubt: it is unknown whether it is bound."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._enter(replace(entry, in_doubt=True))
 
     def confirm(self, uid: str) -> None:
-        """Take note that a pod is bound as claimed, though the watch has not shown it yet."""
+        """Mark a claimed pod as bound, before the watch has shown it."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._pending.pop(uid, None)
             self._enter(replace(entry, claimed=False, until=None, in_doubt=False))
 
     def release(self, uid: str) -> None:
-        """Give a claim back; nothing happens to a pod that was seen bound meanwhile."""
+        """Give a claim back. Has no effect on a pod that has been seen bound since."""
         entry = self._entries.get(uid)
         if entry is not None and entry.claimed:
             self._drop(uid)
@@ -357,14 +357,14 @@ class Fleet:
         self._stale.add(node)
 
     def _vanish(self, entry: Entry, now: float) -> None:
-        """Let a pod count for a while longer."""
+        """Count a vanished pod until its grace period is over."""
         self._enter(replace(entry, until=now + self.vanished_grace_s if entry.until is None else entry.until))
 
     def _end(self, uid: str, now: float) -> None:
-        """Let go of a pod that has ended, but for what remains of it for a moment."""
+        """Drop a pod that has ended, except for its settling usage."""
         entry = self._entries.get(uid)
         if entry is None or entry.settling:
-            return  # it has been seen to end before
+            return  # its end was seen before
         left = entry.usage.settling
         if self._settle_s and left != NOTHING:
             self._enter(replace(entry, usage=left, claimed=False, in_doubt=False, until=now + self._settle_s))

@@ -1,8 +1,8 @@
-"""One fact per line: for people on a terminal, as JSON for machines.
+"""Configure the log: one fact per line, for people on a terminal and as JSON for machines.
 
-Any module logs with the standard library alone, ``log.warning("plugin restarts", extra={"after_s": 5})``; what `extra`
-names becomes the fields of the line. The field ``once_per_s`` is an order instead: the same line, with the same other
-fields, is written once in that many seconds, and says then how often it was held back.
+Modules log with the standard library alone, ``log.warning("plugin restarts", extra={"after_s": 5})``; the keys of
+`extra` become the fields of the line. The key ``once_per_s`` limits the rate instead: a line with the same text and
+fields is written once in that many seconds, and then says how often it was suppressed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ORDER = "once_per_s"
 _SUPPRESSED = "suppressed"
 _LIBRARIES_PER_S = 60.0
 _REMEMBERED = 1000
-"""Lines remembered before those whose time is over are forgotten."""
+"""The number of remembered lines from which expired ones are dropped."""
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _COLOURS = {logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m", logging.CRITICAL: "\x1b[1;31m"}
 
@@ -32,9 +32,9 @@ def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) ->
     """Send every line to `stream`, in place of any earlier choice.
 
     Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries are heard from warnings on.
-        style: ``human``, ``json``, or ``auto``: human where the stream is a terminal.
-        stream: where lines go.
+        level: ``debug``, ``info``, ``warning`` or ``error``. Libraries log from warnings on.
+        style: ``human``, ``json``, or ``auto``: human if the stream is a terminal.
+        stream: the stream to write to.
         colour: colour human lines on a terminal.
     """
     terminal = stream.isatty()
@@ -45,20 +45,20 @@ def configure(level: str, style: str, stream: TextIO, *, colour: bool = True) ->
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger(PACKAGE).setLevel(level.upper())
     logging.getLogger("asyncio").addFilter(_seldom)
-    # It calls it an error that a watch ends while an event comes in; our own waits look by themselves now and then.
+    # It logs an error if a watch ends while an event arrives; we miss no change, as our waits also poll.
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 
 def quiet_grpc(environ: MutableMapping[str, str]) -> None:
-    """Silence the lines that grpc's C core writes past every logger; has to come before grpc is imported.
+    """Silence the lines that grpc's C core writes past every logger; to be called before grpc is imported.
 
-    They tell of each refused connection to the kubelet, which we tell ourselves. Whoever set the variable has his way.
+    They report each refused connection to the kubelet, which we log ourselves. A value that the user set stays.
     """
     environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def fields_of(record: logging.LogRecord) -> Iterator[tuple[str, object]]:
-    """Yield what was given as `extra`, in the order in which it was given."""
+    """Yield the fields given as `extra`, in their order."""
     return ((key, value) for key, value in vars(record).items() if key not in _OWN_ATTRIBUTES and key != _ORDER)
 
 
@@ -66,7 +66,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: ts (RFC 3339, UTC), level, logger, msg, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write `record`."""
+        """Return `record` as JSON."""
         line: dict[str, object] = {
             "ts": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
             "level": record.levelname.lower(),
@@ -81,14 +81,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class HumanFormatter(logging.Formatter):
-    """Local time, level, the fact, ``key=value`` fields; a traceback on lines of its own, set in."""
+    """Local time, level, message and ``key=value`` fields; a traceback follows on indented lines."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write `record`."""
+        """Return `record` as a line for people."""
         clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         message = printable(record.getMessage())
         pairs = " ".join(f"{printable(key)}={_value(value)}" for key, value in fields_of(record))
@@ -99,13 +99,13 @@ class HumanFormatter(logging.Formatter):
         line = f"{clock} {level} {message}" + (f"  {pairs}" if pairs else "")
         if not record.exc_info:
             return line
-        # Set in, so that no line of what an error says can be taken for one of the log.
+        # Indented, so that no line of an error's message can be mistaken for a log line.
         trace = self.formatException(record.exc_info).split("\n")
         return "\n".join([line, *(f"    {printable(each)}" for each in trace)])
 
 
 class OncePer(logging.Filter):
-    """Holds back a line that was written a moment ago, where the line itself asks for that (``once_per_s``)."""
+    """Suppresses repetitions of lines that limit their own rate (``once_per_s``)."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class OncePer(logging.Filter):
         return f"<OncePer: {len(self._lines)} lines remembered>"
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether `record` is to be written, and count it where it is not."""
+        """Return whether `record` is written; a suppressed one is counted."""
         seconds = getattr(record, _ORDER, None)
         if seconds is None:
             return True
@@ -135,7 +135,7 @@ class OncePer(logging.Filter):
 
 
 def _seldom(record: logging.LogRecord) -> bool:
-    """Order of a library's line that it is not repeated: a loop without a free file descriptor writes 100 a second."""
+    """Limit the rate of a library's lines: an event loop without a free file descriptor logs 100 lines a second."""
     setattr(record, _ORDER, getattr(record, _ORDER, _LIBRARIES_PER_S))
     return True
 

@@ -1,4 +1,4 @@
-"""What the programs count and measure, and how that is shown to Prometheus."""
+"""The programs' metrics, their exposition to Prometheus, and the pages of probes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 
-# --- What is counted. Labels take few values each: names of resources, RPCs, causes; never pods, never sentences. ----
+# --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----
 
 _RPC_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0)
-# A verb is computed in a millisecond or two, or takes a call to the API server; after 5 s the scheduler gives up.
+# A verb takes a millisecond or two, or a call to the API server; after 5 s the scheduler's own timeout ends it.
 _VERB_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Something that happens now and then."""
+    """A counter of events."""
 
     name: str
     help: str
@@ -34,7 +34,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Something that takes time."""
+    """A histogram of durations, in seconds."""
 
     name: str
     help: str
@@ -50,12 +50,14 @@ REGISTRATIONS = Count(
 CHILD_RESTARTS = Count(
     "gpushare_nvml_child_restarts_total", "Replacements of the process that speaks to NVML.", ("cause",)
 )
-HEALTH_CHANGES = Count("gpushare_gpu_health_changes_total", "GPUs that became unhealthy or healthy.", ("to", "cause"))
+HEALTH_CHANGES = Count("gpushare_gpu_health_changes_total", "Changes of a GPU's health.", ("to", "cause"))
 XIDS = Count("gpushare_xids_total", "XID errors that the driver reported.", ("gpu", "code"))
 MALFORMED_ANNOTATIONS = Count("gpushare_malformed_annotations_total", "Annotations on pods that could not be read.")
 API_ERRORS = Count("gpushare_api_errors_total", "Failed calls to the Kubernetes API.", ("verb", "error"))
 LEDGER_DRIFT = Count(
-    "gpushare_ledger_drift_total", "Device IDs on which our ledger and the kubelet's records differed.", ("direction",)
+    "gpushare_ledger_drift_total",
+    "Device IDs that differed between the agent's ledger and the kubelet's records.",
+    ("direction",),
 )
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
@@ -79,12 +81,12 @@ VERBS = Duration(
     _VERB_BUCKETS_S,
 )
 VERDICTS = Count(
-    "gpushare_extender_filter_verdicts_total", "Nodes that filter judged for a pod, by verdict.", ("verdict",)
+    "gpushare_extender_filter_verdicts_total", "Nodes that the filter verb judged, by verdict.", ("verdict",)
 )
-BINDS = Count("gpushare_extender_binds_total", "Pods that the scheduler wanted bound, by outcome.", ("outcome",))
+BINDS = Count("gpushare_extender_binds_total", "Bind calls of the scheduler, by outcome.", ("outcome",))
 DRIFT = Count(
     "gpushare_extender_drift_total",
-    "Pods that turned out to hold something else than our ledger had, by kind.",
+    "Pods whose GPUs differed from the extender's ledger, by kind.",
     ("kind",),
 )
 
@@ -92,39 +94,39 @@ EXTENDER_COUNTS = (VERDICTS, BINDS, DRIFT, MALFORMED_ANNOTATIONS, API_ERRORS)
 EXTENDER_DURATIONS = (VERBS,)
 
 
-# --- What is shown as it stands. Asked for at every scrape, so it cannot be out of date. -----------------------------
+# --- Gauges. They are read at every scrape, so they cannot be out of date. --------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """Something that is read off."""
+    """A value that is read at each scrape."""
 
     name: str
     help: str
     labels: tuple[str, ...] = ()
     grows: bool = False
-    """It only ever grows; Prometheus adds ``_total`` to its name."""
+    """It is a counter, which never decreases; Prometheus adds ``_total`` to its name."""
 
 
 Value = tuple[tuple[str, ...], float]
-"""Labels in the order of ``Gauge.labels``, and what is read off."""
+"""Labels in the order of ``Gauge.labels``, and the value."""
 Gauges = Iterable[tuple[Gauge, Iterable[Value]]]
 
 
 class Shown(Protocol):
-    """A program at one moment."""
+    """The state of a program at one moment."""
 
     def gauges(self) -> Gauges:
-        """Return what there is to be read off."""
+        """Return its gauges with their values."""
 
 
 def _read_off(name: str, help: str, *labels: str, grows: bool = False, default: Any = MISSING) -> Any:  # noqa: A002
-    """Make a field of a state that is shown; the labels are other fields of it."""
+    """Declare a field of a state as a gauge; its labels are other fields of the state."""
     return field(metadata={"gauge": Gauge(name, help, labels, grows)}, default=default)
 
 
 def _gauges(kind: type, states: Iterable[object]) -> Gauges:
-    """Yield every gauge of one kind of state, with what each of some states has for it."""
+    """Yield every gauge of one class of states, with its value in each of `states`."""
     for each in fields(kind):
         if (gauge := each.metadata.get("gauge")) is not None:
             of = attrgetter(each.name)
@@ -143,7 +145,7 @@ class GpuState:
     unhealthy: int = _read_off(
         "gpushare_gpu_shares_unhealthy", "Shares not offered because the GPU is unhealthy.", "gpu"
     )
-    fenced: int = _read_off("gpushare_gpu_shares_fenced", "Shares not offered because the GPU is in whole use.", "gpu")
+    fenced: int = _read_off("gpushare_gpu_shares_fenced", "Shares not offered because the whole GPU is in use.", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +153,9 @@ class StreamState:
     """The kubelet's ListAndWatch stream for one resource."""
 
     resource: str
-    up: bool = _read_off("gpushare_stream_up", "1 while the kubelet listens to us.", "resource")
+    up: bool = _read_off("gpushare_stream_up", "1 while the kubelet's ListAndWatch stream is open.", "resource")
     without_s: float = _read_off(
-        "gpushare_without_stream_seconds", "Time in which the kubelet did not listen to us.", "resource", grows=True
+        "gpushare_without_stream_seconds", "Time without a ListAndWatch stream of the kubelet.", "resource", grows=True
     )
     """Seconds, since the agent started."""
 
@@ -166,7 +168,7 @@ class State:
     streams: tuple[StreamState, ...] = ()
 
     def gauges(self) -> Gauges:
-        """Return what there is to be read off."""
+        """Return its gauges with their values."""
         healthy = sum(gpu.healthy for gpu in self.gpus)
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
         yield from _gauges(GpuState, self.gpus)
@@ -178,65 +180,61 @@ _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """How one kind of object is followed."""
+    """The watch of one kind of object."""
 
     kind: str
     """For example ``pods``."""
-    live: bool = _read_off("gpushare_extender_watch_live", "1 while the API server tells us of changes.", "kind")
+    live: bool = _read_off("gpushare_extender_watch_live", "1 while the API server sends changes.", "kind")
     silent_s: float = _read_off(
-        "gpushare_extender_watch_silent_seconds", "Time since the API server was last heard.", "kind"
+        "gpushare_extender_watch_silent_seconds", "Time since the API server last sent data.", "kind"
     )
-    lists: int = _read_off(
-        "gpushare_extender_lists", "Times that all objects of a kind were listed.", "kind", grows=True
-    )
-    unreadable: int = _read_off(
-        "gpushare_extender_unreadable", "Objects that could not be understood.", "kind", grows=True
-    )
+    lists: int = _read_off("gpushare_extender_lists", "Lists of all objects of a kind.", "kind", grows=True)
+    unreadable: int = _read_off("gpushare_extender_unreadable", "Objects that could not be parsed.", "kind", grows=True)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtenderState:
     """The cluster at one moment, as the extender sees it.
 
-    Sums over the cluster, not a series for each node: thousands of them would hold up the scheduler while they are
-    written, and every agent shows its own node GPU by GPU.
+    Sums over the cluster, not a series for each node: writing thousands of series would delay the scheduler's calls,
+    and every agent exposes the GPUs of its own node.
     """
 
     leader: bool = _read_off("gpushare_extender_leader", "1 while this extender may bind pods.", default=0)
-    nodes: int = _read_off("gpushare_extender_nodes", "Nodes that have GPUs.", default=0)
-    pods: int = _read_off("gpushare_extender_pods", "Pods that take something of a GPU.", default=0)
+    nodes: int = _read_off("gpushare_extender_nodes", "Nodes with GPUs.", default=0)
+    pods: int = _read_off("gpushare_extender_pods", "Pods that hold GPUs or GPU memory.", default=0)
     pending: int = _read_off("gpushare_extender_pods_pending", "Pods that wait for a GPU.", default=0)
     claims: int = _read_off("gpushare_extender_claims", "Pods that are being bound.", default=0)
     in_doubt: int = _read_off(
-        "gpushare_extender_claims_in_doubt", "Pods of which nobody knows yet whether they were bound.", default=0
+        "gpushare_extender_claims_in_doubt", "Pods whose binding has an unknown outcome.", default=0
     )
     memory_bytes: int = _read_off("gpushare_extender_memory_bytes", "GPU memory of all nodes.", default=0)
     taken_bytes: int = _read_off(
-        "gpushare_extender_memory_taken_bytes", "GPU memory that is taken, GPUs in whole use included.", default=0
+        "gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs.", default=0
     )
     watches: tuple[WatchState, ...] = ()
 
     def gauges(self) -> Gauges:
-        """Return what there is to be read off."""
+        """Return its gauges with their values."""
         yield from _gauges(ExtenderState, [self])
         yield from _gauges(WatchState, self.watches)
 
 
-# --- The port and its two sides --------------------------------------------------------------------------------------
+# --- The protocol and its two implementations ------------------------------------------------------------------------
 
 
 class Metrics(Protocol):
-    """Where the rest of the program tells what happened."""
+    """The counters and histograms to which the rest of the program adds."""
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
-        """Add to a count; `labels` in the order of ``what.labels``."""
+        """Add to a counter; `labels` in the order of ``what.labels``."""
 
     def took(self, what: Duration, seconds: float, *labels: str) -> None:
-        """Add to a distribution; `labels` in the order of ``what.labels``."""
+        """Add to a histogram; `labels` in the order of ``what.labels``."""
 
 
 class NoMetrics:
-    """Counts nothing: where nobody can ask, prometheus-client is not even imported (5 MB)."""
+    """Counts nothing, for a program without /metrics; prometheus-client (5 MB) is not even imported."""
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
         """Do nothing."""
@@ -246,7 +244,7 @@ class NoMetrics:
 
 
 class PrometheusMetrics:
-    """Keeps the counts in a registry of its own and shows them, with the state of the program, as a page."""
+    """Keeps counters and histograms in a registry of its own, and serves them with the program's state as a page."""
 
     def __init__(
         self,
@@ -257,9 +255,9 @@ class PrometheusMetrics:
         """Begin at zero.
 
         Args:
-            state: returns the program as it stands.
-            counts: what the program counts.
-            durations: what it measures.
+            state: returns the current state of the program.
+            counts: the counters of the program.
+            durations: its histograms.
         """
         import prometheus_client as prometheus  # noqa: PLC0415 - 5 MB that an agent without /metrics does not pay
 
@@ -273,7 +271,7 @@ class PrometheusMetrics:
             )
             for what in durations
         }
-        # Memory, CPU time and open files of this process: the first thing to look at when an agent misbehaves.
+        # Memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves.
         prometheus.ProcessCollector(registry=self._registry)
         self._registry.register(_StateCollector(state))
 
@@ -281,34 +279,34 @@ class PrometheusMetrics:
         return f"<PrometheusMetrics: {len(self._counters)} counts, {len(self._histograms)} durations>"
 
     def count(self, what: Count, *labels: str, times: int = 1) -> None:
-        """Add to a count; `labels` in the order of ``what.labels``."""
+        """Add to a counter; `labels` in the order of ``what.labels``."""
         counter = self._counters[what]
         (counter.labels(*labels) if labels else counter).inc(times)
 
     def took(self, what: Duration, seconds: float, *labels: str) -> None:
-        """Add to a distribution; `labels` in the order of ``what.labels``."""
+        """Add to a histogram; `labels` in the order of ``what.labels``."""
         histogram = self._histograms[what]
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     async def page(self) -> Page:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - see __init__
 
         return Page(generate_latest(self._registry).decode(), content_type=CONTENT_TYPE_LATEST)
 
 
 class _StateCollector:
-    """Turns what can be read off into metrics at the moment of a scrape."""
+    """Turns the state of the program into metrics at each scrape."""
 
     def __init__(self, state: Callable[[], Shown]) -> None:
         self._state = state
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that registering does not ask for a state that is not there yet."""
+        """Return nothing, so that the registration does not read a state that does not exist yet."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one family after the other."""
+        """Yield the metric families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - see PrometheusMetrics
 
         for gauge, values in (*_BUILD, *self._state().gauges()):
@@ -327,11 +325,11 @@ _BUILD: Gauges = (
 # --- Probes ----------------------------------------------------------------------------------------------------------
 
 Check = Callable[[], Awaitable[Sequence[str]]]
-"""Returns a sentence for every condition that is not met; none is good."""
+"""Returns a sentence for every unmet condition; none: the check passes."""
 
 
 def probe(check: Check, notes: Callable[[], Iterable[str]] = tuple) -> Callable[[], Awaitable[Page]]:
-    """Make the page of a probe: 200 with ``ok`` and `notes`, or 503 with what is missing, a line each."""
+    """Make the page of a probe: 200 with ``ok`` and `notes`, or 503 with the unmet conditions, one per line."""
 
     async def page() -> Page:
         missing = await check()

@@ -1,4 +1,4 @@
-"""The one thing that changes: the state of a node, with one writer and many readers."""
+"""The mutable state of the node agent: the node at this moment, with one writer and many readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NodeState:
 
     def __init__(self, node: Node) -> None:
         self.nodes = Latest(node)
-        """The node, to be followed."""
+        """Every new state of the node, for the readers that follow it."""
 
     def __repr__(self) -> str:
         node = self.node
@@ -31,17 +31,17 @@ class NodeState:
 
     @property
     def node(self) -> Node:
-        """The node now."""
+        """The present state of the node."""
         return self.nodes.value
 
     def update(self, change: Callable[Concatenate[Ledger, P], Ledger], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Take over the ledger that `change`, a method of `Ledger`, makes of the present one."""
+        """Replace the ledger by the result of `change`, a method of `Ledger`, on the present one."""
         node = self.node.with_ledger(change(self.node.ledger, *args, **kwargs))
         if node is not self.node:
             self.nodes.set(node)
 
     def equip(self, shares: Shares, unhealthy: Mapping[str, str], links: Links) -> None:
-        """Take over what the hardware shows now."""
+        """Replace the shares, the GPUs out of service and the links by the present ones of the hardware."""
         new = replace(self.node, shares=shares, unhealthy=unhealthy, links=links)
         if new != self.node:
             self.nodes.set(new)

@@ -25,7 +25,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 
-FIRST = "say first what to run, node, extender, inspect, doctor or demo; see gpu-device-plugin --help"
+FIRST = "begin with a command, node, extender, inspect, doctor or demo; see gpu-device-plugin --help"
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ FIRST = "say first what to run, node, extender, inspect, doctor or demo; see gpu
         (["node", "--conifg=a.yaml"], "--conifg: there is no such argument; did you mean --config?"),
         (["node", "-policy=spread"], "-policy: there is no such argument; did you mean --policy?"),
         (["node", "a.yaml"], "a.yaml: there is no such argument; did you mean --config=a.yaml?"),
-        (["--policy=spread", "node"], "--policy: there is no such argument; write it behind node"),
+        (["--policy=spread", "node"], "--policy: there is no such argument; write it after node"),
         (
             ["extender", "--share-size=1GiB"],
-            "--share-size: there is no such argument; it is one of gpu-device-plugin node",
+            "--share-size: there is no such argument; it belongs to gpu-device-plugin node",
         ),
         (["demo", "--onec"], "--onec: there is no such argument; did you mean --once?"),
         (["extender", "--policy=spread"], None),
@@ -94,7 +94,7 @@ def test_every_mistake_in_settings_has_a_line_of_its_own() -> None:
 def test_help_says_how_a_setting_is_named_in_a_file() -> None:
     """As its flag, and not as its variable, which a file refuses."""
     said = " ".join(run("node", "--help").stdout.split())
-    assert "each named as its flag without the dashes before it and with _ for -, as in share_size: 1GiB" in said
+    assert "each named like its flag without the leading dashes and with _ for -, as in share_size: 1GiB" in said
 
 
 def test_what_a_file_is_called_does_not_steer_the_terminal() -> None:
@@ -180,7 +180,7 @@ def test_a_flag_by_its_former_name_works_and_is_not_advertised(tmp_path: Path) -
     """The program gets as far as its kubeconfig, and has said before how to write it from now on."""
     done = run("extender", "--drain=1m", f"--api={tmp_path}/nowhere", "--log-format=human")
     warning, misuse = done.stderr.splitlines()
-    assert warning.endswith("--drain: this name goes with the next release; write --vanished-grace")
+    assert warning.endswith("--drain: the next release removes this name; write --vanished-grace")
     assert "nowhere" in misuse
     assert "--drain DURATION" not in run("extender", "--help", COLUMNS="500").stdout
     assert "did you mean --domain?" in run("extender", "--drai=1m").stderr

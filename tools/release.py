@@ -1,10 +1,10 @@
-"""Make a release: `make release VERSION=x.y.z`; or only its files, of what is committed: `make dist`.
+"""Make a release: `make release VERSION=x.y.z`; or only its files, from the current commit: `make dist`.
 
-A release is made in a worktree of its own, so that whatever goes wrong leaves nothing behind. Only when every file is
-built does the branch move to the commit with the new version, and gets its tag. Nothing is pushed.
+A release is made in a worktree of its own, so that a failure leaves nothing behind. Only when every file is built does
+the branch move to the commit with the new version, and that commit get its tag. Nothing is pushed.
 
-The files depend on the commit alone, its time among it: whoever builds a tag anew gets the same checksums, with the
-packages of constraints.txt and the same zlib.
+The files depend only on the commit, including its time: every build of a tag has the same checksums, with the packages
+of constraints.txt and the same zlib.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PLACES = {
     "docs/install-image.md": (IMAGE,),
     "docs/install.md": (IMAGE,),
 }
-"""Every file that names the version, and how. What a test or a page says of another version stays as it is."""
+"""Every file that names the version, and in which form. Tests and pages that name other versions are not listed."""
 
 CHANGELOG = "CHANGELOG.md"
 RECORDED = "tests/data/recorded"
@@ -53,14 +53,14 @@ SUMS = "SHA256SUMS"
 
 
 class ReleaseError(Exception):
-    """Why there is no release. Everything is as it was."""
+    """Why there is no release; the repository is unchanged."""
 
 
 # --- What a release changes -------------------------------------------------------------------------------------------
 
 
 def version_of(tree: Path) -> str:
-    """Return the version that the programs in `tree` say they have: that of the last release."""
+    """Return the version of the programs in `tree`, which is that of the last release."""
     (found,) = re.findall(r'^__version__ = "(.+)"$', (tree / INIT).read_text(encoding="utf-8"), re.MULTILINE)
     return str(found)
 
@@ -73,9 +73,9 @@ def parsed(version: str) -> tuple[int, ...]:
 
 
 def changelog(text: str, version: str, date: str) -> str:
-    """Return the text of the changelog in which what was not yet released is `version`, of `date`.
+    """Return the changelog with its unreleased section headed `version` and `date`.
 
-    Below it may stand sections of versions that were never released by themselves; they say so from now on.
+    Older sections of versions that were never released get the note that `version` released them first.
     """
     first, *_ = re.findall(r"^## .*$(?s:.*?)(?=^## |\Z)", text, re.MULTILINE) or [""]
     heading, _, told = first.partition("\n")
@@ -88,7 +88,7 @@ def changelog(text: str, version: str, date: str) -> str:
 
 
 def bump(tree: Path, version: str, date: str) -> None:
-    """Write the version into every place of `tree` that names it."""
+    """Write the version into every file of `tree` that names it."""
     old = version_of(tree)
     for name, forms in PLACES.items():
         text = (tree / name).read_text(encoding="utf-8")
@@ -107,7 +107,7 @@ def bump(tree: Path, version: str, date: str) -> None:
 
 
 def packed(folder: Path, names: Iterable[str], top: str, time: int) -> bytes:
-    """Return a .tar.gz of these files below `folder`, each below `top`: equal for equal contents and `time`."""
+    """Return a .tar.gz of these files in `folder`, under `top`; equal contents and `time` give equal bytes."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
@@ -134,12 +134,12 @@ def build(tree: Path, out: Path, time: int) -> None:
     version, deploy = version_of(tree), tree / "deploy"
     hatchling = [sys.executable, "-m", "hatchling", "build", "--directory", str(out)]
     _run(hatchling, tree, SOURCE_DATE_EPOCH=str(time))
-    # What `helm package` makes is an archive of the chart's folder, Chart.yaml first; no helm is needed for that.
+    # `helm package` makes an archive of the chart's folder, Chart.yaml first; that needs no helm.
     chart = files_below(deploy / "chart")
     chart.sort(key="Chart.yaml".__ne__)
     (out / f"gpushare-{version}.tgz").write_bytes(packed(deploy / "chart", chart, "gpushare", time))
     manifests = [name for name in files_below(deploy) if not name.startswith("chart/")]
-    top = f"gpu-device-plugin-{version}/deploy"  # the pages' commands work in the folder above `deploy`
+    top = f"gpu-device-plugin-{version}/deploy"  # the pages' commands run in the folder above `deploy`
     (out / f"gpu-device-plugin-{version}-manifests.tar.gz").write_bytes(packed(deploy, manifests, top, time))
     sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files_below(out)]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
@@ -152,7 +152,7 @@ def release(tree: Path, version: str) -> None:
     """Commit and tag `version` in the checkout `tree`, with its files in dist/.
 
     Raises:
-        ReleaseError: why not; nothing has changed.
+        ReleaseError: why not; the checkout is unchanged.
     """
     numbers, old = parsed(version), version_of(tree)
     if changed := _git(tree, "status", "--porcelain"):
@@ -178,7 +178,7 @@ def release(tree: Path, version: str) -> None:
 
 
 def dist(tree: Path) -> None:
-    """Make the files of what is committed in the checkout `tree`, in dist/."""
+    """Build the files of the current commit of the checkout `tree` into dist/."""
     with _worktree(tree) as apart, tempfile.TemporaryDirectory() as out:
         build(apart, Path(out), _time_of(apart))
         _keep(Path(out), tree / "dist")
@@ -186,7 +186,7 @@ def dist(tree: Path) -> None:
 
 @contextmanager
 def _worktree(tree: Path) -> Iterator[Path]:
-    """Check the commit of `tree` out into a folder that goes at the end: what is ignored there is not here."""
+    """Check the commit of `tree` out into a temporary folder, which has none of the ignored files."""
     with tempfile.TemporaryDirectory() as above:
         apart = Path(above) / "tree"
         _git(tree, "worktree", "add", "--quiet", "--detach", str(apart))
@@ -201,7 +201,7 @@ def _time_of(tree: Path) -> int:
 
 
 def _keep(made: Path, folder: Path) -> None:
-    """Replace the contents of `folder`, so that its checksums are of all that is in it."""
+    """Replace the contents of `folder`, so that its checksums cover every file in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in files_below(made):
@@ -213,7 +213,7 @@ def _git(tree: Path, *arguments: str) -> str:
 
 
 def _run(command: list[str], tree: Path, **variables: str) -> str:
-    """Run a program in `tree` and return what it prints; raise `ReleaseError` with its own words if it fails."""
+    """Run a program in `tree` and return its output; raise `ReleaseError` with that output if it fails."""
     done = subprocess.run(
         command, cwd=tree, env={**os.environ, **variables}, capture_output=True, text=True, check=False
     )
@@ -223,9 +223,9 @@ def _run(command: list[str], tree: Path, **variables: str) -> str:
 
 
 def main() -> str | None:
-    """Return why it was refused, for the exit."""
+    """Return the reason of a refusal, for the exit."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("version", nargs="?", help="x.y.z; without it the files of what is committed are made")
+    parser.add_argument("version", nargs="?", help="x.y.z; without it only the files of the current commit are built")
     version = parser.parse_args().version
     try:
         if version is None:

@@ -1,1 +1,1 @@
-"""Small asyncio tools that know nothing of GPUs or Kubernetes."""
+"""Small asyncio utilities, independent of GPUs and Kubernetes."""

@@ -1,4 +1,4 @@
-"""Accept connections, and spend nothing on one that is to end or on which nothing has come yet."""
+"""Accept connections within limits, at almost no cost for silent connections and for those over the limit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _AT_ONCE = 32
-"""Connections that are accepted before others' requests are looked at again."""
+"""Connections that are accepted in a row before the event loop handles requests again."""
 _WITHOUT_FILES_S = 1.0
-"""How long to accept none where the system has no more file descriptors."""
+"""How long to accept none after the system has run out of file descriptors."""
 _RESET = struct.pack("ii", 1, 0)
-"""Linger for no time: the peer hears at once, and no trace of the connection stays in the kernel."""
+"""SO_LINGER with timeout 0: closing sends a reset at once, and the kernel keeps no state of the connection."""
 
 
 class Accepting(Server):
@@ -50,11 +50,11 @@ class Accepting(Server):
 
         Args:
             handler: answers requests.
-            listening: where connections come in; ours to close.
-            limits: how many are kept, None: as many as come. With `tls` only those count whose handshake is not over.
-            tls: None: plain HTTP.
+            listening: the listening socket; this server closes it.
+            limits: how many connections are kept, None: all. With `tls`, only unfinished handshakes count.
+            tls: the certificates; None: plain HTTP.
             handshake_within_s: how long a TLS handshake may take.
-            more: for aiohttp.
+            more: further arguments for aiohttp.
         """
         super().__init__(self._answering(handler), **more)
         self._listening = listening
@@ -73,24 +73,24 @@ class Accepting(Server):
         return f"<Accepting: {len(self._connection_of)} connections served, {len(self._ways_to_end)} that may be ended>"
 
     def stop(self) -> None:
-        """Accept no more. What has been accepted goes on."""
+        """Stop accepting. Accepted connections stay open."""
         if self._resuming is not None:
             self._resuming.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
 
     async def close(self, within_s: float) -> None:
-        """End what has been accepted, after `stop`; what is being answered may take until then."""
+        """Close the accepted connections, after `stop`; requests in progress may take up to `within_s`."""
         for connection, end in list(self._ways_to_end.items()):
             if connection.stage is Stage.SILENT:
                 end()
         for peer in self._beginning.values():
             _hang_up(peer)
         await asyncio.gather(*self._beginning, return_exceptions=True)
-        self.pre_shutdown()  # idle connections; shutdown alone would wait for them
+        self.pre_shutdown()  # closes idle connections; shutdown alone would wait for them
         await self.shutdown(within_s)
 
-    # --- Coming ---------------------------------------------------------------------------------------------------
+    # --- Accepting ------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         self._loop.add_reader(self._listening, self._accept)
@@ -101,10 +101,10 @@ class Accepting(Server):
                 peer, address = self._listening.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionError:  # gone while it waited
+            except ConnectionError:  # closed by the peer while it was queued
                 continue
             except OSError as error:
-                _log.error("accepts no connection for a while", extra={"why": str(error), "once_per_s": 60})
+                _log.error("accepts no connections for a while", extra={"why": str(error), "once_per_s": 60})
                 self._loop.remove_reader(self._listening)
                 self._resuming = self._loop.call_later(_WITHOUT_FILES_S, self._listen)
                 return
@@ -130,7 +130,7 @@ class Accepting(Server):
         _reset(peer)
 
     def _begin(self, connection: Connection, peer: socket.socket) -> None:
-        """Serve a connection on which something has come."""
+        """Serve a connection that has sent its first data."""
         try:
             gone = not peer.recv(1, socket.MSG_PEEK)
         except OSError:
@@ -146,16 +146,16 @@ class Accepting(Server):
         task = self._loop.create_task(self._serve(connection, peer), name=f"begin with {connection.address}")
         self._beginning[task] = peer
         task.add_done_callback(self._beginning.pop)
-        # Not by cancelling the task: what asyncio has begun by then goes on with the handshake.
+        # Not by cancelling the task: asyncio would continue a handshake that it has begun.
         self._ways_to_end[connection] = lambda: _hang_up(peer)
 
     async def _serve(self, connection: Connection, peer: socket.socket) -> None:
-        """Hand a connection to HTTP, once its TLS handshake is over."""
+        """Hand a connection to the HTTP handler, after its TLS handshake."""
         handler = self()
         self._connection_of[handler] = connection
         transport = None
         try:
-            # An OSError is the peer's affair: it went away, speaks no TLS, or shows no certificate that we trust.
+            # An OSError is the peer's fault: it hung up, does not speak TLS, or has no certificate that we trust.
             with contextlib.suppress(OSError):
                 transport, _ = await self._loop.connect_accepted_socket(
                     lambda: handler, peer, ssl=self._tls, ssl_handshake_timeout=self._handshake_within_s
@@ -165,13 +165,13 @@ class Accepting(Server):
                 self.connection_lost(handler)
             elif self._tls is not None:
                 self._forget(connection)
-            elif connection in self._ways_to_end:  # not lost meanwhile
+            elif connection in self._ways_to_end:  # not yet lost
                 self._ways_to_end[connection] = transport.abort
 
-    # --- Going ----------------------------------------------------------------------------------------------------
+    # --- Closing --------------------------------------------------------------------------------------------------
 
     def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
-        """Count a connection no more."""
+        """Stop counting a connection."""
         connection = self._connection_of.pop(handler, None)
         if connection is not None:
             self._forget(connection)
@@ -196,7 +196,7 @@ class Accepting(Server):
 
 
 def _hang_up(peer: socket.socket) -> None:
-    """Have a transport that is being made find its end."""
+    """Shut a socket down, so that the transport under construction sees its end."""
     with contextlib.suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
 

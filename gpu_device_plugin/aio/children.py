@@ -1,4 +1,4 @@
-"""Send a signal to a child process of asyncio's, and leave its exit status to asyncio."""
+"""Send a signal to one of asyncio's child processes, and leave its exit status to asyncio."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 def signal_child(pid: int, returncode: int | None, number: signal.Signals) -> None:
-    """Send a signal to a child, unless it is known to have ended.
+    """Send a signal to a child, unless asyncio knows that it has ended.
 
-    asyncio's own way (`kill`, `terminate`, and `close` of a child that runs) asks subprocess.Popen first whether the
-    child has ended, which takes the exit status away from what asyncio waits with: it then warns that it does not know
-    the process, and takes 255 for its exit code. A child that has ended in this moment is a zombie until asyncio has
-    looked, so that `pid` is no other process yet.
+    asyncio's own methods (`kill`, `terminate`, and `close` of a running child) poll subprocess.Popen first, which reaps
+    an ended child before asyncio's child watcher does: asyncio then warns about an unknown child process and reports
+    exit code 255. A child that ended just now stays a zombie until asyncio reaps it, so `pid` cannot belong to another
+    process yet.
 
     Args:
-        pid: of the child.
-        returncode: what asyncio says of it; None: it has not seen the child end.
-        number: which signal.
+        pid: the child's process ID.
+        returncode: the exit code that asyncio reports; None if it has not seen the child end.
+        number: the signal.
     """
     if returncode is None:
         with suppress(ProcessLookupError):

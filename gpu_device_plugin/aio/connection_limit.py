@@ -1,7 +1,7 @@
-"""Choose the connection that ends when there are more than a port keeps, so that nobody is cut off by somebody else.
+"""Choose the connection to close when a port has too many, so that no client pushes out the connections of others.
 
-An address that holds many loses one of its own. Only where many addresses come at once does one lose a connection to
-another, and then first those that say nothing.
+An address with many connections loses one of its own. Only when many addresses connect at once does one lose a
+connection to another, and silent connections go first.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
-"""How the addresses of IPv4 begin on a socket that takes both."""
+"""The prefix of IPv4 addresses on a dual-stack socket."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many connections are kept."""
+    """How many connections are kept open."""
 
     total: int
     """From all addresses together."""
     each: int
-    """From one address. A network that holds more is asked before others to give one up."""
+    """From one address. A network with more loses one before other networks do."""
     few: int
-    """An address that holds more is asked before all others to give one up."""
+    """An address with more loses one before all other addresses do."""
 
 
 class Stage(IntEnum):
-    """How far a connection is; the higher, the sooner it is ended."""
+    """The progress of a connection; the higher, the sooner it is closed."""
 
     ANSWERING = 0
-    """A whole request has come, and its answer is being made."""
+    """A whole request has arrived, and its answer is being produced."""
     NEW = 1
-    """It comes just now: it takes the place of any that is not being answered."""
+    """Just accepted: it replaces any connection whose request is not being answered."""
     BEGUN = 2
-    """Something has come on it: the beginning of a request or of a TLS handshake, or a request that was answered."""
+    """It has sent data: the beginning of a request or of a TLS handshake, or a request that was answered."""
     SILENT = 3
-    """Nothing has come on it."""
+    """It has sent no data."""
 
 
 @dataclass(eq=False, slots=True)
 class Connection:
-    """One connection, as it counts."""
+    """One counted connection."""
 
     address: str
     network: bytes
@@ -54,7 +54,7 @@ class ConnectionLimit:
     """The connections that count against limits."""
 
     def __init__(self, limits: Limits | None) -> None:
-        """Keep to `limits`; None: every connection is kept, and none is counted."""
+        """Enforce `limits`; None: every connection is kept, and none is counted."""
         self._limits = limits
         self._by_address: dict[str, dict[Connection, None]] = {}
         self._by_network: Counter[bytes] = Counter()
@@ -67,9 +67,9 @@ class ConnectionLimit:
         return self._by_network.total()
 
     def enter(self, address: str) -> tuple[Connection, Connection | None]:
-        """Count a new connection; return it and the one that is to end for it, which may be itself.
+        """Count a new connection; return it and the surplus connection to close, which may be the new one, or None.
 
-        The one that is to end counts no more. `address` is the peer's, as the system writes it.
+        The surplus connection no longer counts. `address` is the peer's IP address, as the system writes it.
         """
         self._number += 1
         new = Connection(address, network_of(address), self._number)
@@ -84,7 +84,7 @@ class ConnectionLimit:
         return new, surplus
 
     def leave(self, connection: Connection) -> None:
-        """Count a connection no more; nothing happens if it does not count."""
+        """Stop counting a connection, if it is counted."""
         own = self._by_address.get(connection.address, {})
         if connection not in own:
             return
@@ -113,7 +113,7 @@ class ConnectionLimit:
 
 
 def network_of(address: str) -> bytes:
-    """Return the network of an address: as much as the pods of a node share by default (IPv4 /24, IPv6 /64)."""
+    """Return the network of an address: the prefix that a node's pods share by default (IPv4 /24, IPv6 /64)."""
     text = address.partition("%")[0]
     if ":" not in text:
         return socket.inet_pton(socket.AF_INET, text)[:3]

@@ -1,4 +1,4 @@
-"""Answer HTTP requests at a handful of paths, each answer made anew."""
+"""A small HTTP server: routes, body limits, and answers that are never cached."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 
 _MIB = 1024 * 1024
 LARGEST_BODY = 64 * _MIB
-"""Bytes. Above what kube-scheduler sends of 5,000 nodes where it sends them whole (42 MB)."""
+"""Bytes. kube-scheduler sends 42 MB for 5,000 nodes where it sends whole nodes."""
 
 STRANGERS = Limits(total=128, each=16, few=4)
-"""Connections to a port that everybody reaches. The kubelet has up to five at once, a Prometheus server one."""
+"""Limits of a port that every client can reach. The kubelet has up to five connections, a Prometheus server one."""
 
 HANDSHAKES = Limits(total=256, each=256, few=16)
-"""Connections whose TLS handshake is not over: 300 KiB each, so 75 MiB at most. Behind a Service all of them may come
-from one address, the scheduler's among them; it opens dozens at once."""
+"""Limits of connections with an unfinished TLS handshake: 300 KiB each, so 75 MiB at most. Behind a Service all of them
+may come from one address, including the scheduler's, which opens dozens at once."""
 
 _BACKLOG = 1024
-"""Connections that the kernel keeps until we come to them. Where they are more, a peer tries again after a second."""
+"""Connections that the kernel queues until we accept them. When the queue is full, a peer retries after a second."""
 
 
 class ListenError(OSError):
-    """An address cannot be listened on; the message is a sentence that names it and says what to do."""
+    """The program cannot listen on an address; the message is a sentence with the address and the remedy."""
 
 
 JSON = "application/json"
@@ -53,39 +53,39 @@ JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a request is answered with."""
+    """The answer to a request."""
 
     body: str | bytes
     status: int = 200
     content_type: str = "text/plain; charset=utf-8"
     last: bool = False
-    """Whether the connection ends with it: whoever asks again may then reach another replica."""
+    """Whether the connection is closed after it: the client's next request may then reach another replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked."""
+    """A request, as far as routes read it."""
 
     path: str
     rest: str = ""
-    """What follows the path of a route that ends in a slash."""
+    """The part after the path of a route that ends in a slash."""
     body: bytes = field(default=b"", repr=False)
-    """Of a POST, whatever its Content-Type says; nothing of it gets into a log. Other methods' bodies are not read."""
+    """The body of a POST, of any Content-Type; it is never logged. Bodies of other methods are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is answered, and where."""
+    """A method and path, and the function that answers them."""
 
     method: str
     """``GET`` answers HEAD, too."""
     path: str
-    """One that ends in a slash stands for everything below it, and the longest that fits is taken."""
+    """A path that ends in a slash matches all paths below it; the longest match wins."""
     answer: Callable[[Request], Awaitable[Page]]
 
 
 def page_at(path: str, page: Callable[[], Awaitable[Page]]) -> Route:
-    """Return the route of a page that is the same whatever was asked."""
+    """Return the route of a page that does not depend on the request."""
     return Route("GET", path, lambda _request: page())
 
 
@@ -93,7 +93,7 @@ def page_at(path: str, page: Callable[[], Awaitable[Page]]) -> Route:
 async def serving(host: str, port: int, pages: Mapping[str, Callable[[], Awaitable[Page]]]) -> AsyncIterator[int]:
     """Answer GET and HEAD at the paths of `pages` for as long as the block runs, as `serving_routes` does.
 
-    Whoever reaches the port can ask, so that it keeps no more connections than `STRANGERS` says.
+    Any client may reach the port, so it keeps at most the connections that `STRANGERS` allows.
     """
     routes = [page_at(path, page) for path, page in pages.items()]
     async with serving_routes(host, port, routes, limits=STRANGERS) as chosen:
@@ -115,29 +115,29 @@ async def serving_routes(
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
-    Other paths are answered with 404, other methods with 405, too large a body with 413, one that stops with 408. A
-    route that raises is a 500 and a logged traceback without the error's own words, which may quote the request. After
-    the block no connection is accepted, and requests that are already there are answered.
+    Other paths are answered with 404, other methods with 405, a body that is too large with 413, an incomplete one with
+    408. A route that raises is answered with 500, and its traceback is logged without the error's message, which may
+    quote the request. After the block no connection is accepted, and requests in progress are answered.
 
     Args:
-        host: an IP address, or empty for all of this machine.
-        port: 0 takes any free one.
-        routes: what is answered where.
+        host: an IP address, or empty for all addresses of this machine.
+        port: 0 chooses a free port.
+        routes: the routes.
         tls: see `aio.tls.server_tls`; None: plain HTTP.
         largest_body: bytes.
-        body_within_s: how long a body may take to come in; after that its sender has stopped in the middle.
-        finish_within_s: how long requests that are there at the end may take.
-        limits: of a port that everybody reaches; see `ConnectionLimit`. A request whose peer has gone is given up then,
-            and its head may be 64 KiB long. None: as many connections as come, but for `HANDSHAKES` with `tls`.
+        body_within_s: how long a body may take to arrive; after that it counts as incomplete.
+        finish_within_s: how long requests in progress at the end of the block may take.
+        limits: for a port that every client can reach; see `ConnectionLimit`. Then a request is cancelled when its peer
+            disconnects, and its head may be 64 KiB long. None: no limits except `HANDSHAKES` with `tls`.
         handshake_within_s: how long a TLS handshake may take.
 
     Yields:
-        The port that is listened on.
+        The port of the listening socket.
 
     Raises:
-        ListenError: the address cannot be listened on.
+        ListenError: the program cannot listen on the address.
     """
-    # 9 MB that an agent without probes and API access does not pay, and 1 MB less than aiohttp.web as a whole.
+    # Imported here: an agent without probes and API access saves 9 MB. All of aiohttp.web would cost 1 MB more.
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     listener = _listener(host, port)
@@ -156,7 +156,7 @@ async def serving_routes(
         yield listener.getsockname()[1]
     finally:
         peers.stop()
-        # aiohttp would stop reading at once, and a body that is still coming in would never be answered.
+        # aiohttp would stop reading at once, and a request whose body is still arriving would get no answer.
         await desk.close(finish_within_s)
         await peers.close(0.5)
 
@@ -164,11 +164,11 @@ async def serving_routes(
 _OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
     {"handler_cancellation": True, "max_headers": 16, "max_field_size": 4096, "max_line_size": 4096}
 )
-"""What aiohttp is to spare for a peer. A token of Kubernetes in a header has 1 to 2 KiB."""
+"""aiohttp's settings for a port with limits. A Kubernetes token in a header has 1 to 2 KiB."""
 
 
 class _Desk:
-    """Answers requests by a table of routes, and knows how many it is busy with."""
+    """Answers requests by a table of routes, and counts the requests in progress."""
 
     def __init__(self, routes: Iterable[Route], largest_body: int, body_within_s: float) -> None:
         self._routes: dict[str, dict[str, Route]] = {}
@@ -197,7 +197,7 @@ class _Desk:
         return response
 
     async def close(self, within_s: float) -> None:
-        """Wait for the requests that are there; their connections end with the answer."""
+        """Wait for the requests in progress; their connections are closed after the answer."""
         self._closing = asyncio.Event()
         if self._busy:
             await within(within_s, self._closing.wait())
@@ -222,19 +222,19 @@ class _Desk:
             status=page.status,
             headers={"Content-Type": page.content_type, "Cache-Control": "no-store"},
         )
-        if page.last or request.can_read_body:  # what was not read stands before the next request
+        if page.last or request.can_read_body:  # an unread body would precede the next request
             response.force_close()
         return response
 
     async def _body(self, request: BaseRequest) -> bytes | Page:
-        """Return the body, or the page that says why there is none."""
+        """Return the body, or an error page."""
         from aiohttp.web_protocol import RequestPayloadError  # noqa: PLC0415 - see serving_routes
 
         if not request.can_read_body:
             return b""
-        much = Page(f"a body of more than {self._largest_body // _MIB} MiB is not read\n", status=413)
+        too_large = Page(f"a body of more than {self._largest_body // _MIB} MiB is not read\n", status=413)
         if (request.content_length or 0) > self._largest_body:
-            return much
+            return too_large
         parts: list[bytes] = []
         size = 0
         try:
@@ -243,11 +243,11 @@ class _Desk:
                     parts.append(part)
                     size += len(part)
                     if size > self._largest_body:
-                        return much
-        except (ConnectionError, RequestPayloadError):  # ended in the middle, or in wrong pieces
-            return Page("the body is not whole\n", status=400)
+                        return too_large
+        except (ConnectionError, RequestPayloadError):  # truncated, or wrongly chunked
+            return Page("the body is incomplete\n", status=400)
         except TimeoutError:
-            return Page(f"the body did not come to its end within {self._body_within_s:g} s\n", status=408)
+            return Page(f"the body did not arrive within {self._body_within_s:g} s\n", status=408)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -255,25 +255,25 @@ async def _made(route: Route, request: Request) -> Page:
     try:
         return await route.answer(request)
     except Exception as error:  # noqa: BLE001 - the last place where it can become an answer
-        nameless = RuntimeError(f"{type(error).__name__}; its words are left out, they may quote the request")
+        redacted = RuntimeError(f"{type(error).__name__}; its message is omitted, it may quote the request")
         _log.error(
             "an error in the program itself",
             extra={"method": route.method, "path": route.path},
-            exc_info=nameless.with_traceback(error.__traceback__),
+            exc_info=redacted.with_traceback(error.__traceback__),
         )
         return Page("an error in the program itself; see its log\n", status=500)
 
 
 class _Terse(LoggerAdapter):
-    """One line for a peer that does not speak HTTP, in place of a traceback that quotes what it sent."""
+    """Logs one line for a peer that does not speak HTTP, instead of a traceback that quotes its input."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Keep the kind of error alone."""
+        """Keep only the type of the error."""
         return msg, {"extra": {"error": type(kwargs.get("exc_info")).__name__, "once_per_s": 60}}
 
 
 def written(host: str, port: int) -> str:
-    """Write an address as people do."""
+    """Format an address, with brackets around IPv6."""
     return f"{f'[{host}]' if ':' in host else host}:{port}"
 
 
@@ -292,11 +292,11 @@ def _why_not(error: OSError, port: int) -> str:
         case errno.EADDRINUSE:
             holder = who_listens(port)
             if holder.endswith(f"(process {os.getpid()})"):
-                return "this program listens there already, for something else; choose another port for one of the two"
+                return "this program listens there already, for another purpose; choose another port for one of the two"
             return f"{holder or 'another program'} listens there already; end it, or choose another port"
         case errno.EADDRNOTAVAIL:
             return f"this machine has no such address; choose one of its own, or :{port} for all"
         case errno.EACCES:
-            return f"port {port} is for root alone; choose one from 1024 on"
-        case number:  # the system's words, in whose place `socket` writes the address
+            return f"port {port} is reserved for root; choose a port from 1024 on"
+        case number:  # the system's message, which `socket` replaces by one with the address
             return os.strerror(number) if number else str(error)

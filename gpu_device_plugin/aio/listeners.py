@@ -1,4 +1,4 @@
-"""Tell which program listens on a port, as far as the kernel lets us see."""
+"""Find the program that listens on a port, as far as /proc shows it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LISTENING = "0A"
-"""TCP_LISTEN, as /proc/net/tcp writes it."""
+"""TCP_LISTEN in /proc/net/tcp."""
 
 
 def who_listens(port: int, proc: Path = Path("/proc")) -> str:
     """Return the program that listens on a TCP port of this network namespace, as in ``nginx (process 12)``.
 
-    Empty where none is seen: it is in another PID namespace, or another user's and we are not root.
+    Empty if none is visible: the program is in another PID namespace, or belongs to another user and we are not root.
     """
     sockets = {f"socket:[{inode}]" for inode in _inodes(port, proc)}
     for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
@@ -29,14 +29,14 @@ def who_listens(port: int, proc: Path = Path("/proc")) -> str:
 def _files(process: Path) -> list[Path]:
     try:
         return list((process / "fd").iterdir())
-    except OSError:  # ended meanwhile, or not ours to look at
+    except OSError:  # the process has ended, or we may not read its files
         return []
 
 
 def _target(link: Path) -> str:
     try:
         return str(link.readlink())
-    except OSError:  # closed meanwhile
+    except OSError:  # the file was closed
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Serve TLS with certificates that are renewed while we run."""
+"""Serve TLS, and reload certificates that are renewed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _log = logging.getLogger(__name__)
 
 
 def server_tls(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLContext:
-    """Read what is needed to serve TLS. Files that change are read again when the next client comes.
+    """Load the certificates of a TLS server. Changed files are reloaded when the next client connects.
 
     Args:
-        cert: PEM file with the certificate and those between it and its root.
+        cert: PEM file with the certificate and the intermediate certificates.
         key: PEM file with the certificate's key.
-        client_ca: PEM file; only clients whose certificate it has signed are served. None: every client.
+        client_ca: PEM file; only clients with a certificate signed by this authority are served. None: every client.
 
     Raises:
-        OSError: a file cannot be read or used; the message names them.
+        OSError: a file cannot be read or used; the message names the files.
     """
     files = tuple(file for file in (cert, key, client_ca) if file is not None)
     read, newest = _read(files)
@@ -30,10 +30,10 @@ def server_tls(cert: Path, key: Path, client_ca: Path | None = None) -> ssl.SSLC
             if _stamps(files) != read:
                 read, newest = _read(files)
         except OSError as error:
-            _log.error("goes on with the certificates read before", extra={"why": str(error), "once_per_s": 60})
+            _log.error("keeps using the certificates read before", extra={"why": str(error), "once_per_s": 60})
         connection.context = newest
 
-    first.sni_callback = renew  # called in every handshake, whether the client names the server or not
+    first.sni_callback = renew  # called in every handshake, even if the client sends no server name
     return first
 
 
@@ -43,25 +43,25 @@ _Stamps = tuple[tuple[int, int], ...]
 def _read(files: tuple[Path, ...]) -> tuple[_Stamps, ssl.SSLContext]:
     cert, key, *client_ca = files
     try:
-        stamps = _stamps(files)  # before the files themselves, so that no change is missed
+        stamps = _stamps(files)  # taken before the files are read, so that no change is missed
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=client_ca[0] if client_ca else None)
         context.load_cert_chain(cert, key)
     except OSError as error:
         raise OSError(f"cannot serve TLS with {', '.join(map(str, files))}: {_why(error)}") from error
     if client_ca:
         context.verify_mode = ssl.CERT_REQUIRED
-        # Python 3.13 turned on a strictness that certificates of many clusters fail (no Authority Key Identifier).
+        # Python 3.13 turned on strict checks that certificates of many clusters fail (no Authority Key Identifier).
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return stamps, context
 
 
 def _stamps(files: tuple[Path, ...]) -> _Stamps:
-    """Return what changes when a file is written or another one takes its place."""
+    """Return a value that changes when a file is written or replaced."""
     return tuple((stat.st_ino, stat.st_mtime_ns) for stat in map(Path.stat, files))
 
 
 def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         found = f"{error.reason.replace('_', ' ').lower()}; " if error.reason else ""
-        return f"{found}give PEM files, and with a certificate the key that belongs to it"
+        return f"{found}give PEM files, and the key that belongs to the certificate"
     return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)

@@ -1,4 +1,4 @@
-"""Be told that something in a directory changed."""
+"""Watch a directory for changes, with inotify."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
 NAMES = frozenset({"created", "deleted", "moved"})
-"""A name appeared or left."""
+"""A file was created, deleted or renamed."""
 CONTENTS = NAMES | {"modified"}
 """The same, or a file was written to."""
 
 
 class _Waker(FileSystemEventHandler):
-    """Tells the event loop, and nothing else: an exception in a handler ends watchdog's thread silently."""
+    """Only notifies the event loop: an exception in a handler would end watchdog's thread silently."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event, kinds: Collection[str] = NAMES) -> None:
         self._loop = loop
@@ -37,13 +37,13 @@ class _Waker(FileSystemEventHandler):
 
 @contextlib.contextmanager
 def watching(directory: Path, changed: asyncio.Event, kinds: Collection[str] = NAMES) -> Iterator[bool]:
-    """Set `changed` when what `kinds` names happens in `directory`, while inside the block.
+    """Set `changed` on every event of `kinds` in `directory`, while inside the block.
 
-    An accelerator, not a guarantee: inotify can be exhausted, and goes deaf when the directory is made anew. Whoever
-    waits looks by itself now and then.
+    An accelerator, not a guarantee: inotify can be exhausted, and reports nothing after the directory is recreated. The
+    caller must also poll.
 
     Yields:
-        Whether the kernel lets us watch.
+        Whether the watch was established.
     """
     observer = _observe(directory, _Waker(asyncio.get_running_loop(), changed, kinds))
     try:
@@ -56,7 +56,7 @@ def watching(directory: Path, changed: asyncio.Event, kinds: Collection[str] = N
 
 def _observe(directory: Path, waker: _Waker) -> BaseObserver | None:
     try:
-        observer = Observer()  # from watchdog 7 on this is where inotify may be exhausted
+        observer = Observer()  # since watchdog 7 exhausted inotify already fails here
     except OSError:
         return None
     try:

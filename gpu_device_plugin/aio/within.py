@@ -1,4 +1,4 @@
-"""Wait for something, and not for ever."""
+"""Wait for an awaitable, with a timeout."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 
-async def within(seconds: float | None, happens: Awaitable[object]) -> bool:
-    """Return whether `happens` ended in time; what has not is cancelled. None: however long it takes."""
+async def within(seconds: float | None, awaitable: Awaitable[object]) -> bool:
+    """Await for at most `seconds` (None: without limit), then cancel; return whether `awaitable` ended in time."""
     try:
         async with asyncio.timeout(seconds):
-            await happens
+            await awaitable
     except TimeoutError:
         return False
     return True

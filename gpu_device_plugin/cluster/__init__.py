@@ -1,1 +1,1 @@
-"""Everything that speaks to the Kubernetes API; only this package knows HTTP status codes."""
+"""All communication with the Kubernetes API; only this package knows HTTP status codes."""

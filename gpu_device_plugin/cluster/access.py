@@ -1,4 +1,4 @@
-"""What our account may do, as the API server judges it."""
+"""Ask the API server which rights our account has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REVIEWS = Kind("selfsubjectaccessreviews", group="authorization.k8s.io")
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One thing to do with one kind of object, anywhere."""
+    """A verb on a resource, in all namespaces."""
 
     verb: str
     resource: str
@@ -26,7 +26,7 @@ class Right:
     group: str = ""
 
     def __str__(self) -> str:
-        """Return it as people say it."""
+        """Return it for a message."""
         return f"{self.verb} {self.resource}"
 
 
@@ -39,10 +39,10 @@ class _Review(msgspec.Struct):
 
 
 async def may(client: Client, right: Right) -> bool:
-    """Return whether our account has a right. Every account may ask for its own.
+    """Return whether our account has a right. Every account may review its own rights.
 
     Raises:
-        ApiError: nobody says.
+        ApiError: the API server did not answer the review.
     """
     asked = {"verb": right.verb, "resource": right.resource, "group": right.group}
     body = {
@@ -54,4 +54,4 @@ async def may(client: Client, right: Right) -> bool:
     try:
         return msgspec.json.decode(answer, type=_Review).status.allowed
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise UnavailableError(Call("create", _REVIEWS.plural, _REVIEWS.group), "the answer is no review") from None
+        raise UnavailableError(Call("create", _REVIEWS.plural, _REVIEWS.group), "the answer is not a review") from None

@@ -1,4 +1,4 @@
-"""What we read of the Kubernetes API's objects, and the compact values we keep of them."""
+"""Decode objects of the Kubernetes API into the compact values that we keep."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_IGNORED = 8
-"""So many limits that make no sense are told of one pod."""
+"""How many invalid limits the message about one pod lists."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOST_SUMMED = 64
-"""Of more containers it is not added up what they request."""
+"""The requests of pods with more containers are not added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object as the API serves it."""
+    """A kind of object in the API."""
 
     plural: str
     group: str = ""
@@ -36,10 +36,10 @@ class Kind:
     version: str = "v1"
 
     def path(self, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-        """Return the path of one object or, without a name, of all of a namespace or of the cluster."""
+        """Return the path of one object or, without a name, of all objects in a namespace or in the cluster."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         inside = ("namespaces", namespace) if namespace else ()
-        # Names come from other objects; what is not a name must not lead to another path.
+        # Names come from other objects; an invalid name must not lead to another path.
         parts = (*inside, self.plural, name, subresource)
         return root + "".join(f"/{quote(part, safe='')}" for part in parts if part)
 
@@ -51,7 +51,7 @@ LEASES = Kind("leases", group="coordination.k8s.io")
 
 
 class UnreadableObjectError(ValueError):
-    """An object that is not what its kind promises. The message names the field and no value."""
+    """An object that does not match its kind's schema. The message names the field, but no value."""
 
 
 class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
@@ -84,7 +84,7 @@ class _Affinity(msgspec.Struct, rename="camel", gc=False):
 
 class _PodSpec(msgspec.Struct, rename="camel", gc=False):
     node_name: str | None = None
-    # The API server writes null here in bookmarks.
+    # In bookmarks the API server writes null here.
     containers: list[_Container] | None = None
     init_containers: list[_Container] | None = None
     priority: int | None = None
@@ -94,7 +94,7 @@ class _PodSpec(msgspec.Struct, rename="camel", gc=False):
 
 
 class _Running(msgspec.Struct, gc=False):
-    """What stands in it is of no interest, only that it is there."""
+    """Only its presence matters, not its content."""
 
 
 class _ContainerState(msgspec.Struct, gc=False):
@@ -119,15 +119,15 @@ class _Pod(msgspec.Struct, gc=False):
 
 
 class PodReader:
-    """Turns a pod's JSON into a `Pod` that keeps only what was asked for."""
+    """Decodes a pod's JSON into a `Pod` with only the selected fields."""
 
     def __init__(self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False) -> None:
         """Read pods.
 
         Args:
-            resources: of these the limits of each container are kept.
-            keep: accepts the keys of those annotations and labels that are kept.
-            sums: keep what kube-scheduler adds up of other resources, too.
+            resources: the resources whose limits are kept for each container.
+            keep: returns whether an annotation or label with this key is kept.
+            sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
         """
         self._resources = frozenset(resources)
         self._keep = keep
@@ -135,18 +135,18 @@ class PodReader:
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
-        """Return the pod and, one sentence each, the first limits that were ignored as they are no whole numbers.
+        """Return the pod, and a sentence each for the first limits that were ignored as they are not whole numbers.
 
-        Containers that ask for none of our resources are left out; each names its own index.
+        Containers that request none of our resources are omitted; each container carries its index.
 
         Raises:
-            UnreadableObjectError: this is no pod.
+            UnreadableObjectError: this is not a pod.
         """
         pod = _decoded(self._decoder, raw, "pod")
         meta, spec = _named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
-        # The order in which the kubelet allocates: init containers and sidecars as they stand, then the others.
+        # The kubelet's order of allocation: init containers and sidecars as listed, then the others.
         for ours, kinds in ((spec.init_containers, _init_kind), (spec.containers, _app_kind)):
             for index, container in enumerate(ours or ()):
                 limits, bad = self._limits(container)
@@ -158,7 +158,7 @@ class PodReader:
             namespace=meta.namespace,
             name=meta.name,
             node_name=spec.node_name or "",
-            # Interned is what there are few of, and what repeats on every pod; some Pythons never forget such a text.
+            # Only strings with few different values are interned; some Python versions never free interned strings.
             phase=sys.intern(pod.status.phase or "Pending"),
             running=_running(pod),
             deleting=meta.deletion_timestamp is not None,
@@ -173,7 +173,7 @@ class PodReader:
         return record, tuple(ignored)
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:
-        # A character more than anybody reads says that it is too long.
+        # One character more than the longest valid value shows the reader that the value is too long.
         return {sys.intern(key): value[: MOST_TEXT + 1] for key, value in (values or {}).items() if self._keep(key)}
 
     def _limits(self, container: _Container) -> tuple[dict[str, int], list[str]]:
@@ -199,7 +199,7 @@ def _app_kind(_: _Container) -> ContainerKind:
 
 
 def _requests(spec: _PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
-    """Return what a pod requests; None where that is not all that becomes free without it."""
+    """Return the requests of a pod; None where evicting it frees more than its requests, or they are not added up."""
     init, app = spec.init_containers or (), spec.containers or ()
     repels = spec.affinity is not None and _REQUIRED in (spec.affinity.pod_anti_affinity or ())
     if repels or len(init) + len(app) > _MOST_SUMMED:
@@ -213,36 +213,36 @@ def _requests(spec: _PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
 
 
 def _requested(resources: _Resources | None) -> Mapping[str, Any]:
-    """Return what a container requests; of what has a limit alone that."""
+    """Return a container's requests; a resource with only a limit counts with its limit."""
     return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
 
 
 def _running(pod: _Pod) -> bool:
     status = pod.status
-    told = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
-    if not any(told):  # a kubelet that tells the phase alone
+    statuses = (status.container_statuses, status.init_container_statuses, status.ephemeral_container_statuses)
+    if not any(statuses):  # the kubelet reports only the phase
         return bool(pod.spec.node_name) and status.phase == "Running"
-    return any(one.state is not None and one.state.running is not None for some in told for one in some or ())
+    return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        # UnicodeDecodeError carries the bytes themselves, so it is not attached.
+        # UnicodeDecodeError contains the bytes themselves, so it is not attached.
         why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
         raise UnreadableObjectError(f"not a {what}: {why}") from None
 
 
 def _named(meta: ObjectMeta, what: str) -> ObjectMeta:
     if not meta.uid or not meta.name:
-        raise UnreadableObjectError(f"not a {what}: without a uid or a name")
+        raise UnreadableObjectError(f"not a {what}: its uid or its name is missing")
     return meta
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node reduced to what concerns us. Two are equal if nothing but versions and heartbeats differs."""
+    """The fields of a node that we use. Nodes that differ only in versions and heartbeats are equal."""
 
     name: str
     uid: str
@@ -250,7 +250,7 @@ class NodeRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Whole numbers of the resources asked for; those the node does not have are absent."""
+    """Amounts of the selected resources, in whole numbers; resources that the node lacks are absent."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
     ready: bool = False
     unschedulable: bool = False
@@ -258,7 +258,7 @@ class NodeRecord:
     address: str = ""
     """The first internal IP address."""
     kubelet_version: str = ""
-    """As the kubelet reports it: ``v1.31.14+k3s1``; empty: it has not yet."""
+    """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
@@ -294,19 +294,19 @@ class _Node(msgspec.Struct, gc=False):
 
 
 class NodeReader:
-    """Turns a node's JSON into a `NodeRecord` that keeps only what was asked for."""
+    """Decodes a node's JSON into a `NodeRecord` with only the selected fields."""
 
     def __init__(self, resources: Iterable[str] | None = None, keep: Callable[[str], bool] = lambda _key: True) -> None:
-        """Keep amounts of `resources`, None: of all, and those annotations and labels whose key `keep` accepts."""
+        """Keep the amounts of `resources` (None: of all), and the annotations and labels whose key `keep` accepts."""
         self._resources = None if resources is None else tuple(sys.intern(name) for name in resources)
         self._keep = keep
         self._decoder = msgspec.json.Decoder(_Node)
 
     def read(self, raw: bytes | msgspec.Raw) -> NodeRecord:
-        """Return the node. An amount that is no whole number counts as absent: it is nothing to place on.
+        """Return the node. An amount that is not a whole number counts as absent: nothing can be placed on it.
 
         Raises:
-            UnreadableObjectError: this is no node.
+            UnreadableObjectError: this is not a node.
         """
         node = _decoded(self._decoder, raw, "node")
         meta, status = _named(node.metadata, "node"), node.status
@@ -328,9 +328,9 @@ class NodeReader:
         return {sys.intern(key): value for key, value in (values or {}).items() if self._keep(key)}
 
     def _amounts(self, values: Mapping[str, Any] | None) -> Mapping[str, int]:
-        told = values or {}
-        names = told if self._resources is None else self._resources
-        found = ((name, whole_quantity(str(told[name]))) for name in names if name in told)
+        amounts = values or {}
+        names = amounts if self._resources is None else self._resources
+        found = ((name, whole_quantity(str(amounts[name]))) for name in names if name in amounts)
         return {name: amount for name, amount in found if amount is not None}
 
 
@@ -345,7 +345,7 @@ def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
     """Read the metadata of any object.
 
     Raises:
-        UnreadableObjectError: this is no object of the Kubernetes API.
+        UnreadableObjectError: this is not an object of the Kubernetes API.
     """
     return _decoded(_METADATA, raw, "Kubernetes object").metadata
 
@@ -362,28 +362,28 @@ _VERSIONED = msgspec.json.Decoder(_Versioned)
 
 
 def read_version(raw: bytes | msgspec.Raw) -> int:
-    """Read the version of any object, and nothing else of it; 0 if it has none.
+    """Read only the resource version of any object; 0 if it has none.
 
     Raises:
-        UnreadableObjectError: this is no object of the Kubernetes API.
+        UnreadableObjectError: this is not an object of the Kubernetes API.
     """
     return version_number(_decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
 
 
 def version_number(version: str) -> int:
-    """Versions grow, and Kubernetes promises since 1.35 what was always so: they are numbers. 0 if this is none."""
+    """Return a resource version as a number, 0 if it is not one. Versions grow; Kubernetes guarantees it since 1.35."""
     return int(version) if version.isascii() and version.isdigit() else 0
 
 
 class ListMeta(msgspec.Struct, rename={"resource_version": "resourceVersion", "continue_": "continue"}):
-    """Where a list stands."""
+    """The version and the continue token of a list."""
 
     resource_version: str = ""
     continue_: str = ""
 
 
 class Page(msgspec.Struct):
-    """One page of a list; its items are read one by one, so that one bad object does not hide the others."""
+    """One page of a list; its items are decoded one by one, so that one invalid object does not hide the others."""
 
     metadata: ListMeta
     items: list[msgspec.Raw] | None = None
@@ -398,5 +398,5 @@ class WatchEvent(msgspec.Struct):
 
 
 def micro_time(moment: datetime) -> str:
-    """Write a moment as the API's ``MicroTime``."""
+    """Format a time as the API's ``MicroTime``."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,4 +1,4 @@
-"""How long to wait before trying again: longer each time, and never in step with other nodes."""
+"""Exponential backoff with jitter, so that nodes do not retry in step."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Backoff:
         return f"<Backoff: {self._failures} failures>"
 
     def next_s(self, at_least_s: float = 0.0) -> float:
-        """Count a failure and return how long to wait, not less than the server asked for."""
+        """Count a failure and return the delay, at least the `at_least_s` that the server asked for."""
         ceiling = min(self._most_s, self._first_s * 2.0 ** min(self._failures, 32))
         self._failures += 1
         return max(at_least_s, ceiling * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
 
     def reset(self) -> None:
-        """Start again from `first_s`: something worked."""
+        """Start again from `first_s`, after a success."""
         self._failures = 0

@@ -1,4 +1,4 @@
-"""Bind a pod to a node and write a promise on it, both or neither, and know afterwards whether it was done."""
+"""Bind a pod to a node and write a promise on it, atomically, and find out the outcome if the answer is lost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 3
 _REWRITTEN = frozenset({ASSIGNED})
-"""The agent of the node may have changed these before we look."""
+"""Annotations that the node's agent may have changed before we read the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodRef:
-    """A pod, and no other of the same name."""
+    """A pod, identified by its UID as well as its name."""
 
     namespace: str
     name: str
@@ -40,23 +40,23 @@ class PodRef:
 
 @dataclass(frozen=True, slots=True)
 class BinderTiming:
-    """How long we wait, in seconds. kube-scheduler gives an extender 5 s for a bind unless it is told otherwise."""
+    """Timeouts of a binding, in seconds. kube-scheduler's default timeout for an extender's bind is 5 s."""
 
     call_s: float = 2.0
     """For one answer of the API server."""
     total_s: float = 4.0
-    """After so long no further attempt is begun."""
+    """After this time no further attempt begins."""
     pause_s: float = 0.1
-    """Before a binding whose answer was lost is tried again."""
+    """Before the retry of a binding whose answer was lost."""
 
     @classmethod
     def within(cls, total_s: float) -> BinderTiming:
-        """Return the times of a binding that may take so long: half of it is for one answer, half for looking again."""
+        """Return the timeouts of a binding that may take `total_s`: half for one answer, half for checking the pod."""
         return cls(call_s=total_s / 2, total_s=total_s, pause_s=min(0.1, total_s / 40))
 
 
 class _OutcomeError(ApiError):
-    """What came of binding a pod. The whole message is for the pod's owner."""
+    """The outcome of a binding. The whole message is for the pod's owner."""
 
     def __init__(self, pod: PodRef, sentence: str) -> None:
         super().__init__(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), sentence)
@@ -64,32 +64,32 @@ class _OutcomeError(ApiError):
 
 
 class BindError(_OutcomeError):
-    """The pod is not bound to this node with this promise, and will not be by this call.
+    """The pod is not bound to this node with this promise, and this call will not bind it.
 
-    Give the claim back, unless an earlier call is in doubt.
+    Release the claim, unless an earlier call is in doubt.
     """
 
 
 class InDoubtError(_OutcomeError):
-    """Nobody knows yet whether the pod is bound with this promise: keep the claim until the pod itself tells.
+    """It is unknown whether the pod is bound with this promise: keep the claim until the pod itself shows it.
 
-    It tells when all that had happened up to now is known (`Reflector.caught_up`): bound, and then its annotations
-    count, or gone. One that is still unbound then may be bound by the lost request for as long as the API server works
-    on a request, 60 s by default.
+    The pod shows it once the cache has caught up (`Reflector.caught_up`): it is bound, and then its annotations count,
+    or it is deleted. The lost request may still bind an unbound pod for as long as the API server works on a request,
+    60 s by default.
     """
 
 
 class _Status(msgspec.Struct):
-    """What the API server answers to a binding that it made."""
+    """The API server's answer to a successful binding."""
 
     status: str = ""
 
 
 class Binder:
-    """Makes bindings. Any number may be under way; none waits for another."""
+    """Makes bindings, any number at a time; none waits for another."""
 
     def __init__(self, client: Client, reader: PodReader, *, timing: Callable[[], BinderTiming] = BinderTiming) -> None:
-        """Bind through `client`; `reader` keeps at least the promise of a pod, `timing` is asked anew all the time."""
+        """Bind through `client`; `reader` keeps at least the promise of a pod, `timing` is called for every use."""
         self._client = client
         self._reader = reader
         self._timing = timing
@@ -98,7 +98,7 @@ class Binder:
         return f"<Binder through {self._client!r}>"
 
     async def read(self, namespace: str, name: str, *, timeout_s: float = math.inf) -> Pod:
-        """Return a pod as it is now. Raises ApiError."""
+        """Return the current state of a pod. Raises ApiError."""
         raw = await self._client.get(PODS, name, namespace=namespace, timeout_s=timeout_s)
         try:
             return self._reader.read(raw)[0]
@@ -106,30 +106,29 @@ class Binder:
             raise UnavailableError(Call("get", PODS.plural, PODS.group, namespace, name), str(error)) from error
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
-        """Bind `pod` to `node` and write `annotations` on it, in one transaction. On return both stand.
+        """Bind `pod` to `node` and write `annotations` on it, in one transaction. On return both are done.
 
-        A binding that stands already, to this node and with these annotations, is a success: it is our own, whose
-        answer was lost.
+        An existing binding to this node with these annotations counts as success: it is our own, whose answer was lost.
 
         Args:
-            pod: which pod.
-            node: where to.
-            annotations: its promise.
+            pod: the pod.
+            node: the name of the node.
+            annotations: the promise.
 
         Raises:
-            BindError: nothing comes of this call, for certain; where none was in doubt, the claim can be given back.
-            InDoubtError: that is unknown; the claim must be kept. So it must if this call is cancelled.
+            BindError: this call certainly has no effect; if no earlier call is in doubt, the claim can be released.
+            InDoubtError: the outcome is unknown; keep the claim. Keep it, too, if this call is cancelled.
         """
         until = time.monotonic() + self._timing().total_s
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
-            # No version: the one we knew is old as soon as anybody writes a label or a condition.
+            # No resourceVersion: ours is outdated as soon as another client writes a label or a condition.
             "metadata": {
                 "name": pod.name,
                 "namespace": pod.namespace,
                 "uid": pod.uid,
-                # Every API server merges them into the pod's as it sets the node (decision 20).
+                # Every API server merges them into the pod's annotations when it sets the node (decision 20).
                 "annotations": dict(annotations),
             },
             "target": {"apiVersion": "v1", "kind": "Node", "name": node},
@@ -137,7 +136,7 @@ class Binder:
         lost: ApiError | None = None
         for attempt in range(_ATTEMPTS):
             if attempt:
-                # The same again: whichever of the two the API server does first, the other one changes nothing.
+                # An identical retry: whichever request the API server handles first, the other one has no effect.
                 await asyncio.sleep(self._timing().pause_s)
             error = await self._post(pod, body, until)
             if error is None:
@@ -166,7 +165,7 @@ class Binder:
             made = msgspec.json.decode(answer, type=_Status).status == "Success"
         except (msgspec.DecodeError, UnicodeDecodeError):
             made = False
-        why = "the answer is none that an API server gives"
+        why = "the answer is not one of an API server"
         return (
             None if made else UnavailableError(Call("create", "pods/binding", PODS.group, pod.namespace, pod.name), why)
         )
@@ -181,7 +180,7 @@ class Binder:
         refusal: ApiError,
         lost: ApiError | None,
     ) -> bool:
-        """Return whether the binding stands, False if the pod waits as before; anything else is raised."""
+        """Return whether the pod is bound as requested, False if it is still unbound; raise in all other cases."""
         try:
             found = await self.read(pod.namespace, pod.name, timeout_s=self._patience_s(until))
         except NotFoundError as error:
@@ -202,7 +201,7 @@ class Binder:
         return False
 
     def _patience_s(self, until: float) -> float:
-        """Even the last call gets a moment: it may tell what became of the one before."""
+        """Return the timeout of the next call. Even the last one gets a moment: it may reveal an earlier outcome."""
         return max(self._timing().call_s / 4, min(self._timing().call_s, until - time.monotonic()))
 
 
@@ -211,12 +210,12 @@ def _refused(pod: PodRef, error: ApiError, lost: ApiError | None) -> BindError |
         return _gone(pod, "was deleted meanwhile", lost)
     if lost is None:
         return BindError(pod, f"pod {pod} was not bound: {error}")
-    # This refusal is certain, but not what became of the attempt before.
+    # This refusal is certain, but the outcome of the previous attempt is not.
     return InDoubtError(pod, f"whether pod {pod} is bound is unknown: {lost}; and then {error}")
 
 
 def _gone(pod: PodRef, why: str, lost: ApiError | None) -> BindError | InDoubtError:
-    """Say that there is nothing to bind any more, and whether its containers may run after an attempt before."""
+    """Return the error for a deleted pod; in doubt if an earlier attempt may have bound it and started containers."""
     if lost is None:
         return BindError(pod, f"pod {pod} {why}")
     return InDoubtError(pod, f"pod {pod} {why}; whether it was bound before is unknown: {lost}")

@@ -1,7 +1,7 @@
-"""Speak to the Kubernetes API: read, list, watch, create, replace and patch objects as JSON.
+"""A client of the Kubernetes API: read, list, watch, create, replace and patch objects as JSON.
 
-Every call is one attempt with a deadline, and fails with one of the types in `errors`; what to do then is the caller's
-to decide. The one exception is a 401: the token file is read again and, if it changed, the call repeated.
+Every call is one attempt with a timeout, and fails with one of the types in `errors`; the caller decides about retries.
+The one exception is a 401: the token file is read again and, if it changed, the call is repeated.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.config import ClusterConfig
 
 _LONGEST_EVENT = 16 << 20
-"""Bytes. etcd keeps no object above 1.5 MiB; a longer line in a watch is no event."""
+"""Bytes. etcd stores no object above 1.5 MiB; a longer line of a watch is not an event."""
 
 
 _METHODS = {"get": "GET", "list": "GET", "create": "POST", "update": "PUT", "patch": "PATCH"}
-"""By the verb as RBAC calls it."""
+"""HTTP methods by RBAC verb."""
 
 
 class PatchType(StrEnum):
-    """How a patch is understood; the value is its content type."""
+    """The kind of a patch; the value is its content type."""
 
     MERGE = "application/merge-patch+json"
     """Null removes, lists are replaced."""
     STRATEGIC = "application/strategic-merge-patch+json"
-    """Lists of named things are merged by name."""
+    """Lists of named items are merged by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long we wait for what, in seconds."""
+    """Timeouts, in seconds."""
 
     connect_s: float = 5.0
     request_s: float = 15.0
     """From the first byte of a request to the last of its answer; for a watch, to the answer's head."""
     watch_s: float = 60.0
-    """After about so long the server ends a watch, which is then continued. Each watch differs by up to a tenth."""
+    """The server ends a watch after about this time, up to a tenth more or less; it is then continued."""
     silence_s: float = 20.0
-    """A watch in which nothing came for so much longer than `watch_s` is on a dead connection."""
+    """A watch that is silent for `watch_s` plus this time is on a dead connection."""
     token_s: float = 60.0
     """How old a token may be before its file is read again."""
 
@@ -70,12 +70,12 @@ DEFAULT_TIMING = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """An API server, as it describes itself."""
+    """An API server's description of itself."""
 
     version: str
     """Like ``v1.36.2``."""
     clock_s: float | None
-    """What its clock showed, in whole seconds since the epoch; None if it did not say."""
+    """The time on its clock, in whole seconds since the epoch; None if the answer had no date."""
 
 
 class _Version(msgspec.Struct, rename="camel"):
@@ -92,7 +92,7 @@ class Client:
         timing: Timing = DEFAULT_TIMING,
         on_error: Callable[[ApiError], None] = lambda _error: None,
     ) -> None:
-        """Speak to the server of `config`; `on_error` is told of every call that fails, before its caller is."""
+        """Connect to the server of `config`; `on_error` is called for every failed call, before its caller gets it."""
         self._config = config
         self._on_error = on_error
         self._timing = timing
@@ -104,7 +104,7 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
-            # Answers are read once and dropped: compressing them costs both sides more than the network between them.
+            # Answers are read once and dropped: compression costs both sides more than the network transfer.
             headers={"User-Agent": "gpu-device-plugin", "Accept": "application/json", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
             connector=aiohttp.TCPConnector(limit=0),
@@ -122,14 +122,14 @@ class Client:
         except asyncio.CancelledError:
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
-            # Being told to end while we end already does not hide why: `error` goes on.
+            # A cancellation during the close must not hide `error`, which propagates.
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
-        """Return one object as it is now. `timeout_s` here and below: if less patience is wanted than `Timing` has."""
+        """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""
         return await self._call("get", kind, name, namespace=namespace, timeout_s=timeout_s)
 
     async def server(self) -> Server:
-        """Return what the server says of itself."""
+        """Return the server's version and clock."""
         call = Call("get", "/version")
         timeout = aiohttp.ClientTimeout(total=self._timing.request_s, sock_connect=self._timing.connect_s)
         async with self._answer(call, "GET", "/version", timeout=timeout) as response:
@@ -139,16 +139,16 @@ class Client:
         try:
             version = msgspec.json.decode(answer, type=_Version).git_version
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise UnavailableError(call, "the answer is no version") from None
+            raise UnavailableError(call, "the answer is not a version") from None
         try:
             return Server(version, parsedate_to_datetime(date).timestamp())
         except ValueError:
             return Server(version, None)
 
     async def newest(self, kind: Kind) -> int:
-        """Return the newest version there is: what the server tells of `kind` from now on is not older.
+        """Return the newest resource version of `kind` in the cluster.
 
-        It comes from a list of one object at most, which the server makes no older than what etcd holds.
+        It is the version of a list of at most one object, which the server reads consistently from etcd.
         """
         return version_number((await self._page(kind, "", {"limit": "1"})).metadata.resource_version)
 
@@ -158,19 +158,19 @@ class Client:
         """List objects, page by page; every page carries the version of the whole list.
 
         Args:
-            kind: what to list.
-            namespace: only there; empty: everywhere.
+            kind: the kind of the objects.
+            namespace: list only this namespace; empty: all namespaces.
             fields: field selector.
             labels: label selector.
-            since: the state not older than this version. ``0`` is whatever the server has at hand; empty asks for the
-                newest state, which costs the cluster most.
-            limit: most objects in a page.
+            since: return a state not older than this version. ``0`` allows any cached state; empty requires the newest
+                state, which costs the cluster most.
+            limit: the maximum number of objects in a page.
 
         Raises:
-            GoneError: the list changed too much under way; begin again with `since` empty.
+            GoneError: the continue token expired; begin again with `since` empty.
         """
         selected = {"limit": str(limit), **_selectors(fields, labels)}
-        # Without a match rule, a limit turns a version into "exactly this one".
+        # Without a match rule, a limit makes the server return exactly this version.
         wanted = {"resourceVersion": since, "resourceVersionMatch": "NotOlderThan"} if since else {}
         while True:
             page = await self._page(kind, namespace, selected | wanted)
@@ -192,13 +192,13 @@ class Client:
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Open a watch; inside the ``async with`` the server has accepted it.
 
-        The events are those after version `since`. They end when the server ends the watch, after `seconds` or about
-        `Timing.watch_s`; continue from the version of the last event or bookmark. About 2 s before the end there is a
-        bookmark.
+        It yields the events after version `since`, until the server ends the watch, after `seconds` or about
+        `Timing.watch_s`; continue from the version of the last event or bookmark. The server sends a bookmark about 2 s
+        before the end.
 
         Raises:
-            GoneError: the server no longer knows what happened since `since`; list again. Also raised by the events.
-            UnavailableError: by the events: the connection broke or went silent.
+            GoneError: the server no longer keeps the events since `since`; list again. The iterator raises it, too.
+            UnavailableError: from the iterator: the connection broke or went silent.
         """
         call = Call("watch", kind.plural, kind.group, namespace)
         if seconds is None:
@@ -231,10 +231,10 @@ class Client:
         subresource: str = "",
         timeout_s: float = math.inf,
     ) -> bytes:
-        """Create an object, or with a name and a subresource (``binding``) something beneath one.
+        """Create an object or, with a name and a subresource (``binding``), a subresource of an object.
 
         Raises:
-            ConflictError: it exists already, or the precondition inside `body` does not hold.
+            ConflictError: it already exists, or the precondition inside `body` does not hold.
         """
         return await self._call(
             "create", kind, name, namespace=namespace, subresource=subresource, body=body, timeout_s=timeout_s
@@ -243,7 +243,7 @@ class Client:
     async def replace(
         self, kind: Kind, name: str, body: Mapping[str, Any], *, namespace: str = "", timeout_s: float = math.inf
     ) -> bytes:
-        """Put `body` in the place of an object, and return what stands there now.
+        """Replace an object by `body`, and return the new object.
 
         Raises:
             ConflictError: there is a newer version than the ``metadata.resourceVersion`` inside `body`.
@@ -263,7 +263,7 @@ class Client:
         """Change an object and return it.
 
         A ``metadata.resourceVersion`` inside `body` makes it compare-and-swap: ConflictError if there is a newer one.
-        A ``metadata.uid`` makes sure that it is not a namesake: InvalidError (1.36) or ConflictError.
+        A ``metadata.uid`` guards against another object of the same name: InvalidError (1.36) or ConflictError.
         """
         return await self._call(
             "patch", kind, name, namespace=namespace, subresource=subresource, body=body, content_type=how.value
@@ -275,7 +275,7 @@ class Client:
             return msgspec.json.decode(answer, type=Page)
         except (msgspec.DecodeError, UnicodeDecodeError):
             call = Call("list", kind.plural, kind.group, namespace)
-            raise UnavailableError(call, "the answer is no list of objects") from None
+            raise UnavailableError(call, "the answer is not a list of objects") from None
 
     async def _call(
         self,
@@ -314,12 +314,12 @@ class Client:
         method: str,
         path: str,
         *,
-        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own, which ends its connection too
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own, which also closes its connection
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield an answer of success with its body still unread. Only our own awaits are translated, not the user's."""
+        """Yield a successful answer with an unread body. Errors of our own awaits are translated, not the caller's."""
         if self._session is None:
             raise RuntimeError(f"{self!r} is used outside its `async with`")
         data = None if body is None else msgspec.json.encode(body)
@@ -354,13 +354,13 @@ class Client:
         try:
             token = self._credentials.token()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it holds something that is no token"
+            why = error.strerror if isinstance(error, OSError) else "it does not contain a token"
             raise UnauthorizedError(call, f"the token file cannot be read: {why}") from None
         return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
     @contextmanager
     def _tls_forgotten_on_failure(self) -> Iterator[None]:
-        """Read the certificates anew for the next call: an authority is rotated by replacing the file."""
+        """Make the next call reload the certificates: an authority is rotated by replacing its file."""
         try:
             yield
         except UnavailableError as error:
@@ -375,7 +375,7 @@ def _selectors(fields: str, labels: str) -> dict[str, str]:
 
 @contextmanager
 def _translated(call: Call) -> Iterator[None]:
-    """Turn whatever kept an answer from us into an UnavailableError; its cause stays attached."""
+    """Translate every transport error into an UnavailableError; its cause stays attached."""
     try:
         yield
     except TimeoutError as error:
@@ -390,8 +390,8 @@ def _translated(call: Call) -> Iterator[None]:
 
 
 def _no_connection(error: OSError) -> str:
-    # asyncio writes the address in the place of the system's word; where names are resolved, and in TLS, the number
-    # is not one of the system's.
+    # asyncio replaces the system's message by one with the address; errors of name resolution and of TLS do not carry
+    # a system error number.
     if error.errno and not isinstance(error, (ssl.SSLError, socket.gaierror)):
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__
@@ -402,7 +402,7 @@ async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator
     rest = b""
     while True:
         with _translated(call):
-            # Not readline: it refuses lines above 128 KiB, and a pod may be ten times that.
+            # Not readline: it refuses lines above 128 KiB, and a pod may be ten times larger.
             chunk = await response.content.readany()
         if not chunk:
             if rest.strip():
@@ -415,7 +415,7 @@ async def _events(call: Call, response: aiohttp.ClientResponse) -> AsyncIterator
             try:
                 event = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                raise UnavailableError(call, "what came is no event of a watch") from None
+                raise UnavailableError(call, "a line is not an event of a watch") from None
             if event.type == "ERROR":
                 raise error_from(call, event.object)
             yield event

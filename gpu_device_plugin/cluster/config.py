@@ -1,4 +1,4 @@
-"""Where the API server is, and how we prove who we are."""
+"""The address of the API server and our credentials, from a service account or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts the account of a pod."""
+"""Where the kubelet mounts a pod's service account."""
 
 
 class ClusterConfigError(ValueError):
-    """The way to the API server cannot be read; the message says what, where and what to do."""
+    """The configuration of the API client is invalid; the message names the fault, its place and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """How to reach one API server."""
+    """The address of one API server, and the credentials for it."""
 
     url: str
     """``https://host:port``, without a path."""
     ca_file: Path | None = None
-    """Certificates that sign the server's; None: those of the system."""
+    """The authorities that sign the server's certificate; None: those of the system."""
     ca_pem: str = ""
-    """The same as text; comes before `ca_file`."""
+    """The same as text; takes precedence over `ca_file`."""
     verify: bool = True
     token_file: Path | None = None
     """Read again every minute: the kubelet replaces it before the token expires."""
     token: str = field(default="", repr=False)
-    """A token that never changes; `token_file` comes before it."""
+    """A token that never changes; `token_file` takes precedence over it."""
     cert_file: Path | None = None
     key_file: Path | None = None
     cert_pem: str = field(default="", repr=False)
     key_pem: str = field(default="", repr=False)
 
     def tls(self) -> ssl.SSLContext:
-        """Read the certificates anew.
+        """Load the certificates.
 
         Raises:
             ClusterConfigError: a file is missing or holds no certificate.
         """
         try:
             context = ssl.create_default_context(cafile=self.ca_file, cadata=self.ca_pem or None)
-            # Python 3.13 turned on a strictness that certificates of many clusters fail (no Authority Key Identifier).
+            # Python 3.13 turned on strict checks that certificates of many clusters fail (no Authority Key Identifier).
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             if not self.verify:
                 context.check_hostname = False
@@ -66,7 +66,7 @@ class ClusterConfig:
         if self.cert_file is not None:
             context.load_cert_chain(self.cert_file, self.key_file)
         elif self.cert_pem:
-            # OpenSSL through Python reads a key from a file only. The folder is ours alone (mode 0700) and short-lived.
+            # Python's ssl module reads a key only from a file. The folder is private (mode 0700) and short-lived.
             with tempfile.TemporaryDirectory() as folder:
                 pem = Path(folder, "client.pem")
                 pem.write_text(f"{self.cert_pem}\n{self.key_pem}\n", encoding="ascii")
@@ -74,20 +74,20 @@ class ClusterConfig:
 
 
 def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> ClusterConfig:
-    """Use the service account of the pod that we run in.
+    """Use the service account of our pod.
 
     Args:
-        environ: for ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
+        environ: contains ``KUBERNETES_SERVICE_HOST`` and ``KUBERNETES_SERVICE_PORT``.
         folder: where the account is mounted.
 
     Raises:
-        ClusterConfigError: this is no pod, or one without a service account.
+        ClusterConfigError: we do not run in a pod, or the pod has no service account.
     """
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise ClusterConfigError(
             "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set: this is not a pod of a cluster; "
-            "outside of one give the path of a kubeconfig: --api=PATH"
+            "outside of a cluster, give the path of a kubeconfig: --api=PATH"
         )
     for name in ("token", "ca.crt"):
         if not (folder / name).is_file():
@@ -97,14 +97,14 @@ def in_cluster(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Cl
 
 
 def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
-    """Return how to reach the API server that the setting `api` names.
+    """Return the configuration for the API server that the setting `api` names.
 
     Args:
         api: ``auto`` or ``in-cluster`` for the service account of our pod, a URL, or the path of a kubeconfig.
         environ: see `in_cluster`.
 
     Raises:
-        ClusterConfigError: the way cannot be read.
+        ClusterConfigError: the configuration is missing or invalid.
     """
     if api in {"auto", "in-cluster"}:
         return in_cluster(environ)
@@ -114,10 +114,10 @@ def config_for(api: str, environ: Mapping[str, str]) -> ClusterConfig:
 
 
 def config_if_any(api: str, environ: Mapping[str, str]) -> ClusterConfig | None:
-    """Return the same; None for ``off``, and for ``auto`` where we run in no pod with a service account.
+    """Return the same; None for ``off``, and for ``auto`` outside of a pod with a service account.
 
     Raises:
-        ClusterConfigError: as `config_for`.
+        ClusterConfigError: as for `config_for`.
     """
     mounted = (SERVICE_ACCOUNT / "token").exists() and "KUBERNETES_SERVICE_HOST" in environ
     if api == "off" or (api == "auto" and not mounted):
@@ -138,20 +138,20 @@ _NOT_SUPPORTED = {
 def from_kubeconfig(path: Path) -> ClusterConfig:
     """Use the current context of a kubeconfig, with a token or a client certificate.
 
-    Login plugins are not run: a program that stays needs credentials that stay, such as those of a service account.
+    Login plugins are not run: a long-running program needs permanent credentials, such as those of a service account.
 
     Raises:
-        ClusterConfigError: the file cannot be read, or asks for something that we do not do.
+        ClusterConfigError: the file cannot be read, or requires an unsupported feature.
     """
-    import yaml  # noqa: PLC0415 - inside a cluster nothing else needs it, and it costs a megabyte
+    import yaml  # noqa: PLC0415 - programs inside a cluster do not need it, and it costs 1 MB
 
     try:
         parsed: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         advice = "is it the path that kubectl uses?"
         if path.parts[:1] == ("~",):
-            advice = "a shell replaces ~ only at the beginning of a word, and not after a ="
+            advice = "a shell replaces ~ only at the beginning of a word, not after ="
         raise ClusterConfigError(f"kubeconfig {path} cannot be read: {why}; {advice}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -203,7 +203,7 @@ class _Kubeconfig:
         raise ClusterConfigError(f"kubeconfig {self.path} has no {kind} named {name!r}")
 
     def path_of(self, entry: Mapping[str, Any], key: str) -> Path | None:
-        """Relative paths start at the kubeconfig, as kubectl has it."""
+        """Resolve a path relative to the kubeconfig's folder, like kubectl."""
         return self.path.parent / str(entry[key]) if entry.get(key) else None
 
     def text_of(self, entry: Mapping[str, Any], key: str) -> str:

@@ -1,4 +1,4 @@
-"""What proves to the API server who we are, and to us who it is; read anew, because both are rotated."""
+"""The token and the certificates for the API server, reloaded because both are rotated."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Credentials:
-    """The bearer token, never older than allowed, and the certificates."""
+    """The bearer token, reread when it gets old, and the certificates."""
 
     def __init__(self, config: ClusterConfig, longest_s: float) -> None:
-        """Take both from where `config` says; a token's file is read again after `longest_s` seconds."""
+        """Read both as `config` says; a token file is read again after `longest_s` seconds."""
         self._config = config
         self._longest_s = longest_s
         self._token = config.token
@@ -27,11 +27,11 @@ class Credentials:
         return f"<Credentials for {self._config.url}>"
 
     def token(self) -> str:
-        """Return the token; empty: there is none.
+        """Return the token; empty if there is none.
 
         Raises:
             OSError: its file cannot be read.
-            UnicodeDecodeError: the file holds something that is no token.
+            UnicodeDecodeError: the file does not contain a token.
         """
         file = self._config.token_file
         if file is not None and time.monotonic() - self._token_read_at >= self._longest_s:
@@ -40,7 +40,7 @@ class Credentials:
         return self._token
 
     def token_changed(self) -> bool:
-        """Return whether the file holds another token than the one last used."""
+        """Return whether the file contains a new token, other than the last one used."""
         before, self._token_read_at = self._token, -math.inf
         try:
             return self.token() != before
@@ -48,10 +48,10 @@ class Credentials:
             return False
 
     def tls(self) -> ssl.SSLContext | bool:
-        """Return what aiohttp is to check and show; the files are read once, until `forget_tls`.
+        """Return aiohttp's `ssl` argument; the files are read once, until `forget_tls`.
 
         Raises:
-            ClusterConfigError: they cannot be read.
+            ClusterConfigError: a file cannot be read.
         """
         if not self._config.url.startswith("https:"):
             return True
@@ -60,5 +60,5 @@ class Credentials:
         return self._tls
 
     def forget_tls(self) -> None:
-        """Read the certificates anew for the next call: an authority is rotated by replacing the file."""
+        """Make the next call reload the certificates: an authority is rotated by replacing its file."""
         self._tls = None

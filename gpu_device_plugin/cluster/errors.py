@@ -1,7 +1,7 @@
-"""What can go wrong between us and the Kubernetes API: one type for each thing a caller can do about it.
+"""Errors of calls to the Kubernetes API: one type for each possible reaction of a caller.
 
-Types follow the status code, never the text. No message carries a token, a header or the body we sent: a pod's
-environment may hold secrets, and the API server quotes rejected objects in its answers to invalid requests.
+The status code determines the type, never the text. No message contains a token, a header or the request's body: a
+pod's environment may hold secrets, and the API server quotes rejected objects in its answers to invalid requests.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 
 _LONGEST_QUOTE = 300
 _LONGEST_DENIAL = 600
-"""What admission has against a request is a sentence for its sender, behind the names of the policy."""
+"""Characters. An admission denial begins with the policy's name, and a sentence for the sender follows."""
 LONGEST_RETRY_AFTER_S = 60.0
-"""A server that asks for more patience is asked again after this long."""
+"""A longer Retry-After of the server is cut to this."""
 
 
 _REFUSER = re.compile(
     r"""(?:[a-z.]+ "[^"]*" is forbidden: )?(ValidatingAdmissionPolicy|admission webhook) ['"]([a-z0-9.-]{1,253})['"]"""
 )
-"""How the API server begins when admission is against a request; what comes after may quote the object."""
+"""The beginning of the API server's message about an admission denial; the rest may quote the object."""
 
 _READING = frozenset({"get", "list", "watch"})
 _WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/status", "events"})
@@ -30,7 +30,7 @@ _WITHOUT_ENVIRONMENT = frozenset({"pods/binding", "leases", "nodes", "nodes/stat
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What was asked of the API server, in the words of RBAC."""
+    """A call to the API server, in RBAC's terms."""
 
     verb: str
     resource: str
@@ -42,7 +42,7 @@ class Call:
 
     @property
     def harmless(self) -> bool:
-        """Whether what was sent can be quoted: the API server may repeat it in its refusal."""
+        """Whether the request may be quoted: the API server may repeat it in its refusal."""
         return self.verb in _READING or self.resource in _WITHOUT_ENVIRONMENT
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Call:
 
 
 class ApiError(Exception):
-    """The API server did not do what it was asked."""
+    """A call to the API server failed."""
 
     def __init__(
         self,
@@ -69,37 +69,37 @@ class ApiError(Exception):
         self.status = status
         """HTTP status, or the code of a Status object in a watch; 0 without an answer."""
         self.reason = reason
-        """The API's own word for it (``AlreadyExists``), empty if it gave none."""
+        """The API's reason (``AlreadyExists``); empty if it gave none."""
         self.causes = causes
-        """More such words (``ResourceVersionTooLarge``)."""
+        """The API's further reasons (``ResourceVersionTooLarge``)."""
         self.retry_after_s = retry_after_s
-        """How long the server wants to be left alone; 0 if it did not say."""
+        """The delay that the server asks for before a retry; 0 if it asks for none."""
         self.sent = sent
-        """False: the request never left us, so that nothing can have come of it."""
+        """False: the request was never sent, so it cannot have had any effect."""
 
 
 class InvalidError(ApiError):
-    """400 or 422: the request makes no sense to this server and never will."""
+    """400 or 422: the request is invalid for this server, and a retry cannot help."""
 
 
 class UnauthorizedError(ApiError):
-    """401: the server does not know us; the token is missing, expired or of another cluster."""
+    """401: the server does not accept our credentials; the token is missing, expired or of another cluster."""
 
 
 class ForbiddenError(ApiError):
-    """403: the server knows us and our account lacks a right, or admission is against it; the message says which."""
+    """403: our account lacks a right, or admission denied the request; the message says which."""
 
 
 class NotFoundError(ApiError):
-    """404: there is no such object (or no such API on this server)."""
+    """404: the object does not exist, or this server does not have the API."""
 
 
 class ConflictError(ApiError):
-    """409: the object is another one, or another version, than the one we spoke of; or it exists already."""
+    """409: the object has another uid or version than the request names; or it already exists."""
 
 
 class GoneError(ApiError):
-    """410: the version or page we wanted to continue from is no longer kept; list again."""
+    """410: the server no longer keeps the version or page to continue from; list again."""
 
 
 class TooManyRequestsError(ApiError):
@@ -107,7 +107,7 @@ class TooManyRequestsError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """5xx, or no complete answer at all. Whether a write took effect is unknown, unless it was never `sent`."""
+    """5xx, or no complete answer. Whether a write took effect is unknown, unless it was never `sent`."""
 
 
 TRANSIENT = (TooManyRequestsError, UnavailableError)
@@ -148,37 +148,37 @@ _NO_DETAILS = _Details()
 
 
 def error_from(call: Call, body: bytes | msgspec.Raw, *, status: int = 0, retry_after: str = "") -> ApiError:
-    """Say what an answer other than success means.
+    """Return the error for an unsuccessful answer.
 
     Args:
-        call: what was asked.
-        body: a ``Status`` object, or whatever a proxy on the way sent instead.
+        call: the call.
+        body: a ``Status`` object, or a proxy's answer in its place.
         status: HTTP status; 0 for an error inside a watch, where the Status object carries the code.
-        retry_after: the header of that name; only a number of seconds is understood.
+        retry_after: the header of that name; only a number of seconds is supported.
     """
     try:
-        told = msgspec.json.decode(body, type=_Status)
+        parsed = msgspec.json.decode(body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        told = _EMPTY
-    status = status or told.code
+        parsed = _EMPTY
+    status = status or parsed.code
     kind = _TYPES.get(status, UnavailableError if status >= 500 or not status else ApiError)
-    details = told.details or _NO_DETAILS
+    details = parsed.details or _NO_DETAILS
     patience = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
     patience = patience or float(max(0, details.retry_after_seconds))
     return kind(
         call,
-        _why(call, kind, status, told),
+        _why(call, kind, status, parsed),
         status=status,
-        reason=told.reason,
+        reason=parsed.reason,
         causes=frozenset(cause.reason for cause in details.causes or ()),
         retry_after_s=min(patience, LONGEST_RETRY_AFTER_S),
     )
 
 
-def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
-    answer = f"{status} {told.reason or _phrase(status)}".strip()
-    message = " ".join(told.message.split())
-    # Admission looks at writing alone; the words are RBAC's.
+def _why(call: Call, kind: type[ApiError], status: int, parsed: _Status) -> str:
+    answer = f"{status} {parsed.reason or _phrase(status)}".strip()
+    message = " ".join(parsed.message.split())
+    # Admission checks only writes; the quoted words are RBAC's.
     unlawful = not message or call.verb in _READING or f"cannot {call.verb} resource" in message
     if kind is ForbiddenError and unlawful:
         group = f" of the API group {call.group}" if call.group else ""
@@ -186,7 +186,7 @@ def _why(call: Call, kind: type[ApiError], status: int, told: _Status) -> str:
     if kind is UnauthorizedError:
         return f"{answer}; the API server does not accept our token or certificate"
     if kind is InvalidError:
-        causes = (told.details or _NO_DETAILS).causes or ()
+        causes = (parsed.details or _NO_DETAILS).causes or ()
         fields = ", ".join(f"{cause.field} ({cause.reason})" for cause in causes if cause.field)
         if fields:
             return f"{answer}: {fields}"[:_LONGEST_QUOTE]
@@ -201,11 +201,11 @@ _DENIALS = (ForbiddenError, InvalidError)
 
 
 def _unquoted(kind: type[ApiError], message: str) -> str:
-    """Return what can be said of a refusal that may quote what was sent."""
+    """Return the safe part of a refusal that may quote the request."""
     if refuser := _REFUSER.match(message):
-        return f"; {refuser[1]} {refuser[2]} is against it"
+        return f"; {refuser[1]} {refuser[2]} denied it"
     if kind is ForbiddenError:
-        return "; the right is there, but an admission policy, a webhook or a quota is against it"
+        return "; the account has the right, but an admission policy, a webhook or a quota denied it"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Tell people what happened, as Kubernetes Events, without ever waiting for it or flooding anyone."""
+"""Post Kubernetes Events in the background, without blocking the caller and without flooding the API server."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CONTROLLER = "gpu-device-plugin"
-"""Who tells, unless it is said otherwise; the admission policy on agents' Events names it."""
+"""The default reporting controller; the admission policy on agents' Events names it."""
 
-# Bytes; what the API accepts.
+# Bytes; limits of the API.
 _LONGEST_NOTE = 1024
 _LONGEST_WORD = 128
 
@@ -40,13 +40,13 @@ class About:
 
 
 def about_node(name: str) -> About:
-    """Return the reference to a node. Its name stands for its uid, which is what every `kubectl describe` looks for."""
+    """Return the reference to a node. Its name replaces its uid, because `kubectl describe` searches for it."""
     return About("Node", name, uid=name)
 
 
 @dataclass(frozen=True, slots=True)
-class _What:
-    """Two happenings that are equal in this are told as one Event."""
+class _EventKey:
+    """Occurrences with equal keys become one Event."""
 
     about: About
     reason: str
@@ -57,25 +57,25 @@ class _What:
 
 @dataclass(slots=True)
 class _Series:
-    """How often something happened, and how much of that was told. Only the writer changes it."""
+    """The occurrences of one Event, and how many of them were reported. Only the writer changes it."""
 
     name: str
     first: datetime
     last: datetime
     until: float
-    """When, by the writer's clock, a repetition becomes an Event of its own."""
+    """After this time, by the writer's clock, a repetition becomes a new Event."""
     count: int = 0
-    told: int = 0
+    reported: int = 0
     exists: bool = False
-    """On the API server."""
+    """Whether the API server has the Event."""
 
 
 class EventWriter:
     """Posts Events in the background; equal ones become one Event with a count.
 
-    At most `limit` different Events wait; the oldest is dropped for a new one. Beyond `varieties` different notes of
-    one reason about one object, further ones count as the last of them. There is one request in `pace_s` at most, so
-    that a storm of refusals on many nodes is none on the API server.
+    At most `limit` different Events wait; a new one then displaces the oldest. After `varieties` different notes of one
+    reason about one object, further notes count as the last of them. At most one request is sent in `pace_s`, so that
+    many refusals on many nodes do not flood the API server.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EventWriter:
         first_retry_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare to write as `controller` on `instance` (the node). A series ends `series_s` after its last."""
+        """Write as `controller` on `instance` (the node). A series ends `series_s` after its last occurrence."""
         self._client = client
         self._instance = instance[:_LONGEST_WORD]
         self._controller = controller
@@ -101,134 +101,134 @@ class EventWriter:
         self._pace_s = pace_s
         self._first_retry_s = first_retry_s
         self._clock = clock
-        self._series: dict[_What, _Series] = {}
-        self._queue: dict[_What, None] = {}  # those with something untold, the oldest first
+        self._series: dict[_EventKey, _Series] = {}
+        self._queue: dict[_EventKey, None] = {}  # series with unreported occurrences, the oldest first
         self._queued = asyncio.Event()
         self.dropped = 0
-        """Happenings that nobody was told of."""
+        """Occurrences that were never reported."""
 
     def __repr__(self) -> str:
         return f"<EventWriter of {self._instance}: {len(self._queue)} waiting, {self.dropped} dropped>"
 
     def post(self, about: About, *, reason: str, note: str, action: str, warning: bool = False) -> None:
-        """Have people told, soon; returns at once and never fails.
+        """Queue an Event; returns at once and never fails.
 
         Args:
-            about: the object it happened to.
-            reason: why, in one word for machines, ``UpperCamelCase``.
-            note: what happened and what to do, for people; cut to 1024 bytes.
-            action: what we did, in one word, ``UpperCamelCase``.
-            warning: whether somebody should look at it.
+            about: the object.
+            reason: the machine-readable reason, one word in ``UpperCamelCase``.
+            note: the cause and the remedy, for people; cut to 1024 bytes.
+            action: our action, one word in ``UpperCamelCase``.
+            warning: whether a person should look at it.
         """
         now, moment = self._clock(), datetime.now(UTC)
         self._forget(now)
-        what = self._folded(_What(about, reason[:_LONGEST_WORD], action[:_LONGEST_WORD], _cut(note), warning))
-        series = self._series.get(what)
+        key = self._folded(_EventKey(about, reason[:_LONGEST_WORD], action[:_LONGEST_WORD], _cut(note), warning))
+        series = self._series.get(key)
         if series is None:
-            # The name is chosen before the first attempt, so that one whose answer was lost is not told twice.
+            # The name is chosen before the first attempt, so that a retry after a lost answer makes no second Event.
             name = f"{about.name[:200].rstrip('-.')}.{secrets.token_hex(8)}"
-            series = self._series[what] = _Series(name, moment, moment, now)
+            series = self._series[key] = _Series(name, moment, moment, now)
         series.count += 1
         series.last, series.until = moment, now + self._series_s
-        self._queue.setdefault(what)
+        self._queue.setdefault(key)
         if len(self._queue) > self._limit:
             self._drop(next(iter(self._queue)))
         self._queued.set()
 
     async def run(self) -> NoReturn:
-        """Write what is posted. Ends only by cancellation; what waits then is lost."""
+        """Write the queued Events. Ends only by cancellation, which drops the queue."""
         backoff = Backoff(self._first_retry_s)
         problem: type[ApiError] | None = None
         while True:
             await self._queued.wait()
-            what = next(iter(self._queue))
-            series = self._series[what]
+            key = next(iter(self._queue))
+            series = self._series[key]
             count = series.count
             try:
-                await self._tell(what, series)
+                await self._write(key, series)
             except ApiError as error:
                 if type(error) is not problem:
-                    _log.warning("an Event about %s %s is not written: %s", what.about.kind, what.about.name, error)
+                    _log.warning("an Event about %s %s is not written: %s", key.about.kind, key.about.name, error)
                 problem = type(error)
                 if isinstance(error, (*TRANSIENT, UnauthorizedError)):
                     await asyncio.sleep(backoff.next_s(error.retry_after_s))
                     continue
-                self.dropped += count - series.told
+                self.dropped += count - series.reported
             else:
                 problem = None
                 backoff.reset()
-            series.told = count
-            if what in self._queue:
-                del self._queue[what]
+            series.reported = count
+            if key in self._queue:
+                del self._queue[key]
                 if series.count > count:  # it happened again meanwhile
-                    self._queue[what] = None
+                    self._queue[key] = None
             if not self._queue:
                 self._queued.clear()
             await asyncio.sleep(self._pace_s)
 
-    async def _tell(self, what: _What, series: _Series) -> None:
+    async def _write(self, key: _EventKey, series: _Series) -> None:
         if not series.exists:
             try:
-                await self._create(what, series)
-                return  # noqa: TRY300 - what follows is for the one that exists
-            except ConflictError:  # it is ours: the answer to an earlier attempt was lost
+                await self._create(key, series)
+                return  # noqa: TRY300 - the code below is for an existing Event
+            except ConflictError:  # it is our own: the answer to an earlier attempt was lost
                 series.exists = True
         if not (repeated := _repeated(series)):
             return
         try:
-            await self._client.patch(EVENTS, series.name, repeated, namespace=_namespace(what.about))
+            await self._client.patch(EVENTS, series.name, repeated, namespace=_namespace(key.about))
         except NotFoundError:  # the API server keeps Events for an hour, or less
-            await self._create(what, series)
+            await self._create(key, series)
 
-    async def _create(self, what: _What, series: _Series) -> None:
+    async def _create(self, key: _EventKey, series: _Series) -> None:
         body: dict[str, Any] = {
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
-            "metadata": {"name": series.name, "namespace": _namespace(what.about)},
+            "metadata": {"name": series.name, "namespace": _namespace(key.about)},
             "eventTime": micro_time(series.first),
             "reportingController": self._controller,
             "reportingInstance": self._instance,
-            "action": what.action,
-            "reason": what.reason,
-            "note": what.note,
-            "type": "Warning" if what.warning else "Normal",
+            "action": key.action,
+            "reason": key.reason,
+            "note": key.note,
+            "type": "Warning" if key.warning else "Normal",
             "regarding": {
                 "apiVersion": "v1",
-                "kind": what.about.kind,
-                "name": what.about.name,
-                "namespace": what.about.namespace,
-                "uid": what.about.uid,
+                "kind": key.about.kind,
+                "name": key.about.name,
+                "namespace": key.about.namespace,
+                "uid": key.about.uid,
             },
             **_repeated(series),
         }
-        await self._client.create(EVENTS, body, namespace=_namespace(what.about))
+        await self._client.create(EVENTS, body, namespace=_namespace(key.about))
         series.exists = True
 
-    def _folded(self, what: _What) -> _What:
-        """Return what a happening is counted as."""
-        if what in self._series:
-            return what
-        kin = [other for other in self._series if (other.about, other.reason) == (what.about, what.reason)]
-        return kin[-1] if len(kin) >= self._varieties else what
+    def _folded(self, key: _EventKey) -> _EventKey:
+        """Return the key under which an occurrence counts."""
+        if key in self._series:
+            return key
+        kin = [other for other in self._series if (other.about, other.reason) == (key.about, key.reason)]
+        return kin[-1] if len(kin) >= self._varieties else key
 
     def _forget(self, now: float) -> None:
-        over = [what for what, series in self._series.items() if series.until <= now and what not in self._queue]
-        for what in over:
-            del self._series[what]
+        over = [key for key, series in self._series.items() if series.until <= now and key not in self._queue]
+        for key in over:
+            del self._series[key]
 
-    def _drop(self, what: _What) -> None:
-        series = self._series[what]
-        self.dropped += series.count - series.told
-        series.told = series.count
-        del self._queue[what]
+    def _drop(self, key: _EventKey) -> None:
+        series = self._series[key]
+        self.dropped += series.count - series.reported
+        series.reported = series.count
+        del self._queue[key]
 
 
 def _namespace(about: About) -> str:
-    return about.namespace or "default"  # where Events about objects of the cluster belong
+    return about.namespace or "default"  # for Events about cluster-scoped objects
 
 
 def _repeated(series: _Series) -> dict[str, Any]:
-    """Return the part of an Event that counts; the API refuses to count to one."""
+    """Return the Event's series; empty for one occurrence, because the API rejects a count of one."""
     if series.count < 2:
         return {}
     return {"series": {"count": series.count, "lastObservedTime": micro_time(series.last)}}

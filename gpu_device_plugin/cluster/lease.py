@@ -1,4 +1,4 @@
-"""Agree with the other replicas on which one of us leads, by a Lease that client-go's leader elections understand."""
+"""Leader election among the replicas, by a Lease, compatible with client-go's leader election."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LeaseTiming:
     """The three times of a leader election, in seconds, with the defaults of Kubernetes' own components."""
 
     lease_s: int = 15
-    """Others may take the lease when its holder has not renewed it for so long."""
+    """Lease duration: others may take the lease when its holder has not renewed it for this long."""
     renew_s: float = 10.0
-    """A leader that could not renew the lease for so long leads no more."""
+    """Renew deadline: a leader that could not renew the lease for this long steps down."""
     retry_s: float = 2.0
-    """Between attempts, to take the lease or to renew it."""
+    """Retry period: the time between attempts to acquire or renew the lease."""
 
     def __post_init__(self) -> None:
         if not self.lease_s > self.renew_s > 1.2 * self.retry_s > 0:
@@ -58,29 +58,29 @@ class _Lease(msgspec.Struct):
 
 
 class Lease:
-    """One candidate for the lead.
+    """One candidate of the election.
 
-    Clocks are never compared: how old another's claim is, counts from when we first saw it as it stands. Whoever reads
-    `leading` at the moment of acting is right about the lead as long as this machine's monotonic clock runs.
+    Clocks of different machines are never compared: the age of another's claim counts from when we first saw that
+    version of it. A caller that reads `leading` right before it acts can rely on it while the monotonic clock runs.
     """
 
     def __init__(
         self, client: Client, namespace: str, name: str, identity: str, *, timing: LeaseTiming = DEFAULT_TIMING
     ) -> None:
-        """Stand for the lead under `identity`, which no other process may use, nor this program after a restart."""
+        """Become a candidate under `identity`, unique to this process: not even this program may reuse it later."""
         self._client = client
         self._namespace = namespace
         self._name = name
         self._identity = identity
         self._timing = timing
         self._object: dict[str, Any] | None = None
-        """The lease as we last wrote it, for as long as nobody else was seen to write."""
+        """The lease as we last wrote it, until another process's write is seen."""
         self._spec = _Spec()
         self._spec_seen_at = -math.inf
         self._until = -math.inf
-        """Up to here, on our clock, nobody else can have become the leader."""
+        """Until this time, on our clock, no other candidate can have become the leader."""
         self.leader: Latest[bool] = Latest(False)
-        """Whether we lead; set only when it changes."""
+        """Whether we lead; set only on a change."""
         self.problem: ApiError | None = None
         """Why the last attempt failed; None if it did not."""
 
@@ -89,16 +89,16 @@ class Lease:
 
     @property
     def leading(self) -> bool:
-        """Whether we lead at this very moment."""
+        """Whether we lead at this moment."""
         return self.leader.value and time.monotonic() < self._until
 
     @property
     def holder(self) -> str:
-        """Who held the lease when it was last seen; empty: nobody, or it was never seen."""
+        """The holder of the lease when it was last read; empty if it was free, or never read."""
         return self._spec.holder_identity or ""
 
     async def run(self) -> NoReturn:
-        """Take the lease when it is free and renew it. Ends only by cancellation, and then gives it back."""
+        """Acquire the lease when it is free, and renew it. Ends only by cancellation, and then releases the lease."""
         try:
             while True:
                 await self._attempt()
@@ -106,40 +106,41 @@ class Lease:
                 if self.leader.value:
                     await asyncio.sleep(min(pause_s, max(0.0, self._until - time.monotonic())))
                     if time.monotonic() >= self._until:
-                        self._step_down(f"it could not be renewed for {self._timing.renew_s} s")
+                        self._step_down(f"the lease could not be renewed for {self._timing.renew_s} s")
                 else:
                     await asyncio.sleep(pause_s)
         finally:
             led = self.leader.value
-            self._step_down("we stop")
+            self._step_down("this process shuts down")
             if led:
                 await self._release()
 
     async def _attempt(self) -> None:
-        """Take or renew the lease if we may. It takes no longer than our lead lasts."""
+        """Try to acquire or renew the lease. A renewal takes no longer than our lead lasts."""
         began = time.monotonic()
-        # Half, so that one connection that went dead does not cost the lead.
+        # Half, so that one dead connection does not cost the lead.
         until = began + self._timing.renew_s / 2
         if self.leader.value:
             until = min(until, self._until)
         try:
             held = await self._take(until)
         except ConflictError:
-            self._object = None  # somebody was faster: look again next time
+            self._object = None  # another client was faster: read the lease again next time
             return
         except ApiError as error:
             if type(error) is not type(self.problem):
-                _log.warning("the lease %s/%s is not to be had: %s; trying again", self._namespace, self._name, error)
+                sentence = "the lease %s/%s cannot be acquired or renewed: %s; trying again"
+                _log.warning(sentence, self._namespace, self._name, error)
             self.problem = error
             return
         self.problem = None
         if held:
             self._until = began + self._timing.renew_s
             if not self.leader.value:
-                _log.info("%s leads now (lease %s/%s)", self._identity, self._namespace, self._name)
+                _log.info("%s is now the leader (lease %s/%s)", self._identity, self._namespace, self._name)
                 self.leader.set(True)
         else:
-            self._step_down(f"{self.holder} does")
+            self._step_down(f"{self.holder} leads")
 
     async def _take(self, until: float) -> bool:
         """Write the lease as ours; return False if another holds it."""
@@ -159,7 +160,7 @@ class Lease:
             if self.holder not in {"", self._identity} and not self._expired():
                 return False
         spec = self._as_ours()
-        self._object = None  # if the answer is lost we do not know what stands there
+        self._object = None  # if the answer is lost, the state of the lease is unknown
         if "resourceVersion" in body["metadata"]:
             self._object = await self._put(body, spec, until)
         else:
@@ -172,13 +173,13 @@ class Lease:
     def _as_ours(self) -> dict[str, Any]:
         now = micro_time(datetime.now(UTC))
         old = self._spec
-        mine = old.holder_identity == self._identity
+        renewing = old.holder_identity == self._identity
         return {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": self._timing.lease_s,
-            "acquireTime": (old.acquire_time if mine else None) or now,
+            "acquireTime": (old.acquire_time if renewing else None) or now,
             "renewTime": now,
-            "leaseTransitions": 0 if old == _Spec() else (old.lease_transitions or 0) + (not mine),
+            "leaseTransitions": 0 if old == _Spec() else (old.lease_transitions or 0) + (not renewing),
         }
 
     def _expired(self) -> bool:
@@ -186,7 +187,7 @@ class Lease:
         return time.monotonic() >= self._spec_seen_at + duration_s
 
     async def _put(self, body: dict[str, Any], spec: dict[str, Any], until: float) -> dict[str, Any]:
-        """Replace the lease, leaving alone in it what is not ours."""
+        """Replace the lease, and keep the fields that we do not manage."""
         whole = {**body, "spec": {**(body.get("spec") or {}), **spec}}
         return self._read(
             await self._client.replace(LEASES, self._name, whole, namespace=self._namespace, timeout_s=_left_s(until))
@@ -199,7 +200,7 @@ class Lease:
             msgspec.convert(body, _Named)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             call = Call("get", LEASES.plural, LEASES.group, self._namespace, self._name)
-            raise UnavailableError(call, "the answer is no lease") from error
+            raise UnavailableError(call, "the answer is not a lease") from error
         if spec != self._spec:
             self._spec = spec
             self._spec_seen_at = time.monotonic()
@@ -208,11 +209,13 @@ class Lease:
     def _step_down(self, why: str) -> None:
         self._object = None
         if self.leader.value:
-            _log.warning("%s leads no more: %s (lease %s/%s)", self._identity, why, self._namespace, self._name)
+            _log.warning(
+                "%s is no longer the leader: %s (lease %s/%s)", self._identity, why, self._namespace, self._name
+            )
             self.leader.set(False)
 
     async def _release(self) -> None:
-        """Let the next one lead at once. What is not given back expires."""
+        """Release the lease, so that the next candidate can lead at once. Otherwise the lease expires."""
         until = time.monotonic() + self._timing.retry_s
         try:
             body = self._read(
@@ -223,7 +226,7 @@ class Lease:
                 free = {"holderIdentity": None, "leaseDurationSeconds": 1, "acquireTime": now, "renewTime": now}
                 await self._put(body, free, until)
         except ApiError as error:
-            _log.info("the lease %s/%s is not given back, it expires: %s", self._namespace, self._name, error)
+            _log.info("the lease %s/%s is not released, it expires: %s", self._namespace, self._name, error)
 
 
 class _Named(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Say on our own node what we want to be known of it."""
+"""Keep our labels and annotations on our own node."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NodeNotes:
-    """What a node should carry; None removes a key, keys not named are left alone."""
+    """The labels and annotations that a node should have; None removes a key, other keys are not touched."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
 
     def missing(self, node: NodeRecord) -> Mapping[str, Mapping[str, str | None]]:
-        """Return what has to be patched into the metadata of `node`; empty if it carries all of this."""
+        """Return the patch for the metadata of `node`; empty if the node already has all of this."""
         return {
-            what: missing
-            for what, wanted, present in (
+            field_name: missing
+            for field_name, wanted, present in (
                 ("labels", self.labels, node.labels),
                 ("annotations", self.annotations, node.annotations),
             )
@@ -41,7 +41,7 @@ class NodeNotes:
 
 
 class NodeSelf:
-    """The node that we run on."""
+    """The node on which we run."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
@@ -51,11 +51,11 @@ class NodeSelf:
         return f"<NodeSelf {self.name}>"
 
     async def read(self) -> NodeRecord:
-        """Return the node as it is now.
+        """Return the current state of the node.
 
         Raises:
-            NotFoundError: there is none of our name: it is not always the host's.
-            UnavailableError: what came is no node; a proxy on the way answers so.
+            NotFoundError: no node has our name; a node's name is not always the host's.
+            UnavailableError: the answer is not a node, but that of a proxy.
         """
         try:
             return NodeReader().read(await self._client.get(NODES, self.name))
@@ -66,29 +66,29 @@ class NodeSelf:
             raise UnavailableError(Call("get", NODES.plural, name=self.name), str(error)) from error
 
     async def publish(self, notes: NodeNotes) -> bool:
-        """Make the node carry `notes`; return whether that took a patch.
+        """Put `notes` on the node; return whether that took a patch.
 
         Raises:
-            ApiError: it does not carry them, or it is unknown whether it does.
+            ApiError: the patch failed, or its outcome is unknown.
         """
         return await self.put(notes, await self.read())
 
     async def put(self, notes: NodeNotes, node: NodeRecord) -> bool:
-        """Make the node, as it was just read, carry `notes`; return whether that took a patch.
+        """Put `notes` on the node, whose state `node` was just read; return whether that took a patch.
 
         Raises:
-            ApiError: it does not carry them, or it is unknown whether it does.
+            ApiError: the patch failed, or its outcome is unknown.
         """
         changes = notes.missing(node)
         if changes:
-            # The uid, lest a node that was replaced under our name gets what we know of the old one.
+            # The uid prevents writing the old node's notes on a new node of the same name.
             await self._client.patch(NODES, self.name, {"metadata": {"uid": node.uid, **changes}})
         return bool(changes)
 
     async def keep(self, wanted: Latest[NodeNotes], *, again_s: float = 600.0, first_retry_s: float = 1.0) -> NoReturn:
-        """Publish the newest of `wanted` until it stands, and look again whenever it changes or `again_s` passed.
+        """Publish the newest of `wanted`; check the node again on every change and after `again_s`.
 
-        Ends only by cancellation; a failure is logged and tried again.
+        Ends only by cancellation; a failure is logged and retried.
         """
         backoff = Backoff(first_retry_s)
         problem: type[ApiError] | None = None
@@ -101,7 +101,7 @@ class NodeSelf:
                 backoff.reset()
             except ApiError as error:
                 if type(error) is not problem and not isinstance(error, ConflictError):
-                    _log.warning("what we know of the GPUs is not on the node: %s; trying again", error)
+                    _log.warning("the node's labels and annotations are not up to date: %s; trying again", error)
                 problem = type(error)
                 pause_s = backoff.next_s(error.retry_after_s)
             await within(pause_s, wanted.after(version))

@@ -1,4 +1,4 @@
-"""Follow the pods of one node, in the order in which its kubelet admits them, whatever happens to the API server."""
+"""Follow the pods of one node, in the kubelet's order of admission, across failures of the API server."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 NODE_TIMING = ReflectorTiming(longest_retry_s=30.0)
-"""Every node has somebody who follows its pods: an API server that comes back meets all of them."""
+"""An agent on every node follows its pods, so a recovering API server gets the retries of all nodes."""
 
 
 class NodePods(Store[Pod]):
-    """The pods bound to one node; `AdmissionOrder` says in which order. Run its `reflector` to keep them current."""
+    """The pods bound to one node, in the order of `AdmissionOrder`. Run its `reflector` to keep them current."""
 
     def __init__(self, client: Client, reader: PodReader, node: str, *, timing: ReflectorTiming = NODE_TIMING) -> None:
         """Follow the pods bound to `node`."""
         self._reader = reader
         self._order = AdmissionOrder()
         self.changes: Latest[Mapping[str, Pod]] = Latest(MappingProxyType({}))
-        """Every snapshot that differs from the one before in more than resource versions; and the first list."""
+        """Every snapshot that differs from the previous one in more than resource versions; and the first list."""
         self.reflector: Reflector[Pod] = Reflector(
             client, PODS, self._read, self, fields=f"spec.nodeName={node}", what="pods of this node", timing=timing
         )
         self.missed = 0
-        """Pods that only a list put right, though the watch should have."""
+        """Pods whose change only a list showed, though the watch should have reported it."""
         self.ignored_limits = 0
-        """Limits of ours that are no whole numbers."""
+        """Limits of our resources that were ignored because they are not whole numbers."""
 
     def __repr__(self) -> str:
         return f"<NodePods: {len(self.pods)} pods, {self.reflector!r}>"
 
     @property
     def pods(self) -> Mapping[str, Pod]:
-        """A snapshot of all pods by UID, in the order of their admission."""
+        """A snapshot of all pods by UID, in admission order."""
         return self.changes.value
 
     async def wait_for(self, predicate: Callable[[Mapping[str, Pod]], T | None], timeout_s: float) -> T | None:
-        """Return the first true result of `predicate` over the pods, now or later; None after `timeout_s`."""
+        """Return the first true result of `predicate` on the current or a later snapshot; None after `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 async for pods in self.changes.values():
@@ -66,30 +66,30 @@ class NodePods(Store[Pod]):
         return None
 
     def replace(self, objects: Sequence[Pod]) -> None:
-        """Take over a list with which a watch begins."""
+        """Adopt a list from whose version a watch begins."""
         self._become(self._order.begun_with(objects))
 
     def compare(self, objects: Sequence[Pod]) -> None:
-        """Take over a list, of which the watch may yet tell the order."""
+        """Adopt a list whose order the running watch may still report."""
         self._become(self._order.compared_with(objects))
 
     def replay(self, object: Pod, *, deleted: bool) -> None:  # noqa: A002 - the API's word
-        """Learn the order from what is no news."""
+        """Learn the order from an event that the last list already includes."""
         self._become(self._order.replayed(object.uid, deleted=deleted))
 
     def level(self) -> None:
-        """Show what the list brought and the watch did not tell."""
+        """Show the changes of the last list that the watch did not report."""
         if self._order.unexplained:
             self.missed += len(self._order.unexplained)
-            _log.warning("a list of the pods put %d right of which no watch told", len(self._order.unexplained))
+            _log.warning("a list corrected %d pods that the watch had missed", len(self._order.unexplained))
         self._become(self._order.settled())
 
     def put(self, object: Pod) -> None:  # noqa: A002
-        """Take over a pod."""
+        """Add or update a pod."""
         self._become(self._order.put(object))
 
     def remove(self, object: Pod) -> None:  # noqa: A002
-        """Let go of a pod."""
+        """Remove a pod."""
         self._become(self._order.removed(object.uid))
 
     def _become(self, order: AdmissionOrder) -> None:

@@ -1,11 +1,11 @@
-"""Whether requests alone decide if a pod fits on a node once others are evicted, as far as the pod's spec says."""
+"""Decide from a pod's spec whether only its requests determine if it fits on a node after evictions."""
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import Raw, Struct
 
-# Of these kinds a node has as many as are wanted, and no pod keeps one from another.
+# A node provides any number of these kinds, and no pod can block another's.
 _UNLIMITED_VOLUMES = frozenset({"configMap", "downwardAPI", "emptyDir", "hostPath", "image", "projected", "secret"})
 
 
@@ -36,10 +36,10 @@ class _Pod(Struct, gc=False):
 
 
 def fits_by_requests_alone(pod: bytes | Raw) -> bool:
-    """Return whether a pod of lower priority can keep this one off a node only by what it requests.
+    """Return whether pods of lower priority can keep this pod off a node only by their requests.
 
-    False where ports of the node, other pods' places, devices or volumes that are claimed may decide, too; and where
-    the pod cannot be read.
+    False where host ports, the placement of other pods, claimed devices or claimed volumes may also decide, and where
+    the pod cannot be decoded.
     """
     try:
         spec = msgspec.json.decode(pod, type=_Pod).spec

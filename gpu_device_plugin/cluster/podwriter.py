@@ -1,4 +1,4 @@
-"""Write annotations on pods, in the background, until they stand or the pod is gone."""
+"""Write annotations on pods in the background, with retries until they are written or the pod is deleted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Refused:
-    """A pod that the API server has something against; the others go on without it."""
+    """A pod whose patches the API server refuses; it holds up no other pod."""
 
     backoff: Backoff
     not_before: float
@@ -47,11 +47,11 @@ class _Refused:
 
 
 class PodWriter:
-    """Annotations to be written, at most one patch for each pod and at most `limit` pods.
+    """A queue of annotations to write, with at most one patch for each pod and at most `limit` pods.
 
-    A patch names the pod's uid: a namesake is never written on. It names no version, because the kubelet changes that
-    all the time and nobody else writes these keys. A pod on which nothing can be written (an admission policy is
-    against it, a right is missing) is tried again after growing times, up to `most_retry_s`, and holds up no other.
+    A patch names the pod's uid, so that another pod of the same name is never annotated. It names no resourceVersion,
+    because the kubelet changes that often and no other client writes these keys. A refused patch (an admission policy
+    denies it, a right is missing) is retried with backoff, up to `most_retry_s`, and holds up no other pod.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class PodWriter:
         first_retry_s: float = 0.2,
         most_retry_s: float = 300.0,
     ) -> None:
-        """Prepare to write on the pods of a node, whichever it is where none is named.
+        """Prepare to write on the pods of `node`, or of every node if it is empty.
 
-        `refused` is told of every attempt that failed by what stands on the pod, by a policy or for want of a right.
+        `refused` is called for every attempt that failed because of the pod's content, a policy or a missing right.
         """
         self._client = client
         self._of_node = f",spec.nodeName={node}" if node else ""
-        self._tell = refused
+        self._on_refused = refused
         self._limit = limit
         self._first_retry_s = first_retry_s
         self._most_retry_s = most_retry_s
@@ -78,7 +78,7 @@ class PodWriter:
         self._refused: dict[str, _Refused] = {}
         self._queued = asyncio.Event()
         self.dropped = 0
-        """Patches given up although their pods may still be there."""
+        """Dropped patches whose pods may still exist."""
         self.problem: ApiError | None = None
         """Why the last attempt failed; None if it did not."""
 
@@ -86,9 +86,9 @@ class PodWriter:
         return f"<PodWriter: {len(self._waiting)} waiting, {self.dropped} dropped, {self.problem or 'no problem'}>"
 
     def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Have `annotations` written on `pod`, soon; None removes a key. Returns at once and never fails.
+        """Queue `annotations` for `pod`; None removes a key. Returns at once and never fails.
 
-        What waits for the same pod already is written with it, the newer value of a key winning.
+        They are merged with those already queued for the pod; the newer value of a key wins.
         """
         waiting = self._waiting.get(pod.uid)
         merged = {**(waiting.annotations if waiting else {}), **annotations}
@@ -101,13 +101,13 @@ class PodWriter:
         self._queued.set()
 
     async def run(self) -> NoReturn:
-        """Write what is asked for. Ends only by cancellation; what waits then is lost, and known to the kubelet."""
+        """Write the queued annotations. Ends only by cancellation; the kubelet's records have what is still queued."""
         backoff = Backoff(self._first_retry_s)
         while True:
             wanted = await self._next()
             try:
                 if not await self._write(wanted):
-                    _log.info("pod %s/%s is gone before it was annotated", wanted.pod.namespace, wanted.pod.name)
+                    _log.info("pod %s/%s was deleted before it was annotated", wanted.pod.namespace, wanted.pod.name)
             except (*TRANSIENT, UnauthorizedError) as error:
                 self._failed(wanted, error)
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
@@ -120,7 +120,7 @@ class PodWriter:
                 self._done(wanted)
 
     async def _next(self) -> _Wanted:
-        """Return the first that may be tried, as soon as there is one."""
+        """Wait for and return the first entry that may be tried."""
         while True:
             self._queued.clear()
             times = {uid: self._refused[uid].not_before for uid in self._waiting if uid in self._refused}
@@ -131,39 +131,39 @@ class PodWriter:
             await within(min(times.values()) - now if times else None, self._queued.wait())
 
     async def _write(self, wanted: _Wanted) -> bool:
-        """Patch the pod; return False if there is no such pod any more."""
+        """Patch the pod; return False if the pod no longer exists."""
         pod = wanted.pod
         body = {"metadata": {"uid": pod.uid, "annotations": wanted.annotations}}
         try:
             read_metadata(await self._client.patch(PODS, pod.name, body, namespace=pod.namespace))
         except NotFoundError:
             return False
-        except UnreadableObjectError as error:  # a proxy on the way answers so
+        except UnreadableObjectError as error:  # the answer of a proxy
             call = Call("patch", PODS.plural, namespace=pod.namespace, name=pod.name)
             raise UnavailableError(call, str(error)) from error
         except (ConflictError, InvalidError) as refusal:
-            # Both are said of a namesake, and of other things. Only a fresh look tells.
+            # Both may mean another pod of the same name, or another fault. Only a fresh list shows which.
             if await self._is_there(pod, refusal.call):
                 raise
             return False
         return True
 
     async def _is_there(self, pod: Pod, call: Call) -> bool:
-        """Look for the pod in a list of its node's pods: an account may have no right to read others."""
+        """Look for the pod in a list of its node's pods: the account may have no right to read other pods."""
         fields = f"metadata.name={pod.name}{self._of_node}"
         try:
             async for page in self._client.pages(PODS, namespace=pod.namespace, fields=fields):
                 if any(read_metadata(found).uid == pod.uid for found in page.items or ()):
                     return True
         except UnreadableObjectError as error:
-            raise UnavailableError(call, f"looking at the pod again: {error}") from error
+            raise UnavailableError(call, f"reading the pod again: {error}") from error
         return False
 
     def _failed(self, wanted: _Wanted, error: ApiError) -> None:
         if type(error) is not type(self.problem):
             _log.warning("annotations of pod %s/%s are not written: %s", wanted.pod.namespace, wanted.pod.name, error)
         self.problem = error
-        if wanted.pod.uid in self._waiting:  # the next one first, in case only this pod is in trouble
+        if wanted.pod.uid in self._waiting:  # to the end of the queue, in case only this pod fails
             self._waiting[wanted.pod.uid] = self._waiting.pop(wanted.pod.uid)
 
     def _put_off(self, pod: Pod, error: ApiError) -> None:
@@ -172,11 +172,11 @@ class PodWriter:
         known = self._refused.get(pod.uid)
         backoff = known.backoff if known else Backoff(self._first_retry_s, self._most_retry_s)
         self._refused[pod.uid] = _Refused(backoff, time.monotonic() + backoff.next_s(error.retry_after_s))
-        if not isinstance(error, ConflictError):  # which says that somebody else was faster
-            self._tell(pod, error)
+        if not isinstance(error, ConflictError):  # a conflict is a lost race, not a refusal
+            self._on_refused(pod, error)
 
     def _done(self, wanted: _Wanted) -> None:
-        """Forget `wanted`, unless more was asked for meanwhile."""
+        """Remove `wanted` from the queue, unless more annotations were queued meanwhile."""
         self._refused.pop(wanted.pod.uid, None)
         if self._waiting.get(wanted.pod.uid) == wanted:
             del self._waiting[wanted.pod.uid]

@@ -1,4 +1,4 @@
-"""Amounts as Kubernetes writes them, and what kube-scheduler adds up of a pod's."""
+"""Kubernetes quantities, and the sums of a pod's requests as kube-scheduler computes them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SUFFIXES = {
 }
 _MOST = 2**63 - 1
 _MOST_REMEMBERED = 1000
-"""So many ways to ask, and so many sums; then all are forgotten. The pods of a cluster ask for one of a few things."""
+"""Sizes of the two caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
 _MOST_AMOUNTS = 128
-"""Of a pod that asks for more it is not added up: what is remembered has to have an end, whatever a stranger writes."""
+"""A pod with more amounts is not added up: the memory for what strangers write must be bounded."""
 
 
 def whole_quantity(text: str) -> int | None:
     """Read a Kubernetes quantity; None unless it is a whole number from 0 to 2^63-1.
 
-    The API server rewrites quantities: a pod that asks for 1000 shares is served as asking for ``1k``.
+    The API server rewrites quantities: it serves a request for 1000 shares as ``1k``.
     """
     if text.isascii() and text.isdigit() and len(text) < 19:
-        return int(text)  # nearly all are, and the long way takes ten times as long
+        return int(text)  # nearly all quantities are plain digits, and the general parser takes ten times as long
     value = _quantity(text)
     return None if value is None or value != value.to_integral_value() else int(value)
 
@@ -56,11 +56,11 @@ def _quantity(text: str) -> Decimal | None:
 class RequestSums:
     """Adds up what pods request, as kube-scheduler does (Kubernetes 1.36, component-helpers/resource, PodRequests).
 
-    A change of a running pod's resources that its kubelet has not made yet counts as made.
+    A pending in-place resize of a running pod counts as done.
     """
 
     def __init__(self, without: Collection[str] = ()) -> None:
-        """Leave some resources out."""
+        """Ignore the resources in `without`."""
         self._without = without
         self._known: dict[_Written, Mapping[str, int]] = {}
         self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
@@ -75,25 +75,25 @@ class RequestSums:
         pod: Mapping[str, Any],
         overhead: Mapping[str, Any],
     ) -> Mapping[str, int] | None:
-        """Return what a pod requests: CPU in thousandths, others in their unit, rounded up; equal ones are one object.
+        """Return a pod's requests: CPU in thousandths, others in their unit, rounded up; equal sums are one object.
 
         Args:
-            init: of its init containers whether they go on beside the others, and what they request.
-            app: what its other containers request.
-            pod: what it requests as a whole, in place of what its containers do.
-            overhead: what running it takes besides.
+            init: for each init container, whether it is a sidecar, and its requests.
+            app: the requests of each other container.
+            pod: the pod-level requests, which replace those of the containers.
+            overhead: the pod's overhead, which is added.
 
         Returns:
-            None if an amount is none, or if there are very many.
+            None if an amount is invalid, or if there are more than `_MOST_AMOUNTS`.
         """
         written = (
-            tuple((goes_on, tuple(requests.items())) for goes_on, requests in init),
+            tuple((sidecar, tuple(requests.items())) for sidecar, requests in init),
             tuple(tuple(requests.items()) for requests in app),
             tuple(pod.items()),
             tuple(overhead.items()),
         )
         of_init, of_app, *of_pod = written
-        if sum(map(len, (*(asked for _, asked in of_init), *of_app, *of_pod))) > _MOST_AMOUNTS:
+        if sum(map(len, (*(requests for _, requests in of_init), *of_app, *of_pod))) > _MOST_AMOUNTS:
             return None
         try:
             found = self._known.get(written)
@@ -101,19 +101,19 @@ class RequestSums:
                 if len(self._known) >= _MOST_REMEMBERED:
                     self._known.clear()
                 found = self._known[written] = self._sum(written)
-        except (ValueError, TypeError):  # no amount, or not even a text or a number
+        except (ValueError, TypeError):  # not an amount, or not even a string or a number
             return None
         return found
 
     def _sum(self, written: _Written) -> Mapping[str, int]:
         init, app, pod, overhead = written
-        kept: Counter[str] = Counter()  # by the init containers that go on, as far as they have begun
+        kept: Counter[str] = Counter()  # by the sidecars that have started so far
         most: Counter[str] = Counter()
-        for goes_on, requests in init:
-            asked = self._read(requests)
-            most |= asked + kept
-            if goes_on:
-                kept += asked
+        for sidecar, requests in init:
+            amounts = self._read(requests)
+            most |= amounts + kept
+            if sidecar:
+                kept += amounts
         for requests in app:
             kept += self._read(requests)
         total = Counter({**(most | kept), **self._read(pod)}) + self._read(overhead)
@@ -123,7 +123,7 @@ class RequestSums:
         return self._sums.setdefault(key, MappingProxyType(dict(key)))
 
     def _read(self, requests: _Amounts) -> Counter[str]:
-        return Counter({name: _amount(name, str(said)) for name, said in requests if name not in self._without})
+        return Counter({name: _amount(name, str(value)) for name, value in requests if name not in self._without})
 
 
 def _amount(name: str, text: str) -> int:

@@ -1,4 +1,4 @@
-"""Keep a store equal to all objects of one kind, by lists and a watch, whatever happens to the API server."""
+"""Keep a store equal to all objects of one kind, by lists and a watch, across failures of the API server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _AT_ONCE_S = 1.0
-"""A watch that ends sooner, and with nothing in it, was not one (client-go's rule)."""
+"""A watch that ends sooner and without an event counts as failed (client-go's rule)."""
 _SHORT_WATCH_S = 3
 """The API server sends a bookmark 2 s before the end of a watch, and none in one of 2 s (measured with 1.36)."""
 
@@ -38,35 +38,35 @@ T = TypeVar("T", bound=Versioned)
 
 @dataclass(frozen=True, slots=True)
 class ReflectorTiming:
-    """When a reflector tries again, in seconds."""
+    """Intervals and timeouts of a reflector, in seconds."""
 
     first_retry_s: float = 0.2
     longest_retry_s: float = 10.0
     check_s: float = 600.0
-    """After about so long the store is made equal to a new list, in case an event never came."""
+    """Resync: about this often the store is made equal to a new list, in case an event was lost."""
     patience_s: float = 0.3
-    """How long the watch may take to come as far as a list, or as somebody asks, before a list is believed instead."""
+    """How long the watch may take to reach the version of a list, or of a caller, before a list is used instead."""
     long_list_s: float = 1.0
-    """A list that takes longer is not asked for lightly."""
+    """A list that takes longer is avoided where a short watch can replace it."""
     slice_s: float = 0.002
-    """After so long at a stretch the event loop gets a turn."""
+    """After this time of uninterrupted work the event loop gets a turn."""
 
 
 DEFAULT_TIMING = ReflectorTiming()
 
 
 class Reflector(Generic[T]):
-    """All objects of one kind in the cluster, or those that a field selector names, followed for a store.
+    """Follows all objects of one kind in the cluster, or those that a field selector matches, for a store.
 
-    The watch tells what happens; one that breaks is continued where it was, however long ago. Lists tell where it
-    begins: at first, after the server has forgotten since where we want to go on (410), and every now and then beside
-    the running watch. A list costs the followers nothing: what the watch told meanwhile is laid over it, and what it
-    tells later is only replayed up to the version of that list.
+    The watch reports events; a broken watch continues from its last version, however old. Lists give the version at
+    which it begins: at first, after the server has dropped our version (410), and now and then beside the running
+    watch. Such a list does not disturb the store's readers: events that the watch reported meanwhile are applied on top
+    of it, and later events up to the version of the list are only replayed.
 
-    A list of all objects is the newest state and comes in pages. One of "whatever the server has at hand" (version 0)
-    would be cheaper for it, but comes in one piece whatever limit is asked for: a gigabyte for 100,000 pods. A selected
-    list is small, and the newest state of it would cost the server a reading of all objects from etcd: there the first
-    is of what is at hand, and later ones are of no less than we know.
+    A list of all objects is of the newest state and comes in pages. A list of any cached state (version 0) would be
+    cheaper for the server, but it ignores the limit and comes in one piece: a gigabyte for 100,000 pods. A selected
+    list is small, but its newest state would make the server read all objects from etcd: there the first list is of any
+    cached state, and later ones are not older than the version that we know.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Reflector(Generic[T]):
         """Follow the objects of `kind`.
 
         Args:
-            client: its `Timing.watch_s` and `silence_s` decide how soon a dead connection is noticed.
-            kind: what to follow.
-            read: reduces an object to what is kept of it; called once for each event and each entry of a list. None:
-                not ours, and never will be nor ever was. UnreadableObjectError is counted, and the object skipped.
+            client: its `Timing.watch_s` and `silence_s` determine how soon a dead connection is noticed.
+            kind: the kind of the objects.
+            read: decodes the kept part of an object; called once for each event and each entry of a list. None: the
+                object is irrelevant, always. UnreadableObjectError is counted, and the object skipped.
             store: the only place where the objects are kept.
             fields: field selector; empty: all objects.
-            what: how messages call them; empty: as the kind is called.
-            timing: when to try again.
+            what: the name of the objects in messages; empty: the kind's plural.
+            timing: intervals and timeouts.
         """
         self._client = client
         self._kind = kind
@@ -100,36 +100,36 @@ class Reflector(Generic[T]):
         self._what = what or kind.plural
         self._timing = timing
         self._since = ""
-        """Where the watch goes on; empty: a list must say where it begins."""
+        """The version at which the watch continues; empty: a list must give it."""
         self._floor = 0
-        """What happened up to this version is in the store, however often the watch tells of it."""
+        """The store includes all events up to this version, even if the watch reports them again."""
         self._behind = False
-        """The watch has not come as far as the last list."""
+        """The watch has not reached the version of the last list."""
         self._at_hand = bool(fields)
-        """A list need not be newer than what we know."""
+        """The next list may be of any cached state that is not older than our version."""
         self._known: Latest[int] = Latest(0)
         self._watching: asyncio.Timeout | None = None
-        """Can end the watch that is open."""
+        """Can end the open watch."""
         self._recorded: list[tuple[int, bool, T]] | None = None
-        """Version, whether deleted, and state of all that the watch told while a list is under way."""
+        """Version, whether deleted, and state of each event of the watch during a list in progress."""
         self._asked = 0
-        """The newest version that somebody waits for."""
+        """The newest version that a caller waits for."""
         self._list_wanted = asyncio.Event()
         self._list_took_s = 0.0
         self._short = False
-        """The next watch is to be a short one."""
+        """The next watch shall be a short one."""
         self._bookmarked = True
-        """Short watches are worth trying: the last one brought what it was for. Every check makes us hope again."""
+        """Short watches are worth trying: the last one brought its bookmark. Every resync sets this again."""
         self._hurried = asyncio.Event()
         self._began = asyncio.Event()
         self._problems: dict[str, ApiError] = {}
         self._heard_at = -math.inf
         self.live = False
-        """The watch is open as far as we know."""
+        """The watch is open, as far as we know."""
         self.lists = 0
-        """Lists that the store was made equal to."""
+        """The number of lists applied to the store."""
         self.unreadable = 0
-        """Objects that are not what the API promises."""
+        """The number of objects that did not match their schema."""
 
     def __repr__(self) -> str:
         state = "live" if self.live else f"not live ({self.problem})"
@@ -137,26 +137,26 @@ class Reflector(Generic[T]):
 
     @property
     def synced(self) -> bool:
-        """All objects were read at least once. Stays true while the API is away: what was known still counts."""
+        """All objects were read at least once. Stays true while the API is unavailable: the cache still counts."""
         return self._began.is_set()
 
     @property
     def version(self) -> int:
-        """The store shows all that happened up to this version, and maybe more; 0 while a list must tell which."""
+        """The store includes all events up to this version, and maybe more; 0 until a list gives the version."""
         return self._known.value
 
     @property
     def problem(self) -> ApiError | None:
-        """Why there is no watch, or no list where one is due; None if nothing is wrong or nothing was tried."""
+        """Why the watch or a due list failed; None if nothing failed or nothing was tried."""
         return next(iter(self._problems.values()), None)
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the API server last said anything of this kind; infinite before the first time."""
+        """Seconds since the API server's last answer or event for this kind; infinite before the first."""
         return time.monotonic() - self._heard_at
 
     def hurry(self) -> None:
-        """Try again now, where we wait to do so: somebody else has seen what we have not."""
+        """Retry now instead of after the backoff: another source has shown a state that we lack."""
         self._hurried.set()
         if not self._since:
             self._list_wanted.set()
@@ -166,15 +166,15 @@ class Reflector(Generic[T]):
         await self._began.wait()
 
     async def caught_up(self, timeout_s: float = 10.0) -> None:
-        """Return when the store shows all that had happened when this was called, whoever did it.
+        """Return when the store includes all changes made before this call, by any client.
 
-        A watch is told of its own kind only, and a bookmark comes about once a minute: on a quiet kind it is not heard
-        to have come as far as the cluster. So after a moment a list is asked for; or, where lists take long, first a
-        watch so short that its bookmark comes at once.
+        A watch reports only its own kind, and a bookmark comes about once a minute: without events of this kind, the
+        watch does not show that it has reached the cluster's newest version. So after `patience_s` this requests a
+        list; or, where lists take long, first a watch so short that its bookmark comes at once.
 
         Raises:
-            ApiError: the API server does not say which version is the newest.
-            TimeoutError: the store is not as far within `timeout_s`; the message says why.
+            ApiError: the API server did not return its newest version.
+            TimeoutError: the store did not catch up within `timeout_s`; the message says why.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -187,27 +187,27 @@ class Reflector(Generic[T]):
                     self._hurried.set()
                 elif await self._reaches(newest, min(self._timing.patience_s, self._list_took_s)):
                     return
-                if await self._hears_of(newest):
+                if await self._reaches_by_short_watch(newest):
                     return
                 self._asked = max(self._asked, newest)
                 self._list_wanted.set()
-                await self._comes_to(newest)
+                await self._wait_for(newest)
         except TimeoutError:
             why = self.problem or "the API server is slow"
             raise TimeoutError(f"not all {self._what} are known as of now, after {timeout_s} s: {why}") from None
 
-    async def _hears_of(self, version: int) -> bool:
-        """Return whether, where a list takes long, a watch so short that its bookmark comes at once has come as far."""
+    async def _reaches_by_short_watch(self, version: int) -> bool:
+        """Where lists take long, open a watch whose bookmark comes at once; return whether it reached `version`."""
         if self._list_took_s <= self._timing.long_list_s or self._watching is None or not self._bookmarked:
             return False
-        self._bookmarked = False  # until it proves true, also if nobody waits so long
+        self._bookmarked = False  # until the bookmark comes, also if the caller is cancelled before
         self._short = True
         self._end_watch()
         self._bookmarked = await self._reaches(version, _SHORT_WATCH_S - 1)
         return self._bookmarked
 
     async def run(self) -> NoReturn:
-        """Keep the store true. Ends only by cancellation."""
+        """Keep the store current. Ends only by cancellation."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_listing(), name=f"lists of {self._kind.plural}")
@@ -218,7 +218,7 @@ class Reflector(Generic[T]):
     # Lists
 
     async def _keep_listing(self) -> NoReturn:
-        """List when it is time to, and when the watch or a caller asks; nothing else lists."""
+        """List when a resync is due, and when the watch or a caller asks; no other method lists."""
         backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
         due = time.monotonic()
         while True:
@@ -227,12 +227,12 @@ class Reflector(Generic[T]):
             if time.monotonic() >= due:
                 self._bookmarked = True
             elif self._since and self.version >= self._asked:
-                continue  # the watch came as far meanwhile
+                continue  # the watch has reached that version meanwhile
             try:
                 await self._list_anew()
             except ApiError as error:
                 self._failed("listed", error)
-                if _forgotten(error):
+                if _version_unknown(error):
                     self._at_hand = False
                 pause_s = backoff.next_s(error.retry_after_s)
             else:
@@ -249,8 +249,8 @@ class Reflector(Generic[T]):
             found, version = await self._list()
             if version < before:
                 self._forget()
-            if self.live and self.version >= self._asked:  # nobody is waiting
-                # A deletion that the watch tells of has a last state; one that only a list shows has none.
+            if self.live and self.version >= self._asked:  # no caller is waiting
+                # A deletion event carries the last state of its object; a list only lacks the object.
                 await self._reaches(version, self._timing.patience_s)
         finally:
             self._recorded = None
@@ -286,14 +286,14 @@ class Reflector(Generic[T]):
                 try:
                     state = self._read(raw)
                 except UnreadableObjectError as error:
-                    self._complain(error)
+                    self._count_unreadable(error)
                 else:
                     if state is not None:
                         found[state.uid] = state
                 await turn.given()
         self._list_took_s = time.monotonic() - began
         if not version:
-            raise UnavailableError(Call("list", self._kind.plural, self._kind.group), "the list names no version")
+            raise UnavailableError(Call("list", self._kind.plural, self._kind.group), "the list has no version")
         return found, version
 
     # The watch
@@ -308,16 +308,16 @@ class Reflector(Generic[T]):
             except ApiError as error:
                 self.live = False
                 self._failed("followed", error)
-                if _forgotten(error):
+                if _version_unknown(error):
                     self._forget()
                 self._hurried.clear()
                 await within(backoff.next_s(error.retry_after_s), self._hurried.wait())
 
     def _forget(self) -> None:
-        """Go on from a list: the server does not know our version, no more or not yet.
+        """Start over from a list: the server does not know our version any more, or not yet.
 
-        Not yet is how it is after etcd was restored from a backup. A watch from a version of the future is accepted
-        and stays silent, until the cluster has lived through as many versions again.
+        "Not yet" happens after a restore of etcd from a backup. The server accepts a watch from a future version, but
+        sends nothing until the cluster reaches that version again.
         """
         self._since = ""
         self._floor = 0
@@ -357,7 +357,9 @@ class Reflector(Generic[T]):
         finally:
             self._watching = None
         if not heard and time.monotonic() - began < _AT_ONCE_S:
-            raise UnavailableError(Call("watch", self._kind.plural, self._kind.group), "the server ended it at once")
+            raise UnavailableError(
+                Call("watch", self._kind.plural, self._kind.group), "the server ended the watch at once"
+            )
 
     def _apply(self, event: WatchEvent) -> None:
         self._heard_at = time.monotonic()
@@ -365,10 +367,10 @@ class Reflector(Generic[T]):
             state = self._read(event.object) if event.type in {"ADDED", "MODIFIED", "DELETED"} else None
             version = version_number(state.resource_version) if state is not None else read_version(event.object)
         except UnreadableObjectError as error:
-            self._complain(error)
+            self._count_unreadable(error)
             return
         if not version:
-            return  # no event that Kubernetes knows
+            return  # not an event of Kubernetes
         deleted = event.type == "DELETED"
         if state is not None and version > self._floor:
             if self._recorded is not None:
@@ -384,15 +386,15 @@ class Reflector(Generic[T]):
 
     # Both
 
-    def _complain(self, error: UnreadableObjectError) -> None:
+    def _count_unreadable(self, error: UnreadableObjectError) -> None:
         if not self.unreadable:
-            _log.warning("the API server sent one of the %s unreadable, it is skipped: %s", self._what, error)
+            _log.warning("the API server sent an unreadable object among the %s, skipped: %s", self._what, error)
         self.unreadable += 1
 
     async def _reaches(self, version: int, within_s: float) -> bool:
-        return await within(within_s, self._comes_to(version))
+        return await within(within_s, self._wait_for(version))
 
-    async def _comes_to(self, version: int) -> None:
+    async def _wait_for(self, version: int) -> None:
         while self.version < version:
             await self._known.after(self._known.version)
 
@@ -407,13 +409,13 @@ class Reflector(Generic[T]):
             _log.info("the %s are %s again", self._what, what)
 
 
-def _forgotten(error: ApiError) -> bool:
-    """Whether the server does not know our version, no more or not yet: see `Reflector._forget`."""
+def _version_unknown(error: ApiError) -> bool:
+    """Return whether the server does not know our version, any more or yet: see `Reflector._forget`."""
     return isinstance(error, GoneError) or "ResourceVersionTooLarge" in error.causes
 
 
 class _Turn:
-    """Lets others run now and then while there is no end of work."""
+    """Gives other tasks a turn now and then during long work."""
 
     def __init__(self, slice_s: float) -> None:
         self._slice_s = slice_s

@@ -1,4 +1,4 @@
-"""What becomes of the objects that a reflector follows: the port that its users implement."""
+"""The port through which a reflector delivers its objects; its users implement it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class Versioned(Protocol):
-    """What is kept of an object names it and its version."""
+    """A kept object, with its identity and version."""
 
     @property
     def uid(self) -> str:
-        """Names it for ever."""
+        """Identifies the object for ever."""
         ...
 
     @property
@@ -26,28 +26,28 @@ T_contra = TypeVar("T_contra", bound=Versioned, contravariant=True)
 
 
 class Store(Protocol[T_contra]):
-    """Where the objects go. Every method is called from one task at a time, returns at once and never fails.
+    """Holds the objects. Every method is called from one task at a time, returns at once and never fails.
 
-    Where it matters in which order things happened, a store has its own `compare`, `replay` and `level`.
+    A store that depends on the order of events overrides `compare`, `replay` and `level`.
     """
 
     def replace(self, objects: Sequence[T_contra]) -> None:
-        """Hold exactly these: the watch goes on from here. What is missing is gone, and nobody saw how."""
+        """Hold exactly these objects; the watch continues from here. Missing objects were deleted without an event."""
 
     def compare(self, objects: Sequence[T_contra]) -> None:
-        """Hold exactly these, as by `replace`. The watch goes on from before, and may yet tell how it came to that."""
+        """Hold exactly these, like `replace`. The watch continues from an older version and may replay the changes."""
         self.replace(objects)
 
     def replay(self, object: T_contra, *, deleted: bool) -> None:  # noqa: A002, ARG002 - the API's word
-        """Learn what the watch tells of the past of a list. The state is no newer than that of the list."""
+        """Learn of a watch event from before the last list. Its state is no newer than the list's."""
         return
 
     def level(self) -> None:
-        """Learn that the watch has told all that led to the last list."""
+        """Learn that the watch has reported all events up to the last list."""
         return
 
     def put(self, object: T_contra) -> None:  # noqa: A002
-        """Hold this state of an object, the first one or a newer one; equal to the one before or not."""
+        """Hold this state of an object: its first or a newer one, possibly equal to the previous one."""
 
     def remove(self, object: T_contra) -> None:  # noqa: A002
-        """Let go of an object that was deleted; this is its last state. It may not be held."""
+        """Remove a deleted object, given in its last state. The store may not hold it."""

@@ -1,7 +1,7 @@
-"""What `core.cluster.fitting` and `core.cluster.scoring` say of thousands of nodes, in the time that a scheduler waits.
+"""Cached verdicts and scores for one pod on thousands of nodes, within the time that a scheduler waits.
 
-They look at node by node. Here all nodes are looked at together, column by column, every answer is remembered for as
-long as its node stays as it is, and one request tries only so much.
+The results are those of `core.cluster.fitting` and `core.cluster.scoring`, which judge node by node. Here all nodes are
+judged together, column by column; every result is cached until its node changes, and one request has a step limit.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 _MOST_STEPS = 1000
-"""So many steps one request may take to try what has not been tried before; a step takes some microseconds."""
+"""The most steps of one request for results that are not cached; a step takes some microseconds."""
 _MOST_ASKS = 64
-"""So many different pods are remembered. At 5,000 nodes each takes 80 kB."""
+"""The most different demands that are cached. With 5,000 nodes each takes 80 kB."""
 
 
 class Judge:
     """Judges nodes for pods.
 
-    Whatever it remembers, it answers as the core does, with one exception: where a pod could go onto nodes in so many
-    ways that one request cannot try them all, the nodes left over do not fit (`UNTRIED`), or are scored as if their
-    GPUs were not connected, and as if the pod might have any of them. What was tried is remembered, so that the next
-    request comes further.
+    Its results equal the core's, with one exception: where one request runs out of steps before all packings have been
+    tried, the pod does not fit on the nodes left over (`UNTRIED`), or these are scored as if their GPUs were not
+    connected, and as if the pod's annotations allowed all of them. Tried packings are cached, so that the next request
+    gets further.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -48,17 +48,17 @@ class Judge:
         return f"<Judge: {self._table!r}, remembers {len(self._pods)} pods>"
 
     def verdicts(self, ask: Ask, names: Sequence[str]) -> Sequence[Unfit | None]:
-        """Return `fitting.unfit` for one pod and each of some nodes; `UNKNOWN` of a name that no node has."""
+        """Return `fitting.unfit` of one pod for each named node; `UNKNOWN` where no node has the name."""
         found = self._pod(ask).verdicts()
         return [UNKNOWN if row is None else found[row] for row in map(self._table.index.get, names)]
 
     def scores(self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str) -> Sequence[int]:
-        """Return `core.cluster.scoring.score` for one pod and each of some nodes; 0 for a name that no node has."""
+        """Return `core.cluster.scoring.score` of one pod for each named node; 0 where no node has the name."""
         found = self._pod(ask).scores(node_policy, gpu_policy)
         return [0 if row is None else found[row] for row in map(self._table.index.get, names)]
 
     def prepare(self) -> None:
-        """Take over what has changed, so that the next pod need not wait for that."""
+        """Update the table, so that the next request need not wait for that."""
         self._table.update()
 
     def _pod(self, ask: Ask) -> _Pod:
@@ -74,7 +74,7 @@ class Judge:
 
 
 class _Answers(Generic[V]):
-    """What is said of every row, found out anew when it has changed."""
+    """One cached result for every row, recomputed when the row has changed."""
 
     def __init__(self, table: NodeTable, find: Find[V], effort: Effort) -> None:
         self._table = table
@@ -85,7 +85,7 @@ class _Answers(Generic[V]):
         self.known: list[V] = []
 
     def now(self) -> list[V]:
-        """Return the answers by row, to be read before anything changes."""
+        """Return the current results by row; valid until the next change."""
         self._mark, changed = self._table.changed_since(self._mark)
         self._effort.renew()
         left_over, self._left_over = self._left_over, []
@@ -101,7 +101,7 @@ class _Answers(Generic[V]):
 
 
 class _Pod:
-    """All that is remembered of pods that ask the same."""
+    """The cached results for pods with equal demands."""
 
     def __init__(self, ask: Ask, table: NodeTable) -> None:
         self._ask = ask

@@ -1,4 +1,4 @@
-"""How well thousands of nodes suit a pod: what `core.cluster.scoring.score_of_fit` says of each, found by columns."""
+"""Score thousands of nodes for a pod column by column, with the results of `core.cluster.scoring.score_of_fit`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet_index.table import Find, NodeTable
 
 _MOST_ANSWERS = 50_000
-"""So many answers are remembered for one pod; then all are forgotten."""
+"""The most scores cached for one pod; the cache is cleared when it is full."""
 _STEPS_OF_A_GROUP = 5
-"""What it takes to find out how well some GPUs are connected, in the measure of `Effort`."""
+"""The cost of finding the best connected group of GPUs, in steps of `Effort`."""
 _STEPS_OF_A_ROW = 1
-"""What it takes to score one node of which a pod may have some GPUs and not others."""
+"""The cost of scoring one node of which a pod may have some GPUs and not others."""
 
 
 def scores(ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort: Effort) -> Find[int]:
-    """Return what says how well some rows suit one pod, which fits on all of them."""
+    """Return a function that scores rows for one pod, which fits on all of them."""
     if not ask.parts:
         return lambda rows, _left_over: [0] * len(rows)
     every = _Scores(ask, table, node_policy, gpu_policy, effort)
@@ -52,7 +52,7 @@ def scores(ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort
 
 
 class _Scores:
-    """The points of rows of which a pod may have any GPU."""
+    """The scores of rows of which a pod may have any GPU."""
 
     def __init__(self, ask: Ask, table: NodeTable, node_policy: str, gpu_policy: str, effort: Effort) -> None:
         self._wanted = wanted(ask)
@@ -78,7 +78,7 @@ class _Scores:
         return found
 
     def _spared(self, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
-        """Return for each row how much of what the pod could spoil it does not; nothing where that does not count."""
+        """Return for each row how many spoilable units the pod spares; 0 under a policy that ignores them."""
         spared: Sequence[float] = [0] * len(rows)
         if self._policy == "spread":
             return spared
@@ -89,7 +89,7 @@ class _Scores:
         return spared
 
     def _opened(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
-        """Add for each row of how many GPUs from which the pod gets memory some is in use already."""
+        """Add for each row how many of the GPUs that give the pod memory are already in use."""
         said = {self._wished} if self._wished else set(self._table.policy)
         packs = {policy: (policy or self._gpu_policy) == "binpack" for policy in said}
         if all(packs.values()):
@@ -107,7 +107,7 @@ class _Scores:
         return spared
 
     def _near(self, amount: int, rows: Sequence[int], left_over: list[int]) -> Sequence[float]:
-        """Return how well the best of so many unused GPUs of each row are connected; 0 where no steps are left."""
+        """Return for each row how well its best `amount` unused GPUs are connected; 0 where no steps are left."""
         groups = picked(self._table.group, rows)
         found: dict[int, float] = {}
         for group in dict.fromkeys(groups):

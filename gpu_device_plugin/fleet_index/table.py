@@ -1,7 +1,7 @@
-"""All nodes side by side in columns, kept current: what it takes to judge thousands of them for one pod.
+"""All nodes in columns, kept current, so that thousands of them can be judged for one pod at once.
 
-To look into thousands of objects costs more than to judge them: they lie all over the memory, and the processor waits
-for each. A column is one piece of it.
+Reading thousands of objects costs more than judging them: they are scattered in memory, and the processor waits for
+each. A column is contiguous.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 Find: TypeAlias = "Callable[[Sequence[int], list[int]], list[V]]"
-"""Finds an answer for each of some rows, and adds to a list those for which there were no steps left."""
+"""Computes a result for each given row, and appends to the given list the rows for which no steps were left."""
 
 _MOST_CODES = 50_000
-"""So many kinds of something are told apart; then all is read anew."""
+"""The most distinct values of one kind; the table is rebuilt when there are more."""
 _VACANT = Candidate("")
 
 
 class Nodes(Protocol):
-    """All nodes as they are now."""
+    """All nodes in their current state."""
 
     @property
     def candidates(self) -> Mapping[str, Candidate]:
-        """By name. Values are replaced when they change, never changed."""
+        """By name. Values are immutable; a change replaces them."""
 
     def changed_since(self, mark: int) -> tuple[int, Iterable[str] | None]:
-        """Return a mark for now, and the names of the nodes that came, went or changed since `mark`.
+        """Return the current mark, and the names of the nodes added, removed or changed since `mark`.
 
-        None instead of names: any may have. 0 is the mark of the beginning.
+        None instead of names: any node may have changed. The first mark is 0.
         """
 
 
 class _Codes(Generic[K, V]):
-    """A number for every value that occurs, from 0, with an example of what has it."""
+    """A code for every distinct key, from 0, with an example of its objects."""
 
     def __init__(self) -> None:
         self._codes: dict[K, int] = {}
@@ -59,14 +59,14 @@ class _Codes(Generic[K, V]):
 
 
 class NodeTable:
-    """The columns. A row is a node's for as long as the node is there; later another one may get it."""
+    """The columns. A node keeps its row for as long as it exists; later another node may get the row."""
 
     def __init__(self, nodes: Nodes) -> None:
-        """Begin without any row; see `update`."""
+        """Start without rows; see `update`."""
         self._nodes = nodes
         self._mark = 0
         self.begun = 0
-        """How often all was read anew. What was known of rows before counts no more."""
+        """How often the table was rebuilt. A rebuild invalidates all results by row."""
         self._begin()
 
     def __len__(self) -> int:
@@ -81,29 +81,29 @@ class NodeTable:
         """The row of each node by its name."""
         self.nodes: list[Candidate] = []
         self.frees: list[list[int]] = []
-        """`Summary.frees` in columns: the most that is free on a GPU, the second most and so on; -1 if there is none"""
+        """`Summary.frees` in columns: the most free shares of a GPU, the second most and so on; -1: no such GPU."""
         self.shared: list[list[int]] = []
-        """`Summary.shared`, likewise."""
+        """`Summary.shared` in columns, in the same way."""
         self.unused: list[int] = []
-        """How many GPUs are unused."""
+        """The number of unused GPUs."""
         self.fill: list[int] = []
-        """How many shares are used, how many there are, and how many GPUs are healthy."""
+        """Code of (shares in use, shares, healthy GPUs)."""
         self.fills: _Codes[tuple[int, int, int], tuple[int, int, int]] = _Codes()
         self.policy: list[str | None] = []
         self.kind: list[int] = []
-        """Nodes of one kind are equal in `Candidate.like`, and in whether any GPU gives shares."""
+        """Code of `Candidate.like`, and of whether no GPU gives shares."""
         self.kinds: _Codes[tuple[str, bool], Candidate] = _Codes()
         self.model: list[int] = []
-        """Which models its GPUs are."""
+        """Code of the set of GPU models."""
         self.models: _Codes[frozenset[str], frozenset[str]] = _Codes()
         self.group: list[int] = []
-        """Which GPUs are unused, and how they are connected."""
+        """Code of the unused GPUs and their links."""
         self.groups: _Codes[tuple[Links, tuple[int, ...]], tuple[Links, tuple[int, ...]]] = _Codes()
         self._codes: Sequence[Sized] = (self.fills, self.kinds, self.models, self.groups)
         self._vacant: list[int] = []
 
     def update(self) -> None:
-        """Take over what has changed."""
+        """Apply the changes of the nodes."""
         self._mark, changed = self._nodes.changed_since(self._mark)
         candidates = self._nodes.candidates
         if changed is None or max(map(len, self._codes)) > _MOST_CODES:
@@ -121,13 +121,13 @@ class NodeTable:
             self._write(row, node)
 
     def changed_since(self, mark: int) -> tuple[int, Sequence[int] | None]:
-        """Return a mark for now, and the rows that have changed since `mark`; None: any may have."""
+        """Return the current mark, and the rows that have changed since `mark`; None: any may have."""
         now, changed = self._nodes.changed_since(mark)
         if changed is None:
             return now, None
         names = list(changed)
         rows = [row for name in names if (row := self.index.get(name)) is not None]
-        # Of a node that went it is not known any more which row it had.
+        # The row of a removed node is no longer known: any vacant row may be it.
         return now, rows if len(rows) == len(names) else [*rows, *self._vacant]
 
     def _append(self) -> int:
@@ -160,7 +160,7 @@ class NodeTable:
 
 
 def column(columns: Sequence[list[int]], at: int, rows: Sequence[int]) -> Sequence[int]:
-    """Return some rows of the n-th column, of one that is not there -1."""
+    """Return some rows of the n-th column, -1 for each if there is no such column."""
     return picked(columns[at], rows) if at < len(columns) else [-1] * len(rows)
 
 

@@ -1,6 +1,6 @@
-"""On which of thousands of nodes a pod fits: what `core.cluster.fitting.unfit` says of each, found by columns.
+"""Find the nodes, of thousands, on which a pod fits, column by column: the results of `core.cluster.fitting.unfit`.
 
-Most rows are decided by a number or two; what is said of a row on which a pod does not fit is the same for many.
+Most rows are decided by one or two numbers, and many rows share the same reason.
 """
 
 from __future__ import annotations
@@ -24,22 +24,20 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet_index.table import Find, NodeTable
 
 _MOST_ANSWERS = 50_000
-"""So many answers of one kind are remembered; then all are forgotten."""
+"""The most reasons of one kind that are cached; the cache is cleared when it is full."""
 _MOST_PACKINGS = 10_000
-"""So many tries are remembered for one pod."""
+"""The most packings that are cached for one pod."""
 _STEPS_AT_LEAST = 1
-"""What a try takes that ends before its first step, in the measure of `Effort`."""
+"""The cost of a search that ends before its first step, in steps of `Effort`."""
 
 _SOME_WAY, _NO_WAY = Packing((), 0), Packing(None, 0)
 
 UNKNOWN = Unfit("this node is not known to the GPU scheduler yet", unresolvable=False)
-UNTRIED = Unfit(
-    "whether its GPUs have room for all containers of the pod together takes longer to find out", unresolvable=False
-)
+UNTRIED = Unfit("the search for GPUs for all containers of the pod together is not finished yet", unresolvable=False)
 
 
 def verdicts(ask: Ask, table: NodeTable, effort: Effort) -> Find[Unfit | None]:
-    """Return what says why one pod does not fit on some rows, None where it does, and `UNTRIED` where it takes long."""
+    """Return a function that says why one pod does not fit on rows: None where it does, `UNTRIED` out of steps."""
     demands = tuple(part.demand for part in ask.parts)
     if not demands:
         return lambda rows, _left_over: [None] * len(rows)
@@ -88,9 +86,9 @@ class _OfSeveral:
         memory = [demand for demand in demands if demand.kind is Kind.MEMORY]
         counts = [demand.amount for demand in demands if demand.kind is Kind.COUNT]
         self._whole = sum(counts)
-        # What each of its GPUs is asked for, the most first.
+        # The shares of each GPU for memory, the most first.
         self._pieces = sorted((d.amount // d.gpus for d in memory for _ in range(d.gpus)), reverse=True)
-        # What the largest of its demands need alone: unused GPUs, and so much of the n-th fullest GPU, by n.
+        # The needs of its largest demands alone: unused GPUs, and by n the shares of the GPU with the n-th most free.
         self._largest_count = max(counts, default=0)
         largest: dict[int, int] = {}
         for demand in memory:
@@ -106,8 +104,8 @@ class _OfSeveral:
         has = [column(table.frees, last, rows) for last in self._lasts]
         keys = zip(picked(table.kind, rows), picked(table.unused, rows), *has, strict=True)
         found: list[Unfit | None] = [None] * len(rows)
-        for at, (sure, key) in enumerate(zip(self._sure(rows), keys, strict=True)):
-            if not sure:
+        for at, (certain, key) in enumerate(zip(self._certain(rows), keys, strict=True)):
+            if not certain:
                 try:
                     found[at] = self._alone.get(key) or self._look(rows[at], key)
                 except TooLongError:
@@ -115,22 +113,22 @@ class _OfSeveral:
                     left_over.append(rows[at])
         return found
 
-    def _sure(self, rows: Sequence[int]) -> Sequence[bool]:
-        """Say of which rows it is sure that one GPU has room for all, or that there is a GPU for each piece.
+    def _certain(self, rows: Sequence[int]) -> Sequence[bool]:
+        """Return for each row whether it certainly fits: one GPU has room for all pieces, or each has a GPU of its own.
 
-        To put every piece onto the fullest GPU that has room leaves enough for the others then, so that `Packer` finds
-        a way at once. Taken whole are the unused GPUs with the least; to leave out the emptiest is on the safe side.
+        Placing every piece on the fullest GPU with room then leaves enough for the others, so `Packer` finds a packing
+        at once. Whole GPUs are the unused ones with the fewest shares; leaving out the emptiest is on the safe side.
         """
         table = self._table
         if self._whole + len(self._pieces) > len(table.frees) and not self._on_one:
             return [False] * len(rows)  # no node has as many GPUs
-        sure = [unused >= self._whole for unused in picked(table.unused, rows)]
+        certain = [unused >= self._whole for unused in picked(table.unused, rows)]
         for at, piece in enumerate(self._pieces, self._whole):
-            sure = [ok and free >= piece for ok, free in zip(sure, column(table.frees, at, rows), strict=True)]
+            certain = [ok and free >= piece for ok, free in zip(certain, column(table.frees, at, rows), strict=True)]
         if self._on_one:
             at_once = sum(self._pieces)
-            sure = [ok or free >= at_once for ok, free in zip(sure, column(table.frees, 0, rows), strict=True)]
-        return sure
+            certain = [ok or free >= at_once for ok, free in zip(certain, column(table.frees, 0, rows), strict=True)]
+        return certain
 
     def _look(self, row: int, key: tuple[int, ...]) -> Unfit | None:
         node = self._table.nodes[row]
@@ -142,7 +140,7 @@ class _OfSeveral:
                     self._alone.clear()
                 self._alone[key] = why
             return why
-        # Of two pieces it is sure as soon as there is a way.
+        # With two pieces, `_certain` is exact.
         two = self._on_one and len(self._pieces) == 2
         if not two and self._packing(*free_and_idle(node.rooms)).taken is not None:
             return None
@@ -151,7 +149,7 @@ class _OfSeveral:
 
 
 def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
-    """Return `fitting.Packer` for the demands of one pod, which tries only once what comes to the same for them."""
+    """Return a `fitting.Packer` for the demands of one pod that searches equivalent GPUs only once."""
     packer = Packer(demands)
     least = min((each for _, each in packer.pieces), default=0)
     most = sum(gpus * each for gpus, each in packer.pieces)
@@ -161,7 +159,7 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
         left = packer.left(frees, idle)
         if left is None:
             return _NO_WAY
-        # Less than the smallest part is none, and more than everything is no more than that.
+        # Fewer free shares than the smallest part count as none, more than the sum of all parts as that sum.
         key = tuple([min(free, most) for free in left if free >= least])
         found = known.get(key)
         if found is None:
@@ -170,7 +168,7 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
                 known.clear()
             tried = packer(frees, idle)
             effort.spend(tried.steps + _STEPS_AT_LEAST)
-            # Of a way only that there is one counts here.
+            # Only whether there is a packing matters here.
             found = known[key] = _NO_WAY if tried.taken is None else _SOME_WAY
         return found
 
@@ -181,9 +179,9 @@ def _packing(demands: tuple[Demand, ...], effort: Effort) -> Pack:
 
 
 def allowing(wishes: Wishes, table: NodeTable) -> Callable[[int, int], bool | None]:
-    """Return what says whether a pod's annotations allow every GPU of a row (True), none (False) or some (None).
+    """Return a function: whether a pod's annotations allow all GPUs of a row (True), none (False) or some (None).
 
-    It is asked with the row and what stands in its column `model`.
+    Its arguments are the row and the row's value in the column `model`.
     """
     named = {*wishes.use_uuids, *wishes.avoid_uuids}
     known: dict[int, bool | None] = {}
@@ -206,7 +204,7 @@ def _agreed(answers: set[bool]) -> bool | None:
 
 
 class _ByWishes:
-    """The verdicts on a pod that may not have every GPU."""
+    """The verdicts on a pod whose annotations exclude GPUs."""
 
     def __init__(self, ask: Ask, every: Find[Unfit | None], table: NodeTable, packing: Pack, effort: Effort) -> None:
         self._ask = ask
@@ -238,7 +236,7 @@ class _ByWishes:
         return [found[row] for row in rows]
 
     def _of_one(self, demand: Demand, row: int, kind: int) -> Unfit | None:
-        """What is said of one demand depends on the node's kind and on the sizes of the GPUs that it may have."""
+        """Return the verdict on one demand; the reason depends on the node's kind and the sizes of the allowed GPUs."""
         node = self._table.nodes[row]
         rooms = allowed(self._ask, node)
         if _has_room(demand, rooms):
@@ -261,7 +259,7 @@ class _ByWishes:
 
 
 def _has_room(demand: Demand, rooms: Sequence[Room]) -> bool:
-    """Return whether enough of some GPUs have room; nothing else of their node is looked at."""
+    """Return whether enough of the GPUs have room; nothing else of their node matters here."""
     if demand.kind is Kind.COUNT:
         return sum(room.unused for room in rooms) >= demand.amount
     each = demand.amount // demand.gpus

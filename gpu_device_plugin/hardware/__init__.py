@@ -1,1 +1,1 @@
-"""Everything that touches the driver; outside this package a GPU is a value."""
+"""All access to the GPU driver; outside this package a GPU is a value."""

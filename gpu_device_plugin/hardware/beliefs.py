@@ -1,4 +1,4 @@
-"""The view of the GPUs: every listing, reading and event changes it, and readers get one view after another."""
+"""The view of the GPUs: listings, readings and events update it, and every change is published as a new view."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """How far we can see the hardware."""
+    """Whether the hardware can be watched, and if not, why not."""
 
     STARTING = "starting"
     WATCHING = "watching"
-    """The driver answers. There may be no GPUs all the same."""
+    """The driver answers. It may still list no GPUs."""
     PAUSED = "paused"
     NO_LIBRARY = driver.NO_LIBRARY
     UNUSABLE_LIBRARY = driver.UNUSABLE_LIBRARY
@@ -53,18 +53,18 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HardwareView:
-    """The hardware as it is known at one moment."""
+    """A snapshot of the known state of the hardware."""
 
     state: State = State.STARTING
     sentence: str = "the GPUs have not been listed yet"
-    """What `state` means just now, for people."""
+    """Explains `state` to people, with its current cause."""
     inventory: Inventory = field(default_factory=Inventory)
-    """Every GPU seen since the program started, or remembered from before, in an order that never changes but by
-    `Beliefs.restore_order`; new ones come last."""
+    """Every GPU seen since the program started, or remembered from an earlier run. Only `Beliefs.restore_order` changes
+    the order; new GPUs come last."""
     beliefs: Mapping[str, Belief] = field(default_factory=dict)
     """By UUID, for every GPU of the inventory."""
     child_restarts: int = 0
-    """How often the process that speaks to the driver was replaced because it had failed."""
+    """How often the driver process was replaced after a failure."""
 
     def __str__(self) -> str:
         healthy = sum(belief.healthy for belief in self.beliefs.values())
@@ -73,13 +73,13 @@ class HardwareView:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The use of the GPUs, by one reading of all of them."""
+    """The use of the GPUs, from one reading of all of them."""
 
     began: float = 0.0
-    """When the driver was asked, in monotonic seconds; what began before is in it."""
+    """When the reading began, in monotonic seconds; it includes every process that started before."""
     processes: Mapping[str, int | None] = field(default_factory=dict)
-    """Compute processes on each GPU, None where the driver does not tell. It does not tell those of other PID
-    namespaces to a container that does not share the host's."""
+    """Compute processes on each GPU; None where the driver does not report them. A container without the host's PID
+    namespace does not see the processes of other PID namespaces."""
     used_mib: Mapping[str, int | None] = field(default_factory=dict)
     """Memory in use on each GPU, by any process."""
 
@@ -91,9 +91,9 @@ class HealthChange:
     uuid: str
     healthy: bool
     reason: str
-    """For people; begins with what the GPU is now."""
+    """For people; begins with the new state of the GPU."""
     cause: Cause
-    """The kind of problem that came last, or of the first of those that ended."""
+    """The kind of the newest problem or, of a GPU that recovered, of the first problem that ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class XidSeen:
     code: int
     xid: XidMeaning
     times: int
-    """How often this code was seen on this GPU since the program started; 1 is the first time. One that falls into the
-    moment in which a new process takes over from the last is reported by both."""
+    """How often this code was seen on this GPU since the program started; 1 is the first time. While a new driver
+    process takes over from the old one, both report an XID."""
 
 
 class Beliefs:
-    """The inventory, and what is believed of each GPU in it. What changes is shown by `publish`."""
+    """The inventory and a `Belief` about each of its GPUs. `publish` makes changes visible."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class Beliefs:
         on_change: Callable[[HealthChange], None],
         on_xid: Callable[[XidSeen], None],
     ) -> None:
-        """Know nothing yet.
+        """Start with an empty inventory.
 
         Args:
-            rules: what counts as healthy, asked for every observation.
-            on_change: called for every change of a GPU's health, before the new view is set.
+            rules: returns the health rules; called for every observation.
+            on_change: called for every change of a GPU's health, before the new view is published.
             on_xid: called for every XID.
         """
         self.view = Latest(HardwareView())
         self.load = Latest(Load())
-        """Set with every reading of all GPUs."""
+        """Set after every reading of all GPUs."""
         self._next = self.view.value
         self._rules = rules
         self._on_change = on_change
@@ -136,28 +136,28 @@ class Beliefs:
 
     @property
     def complete(self) -> bool:
-        """There are GPUs, none was left out of the last listing, and all are healthy."""
+        """Whether there are GPUs, the last listing left none out, and all are healthy."""
         beliefs = self._next.beliefs.values()
         return bool(beliefs) and not self._left_out and all(belief.healthy for belief in beliefs)
 
     def set_state(self, state: State, sentence: str) -> None:
-        """Say how far the hardware can be seen, with the next `publish`."""
+        """Set the state of the hardware for the next `publish`."""
         self._next = replace(self._next, state=state, sentence=sentence)
 
     def count_restart(self) -> None:
-        """Count a process that failed, with the next `publish`."""
+        """Count a failed driver process, for the next `publish`."""
         self._next = replace(self._next, child_restarts=self._next.child_restarts + 1)
 
     def publish(self) -> None:
-        """Show the next view, if it is another than the last."""
+        """Publish the next view if it differs from the current one."""
         if self._next != self.view.value:
             self.view.set(self._next)
 
     def restore_order(self, before: Sequence[Gpu]) -> None:
-        """Put the GPUs in the order of `before`, what this node had when the program ran last; see `in_order`.
+        """Put the GPUs in the order of `before`, the GPUs of the previous run; see `in_order`.
 
-        Those of them that are not found are listed too, and believed lost. Only once GPUs are found, and before anybody
-        relies on their order.
+        GPUs of `before` that are not found are listed as lost. Call this only after GPUs are found and before any
+        reader relies on their order.
         """
         inventory = self._next.inventory
         known = self._next.beliefs
@@ -167,7 +167,7 @@ class Beliefs:
         self.publish()
 
     def adopt(self, listing: Listing) -> None:
-        """Take over a new inventory. GPUs that are not in it stay listed, and are believed lost."""
+        """Adopt a new inventory. GPUs missing from it stay listed as lost."""
         known, listed = self._next.inventory, {gpu.uuid: gpu for gpu in listing.gpus}
         links = {(link.a, link.b): link for link in (*known.links, *listing.links)}
         gpus = {gpu.uuid: gpu for gpu in known.gpus} | listed
@@ -177,16 +177,16 @@ class Beliefs:
             self._observe(Gone(uuid))
 
     def take_readings(self, probes: Sequence[Probe], began: float) -> bool:
-        """Take in readings of all GPUs, and publish; True if one of them shows that the inventory is outdated.
+        """Record readings of all GPUs and publish; True if one of them shows that the inventory is outdated.
 
         Args:
-            probes: one of each GPU.
-            began: when the driver was asked, in monotonic seconds.
+            probes: one reading of each GPU.
+            began: when the readings began, in monotonic seconds.
         """
         for probe in probes:
             self._observe(probe)
         self.publish()
-        # Not from readings that come with an event: those are taken by another thread, at a time that is not known.
+        # Readings that come with an event do not count: another thread takes them, at an unknown time.
         self.load.set(
             Load(
                 began,
@@ -198,7 +198,7 @@ class Beliefs:
         return any(probe.mig not in {mig.get(probe.uuid), None} for probe in probes)
 
     def take_events(self, records: Iterable[Xid | Probe]) -> None:
-        """Take in what the driver reported by itself, and publish."""
+        """Record the events that the driver reported, and publish."""
         for record in records:
             if isinstance(record, Xid):
                 key = record.uuid, record.code
@@ -208,13 +208,13 @@ class Beliefs:
         self.publish()
 
     def unwatched(self, why: str) -> None:
-        """Believe of every GPU that nobody can tell how it is, and publish."""
+        """Record that the health of every GPU is unknown, and publish."""
         for gpu in self._next.inventory.gpus:
             self._observe(Unwatched(gpu.uuid, why))
         self.publish()
 
     def cleared(self) -> None:
-        """Believe a person who says that every GPU was looked after."""
+        """Record that an operator has serviced every GPU."""
         for gpu in self._next.inventory.gpus:
             self._observe(Cleared(gpu.uuid))
 

@@ -1,14 +1,14 @@
-"""The process in which the driver is called, so that a call that hangs or crashes takes nothing else with it.
+"""The driver process: it makes all calls to the driver, so that a hang or crash there does not affect the agent.
 
-`hardware/monitor.py` starts it as ``python -m gpu_device_plugin.hardware.child SOURCE ORIGIN SINCE``. What it writes to
-its standard output is one JSON object a line, with one of these keys:
+`hardware/monitor.py` starts it as ``python -m gpu_device_plugin.hardware.child SOURCE ORIGIN SINCE``. It writes one
+JSON object per line to its standard output, with one of these keys:
 
-    answer   to the start the inventory with a first reading of every GPU, to each line read afterwards a new reading
-    events   what the driver reported by itself
-    error    why the driver cannot be used; there is nothing more to be had from this process
+    answer   at the start, the inventory and a first reading of every GPU; for each line read afterwards, a new reading
+    events   events that the driver reported
+    error    why the driver cannot be used; no further answer follows
 
-It reads one line for each answer wanted, and ends when its standard input does. It lists the hardware once: to look
-again, start another one.
+It reads one line for each requested answer, and exits at the end of its standard input. It lists the hardware once: a
+new listing needs a new process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SIGKILL = 9
 
 
 def open_driver(source: str, origin_s: float = 0.0, since_s: float = -1.0) -> Driver:
-    """Open what `source` names: ``nvml``, or a description, with its times.
+    """Open the driver that `source` names: ``nvml``, or a description of fake hardware, with its times.
 
     Raises:
-        HardwareError: it cannot be used.
+        HardwareError: the driver cannot be used.
     """
     if source != "nvml":
-        from gpu_device_plugin.hardware.fake import Fake  # noqa: PLC0415 - only one of the two is worth its memory
+        from gpu_device_plugin.hardware.fake import Fake  # noqa: PLC0415 - loading only one of the two saves memory
 
         return Fake(source, origin_s, since_s)
     try:
@@ -60,7 +60,7 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
             answers.write(line)
             answers.flush()
 
-    def complaining(work: Callable[[], None]) -> None:
+    def reporting_errors(work: Callable[[], None]) -> None:
         try:
             work()
         except HardwareError as error:
@@ -74,11 +74,11 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
     def answer() -> None:
         gpus = opening()
         write({"answer": {"inventory": gpus.inventory(), "probes": gpus.probe()}})
-        threading.Thread(target=complaining, args=(lambda: report(gpus),), name="events", daemon=True).start()
+        threading.Thread(target=reporting_errors, args=(lambda: report(gpus),), name="events", daemon=True).start()
         while requests.readline():
             write({"answer": {"probes": gpus.probe()}})
 
-    complaining(answer)
+    reporting_errors(answer)
 
 
 def main(source: str, origin_s: str, since_s: str) -> None:
@@ -86,25 +86,25 @@ def main(source: str, origin_s: str, since_s: str) -> None:
     if source == "nvml":
         _die_with_parent()
     threading.excepthook = _die_of
-    # What a driver's library prints goes where a crash's trace goes, and not between the answers.
+    # Output of the driver's library goes to standard error, beside a crash's trace, not between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     try:
         serve(lambda: open_driver(source, float(origin_s), float(since_s)), sys.stdin.buffer, answers)
     except BrokenPipeError:
-        os._exit(0)  # nobody listens any more
+        os._exit(0)  # the agent has closed the pipe
     os._exit(0)  # the other thread may be in a call that does not return
 
 
 def _die_of(failure: threading.ExceptHookArgs) -> None:
-    """End the process with its second thread: without it nobody would hear of events, and nobody would notice."""
+    """End the process when its second thread fails: otherwise events would be lost unnoticed."""
     if failure.exc_type is not BrokenPipeError:
         sys.excepthook(failure.exc_type, failure.exc_value or failure.exc_type(), failure.exc_traceback)
     os._exit(1)
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end this process with its parent: in a call that hangs it does not see that its input ended."""
+    """Have the kernel kill this process with its parent: in a hanging call it does not see the end of its input."""
     import ctypes  # noqa: PLC0415 - pynvml needs it anyway; the fake does without
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)

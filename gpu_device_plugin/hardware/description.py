@@ -1,10 +1,10 @@
-"""A description of GPUs, and of what happens to them while time goes by, read and checked.
+"""Parse and check a description of fake GPUs and of events on a timeline.
 
 A description is short (``fake:4xT4``, ``fake:2xH200-141GiB,1xA10``) or a YAML or JSON file, read again whenever it
 changes::
 
     driver: 580.65.06
-    cgroup: 2                                 # version of control groups; null: not known
+    cgroup: 2                                 # version of control groups; null: unknown
     gpus:
       - 2xT4                                  # the short form, or
       - {model: H200, count: 2, memory: 141GiB, numa: 1}
@@ -14,7 +14,7 @@ changes::
       - {gpus: [0, 1], closeness: switch}
     events:
       - {at: 5s, gpu: 0, xid: 79}
-      - {at: 5s, gpu: 0, lost: true}          # as on real hardware, no event tells of it
+      - {at: 5s, gpu: 0, lost: true}          # as on real hardware, the driver reports no event for it
       - {at: 20s, gpu: 0, lost: false}
       - {at: 30s, gpu: 1, ecc: 2, remap: pending, recovery_action: gpu-reset}
       - {at: 40s, gpu: 1, reset: true}
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Readers: TypeAlias = Mapping[str, Reader]
 
 # Product, total MiB, MiB reserved by the driver, NVLinks to each other GPU of its kind; the first two as nvidia-smi
-# prints them with drivers from r510 on. What is reserved differs from driver to driver; this is its size with r550.
+# prints them with drivers from r510 on. The reserved size depends on the driver; these are the values of r550.
 MODELS: Mapping[str, tuple[str, int, int, int]] = {
     "P4": ("Tesla P4", 7680, 89, 0),
     "P40": ("Tesla P40", 24576, 130, 0),
@@ -89,21 +89,21 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class DescriptionError(ValueError):
-    """A description that cannot be understood. Its text says where in it, and what is accepted."""
+    """An invalid description. The message names the place in it and the accepted values."""
 
 
 class Description:
-    """Fake hardware as described: how it is at first, and what happens to it when."""
+    """Fake hardware as described: its initial state and its events."""
 
     def __init__(self, gpus: list[Fields], links: list[LinkRecord], events: list[Fields], node: Fields) -> None:
         self.gpus = gpus
         self.links = links
         self.events = events
-        """In the order of time. Each has `at` (seconds), `gpu` (a position; None: the node) and changed fields."""
+        """Sorted by time. Each has `at` (seconds), `gpu` (a position; None: the node) and the changed fields."""
         self.node = node
 
     def at(self, now_s: float) -> tuple[list[Fields], Fields]:
-        """Return the GPUs and the node as they are `now_s` after the beginning."""
+        """Return the state of the GPUs and of the node `now_s` after the start."""
         gpus = [dict(gpu) for gpu in self.gpus]
         node = dict(self.node)
         for event in self.events:
@@ -111,7 +111,7 @@ class Description:
                 break
             target = node if event["gpu"] is None else gpus[event["gpu"]]
             if event.get("reset"):
-                # What this hardware does not tell, it does not tell after a reset either.
+                # Values that this hardware does not report stay unreported after a reset.
                 target.update({key: new for key, new in _AFTER_RESET.items() if target[key] is not None})
             target.update(event)
         return gpus, node
@@ -121,7 +121,7 @@ def read(source: str) -> Description:
     """Read a description: ``fake:...`` or the path of a file.
 
     Raises:
-        DescriptionError: it cannot be read or makes no sense.
+        DescriptionError: it cannot be read or is invalid.
     """
     if source.startswith("fake:"):
         return _understood(source, {"gpus": source.removeprefix("fake:")})
@@ -133,14 +133,14 @@ def _load(path: str) -> object:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - pathlib costs the child 1 MB
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DescriptionError(f"{path}: cannot be read: {why}") from error
     if text.lstrip().startswith("{"):
         try:
             return json.loads(text)
         except ValueError as error:
             raise DescriptionError(f"{path}: is not JSON: {error}") from error
-    import yaml  # noqa: PLC0415 - 1.5 MB that JSON does without
+    import yaml  # noqa: PLC0415 - 1.5 MB that JSON does not need
 
     try:
         return yaml.safe_load(text)
@@ -155,7 +155,7 @@ def _understood(source: str, document: object) -> Description:
     uuids = [gpu["uuid"] for gpu in gpus]
     for uuid in uuids:
         if uuids.count(uuid) > 1:
-            raise where.inside("gpus").error(f"two GPUs have the UUID {uuid}; leave uuid out, or make them differ")
+            raise where.inside("gpus").error(f"two GPUs have the UUID {uuid}; omit uuid, or make the UUIDs differ")
     events = [
         _event(where.inside("events").item(n), event, uuids)
         for n, event in enumerate(where.inside("events").list(top.get("events", [])))
@@ -174,7 +174,7 @@ def _understood(source: str, document: object) -> Description:
 
 
 class _Where:
-    """A place in a description, for messages and for what is common to all places."""
+    """A place in a description, with the checks and error messages that all places share."""
 
     def __init__(self, source: str, path: str = "") -> None:
         self._source = source
@@ -217,13 +217,13 @@ def _gpus(where: _Where, value: object) -> list[Fields]:
         fields = _short(inside, entry) if isinstance(entry, str) else inside.fields(entry, _GPU)
         count = fields.pop("count", 1)
         if count > 1 and "uuid" in fields:
-            raise inside.error("several GPUs cannot have one uuid; leave it out, or write them one by one")
+            raise inside.error("several GPUs cannot share one uuid; omit uuid, or list the GPUs one by one")
         model = fields.pop("model", None)
         if model is None and "memory" not in fields:
             raise inside.error("a GPU needs a model or its memory")
         described += [(model, fields)] * count
     if len(described) > _MOST_GPUS:
-        raise where.error(f"{len(described)} GPUs are too many; {_MOST_GPUS} are enough for one node")
+        raise where.error(f"{len(described)} GPUs are too many; {_MOST_GPUS} is the maximum for one node")
     return [_gpu(model, fields, position, len(described)) for position, (model, fields) in enumerate(described)]
 
 
@@ -246,7 +246,7 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
         "reserved": reserved,
         "nvlinks": nvlinks,
         "pci": f"{domain:04x}:{8 * (slot + 1):02x}:00.0",
-        # The first half of the GPUs hangs on the first socket, as on most machines with several.
+        # The first half of the GPUs is on the first CPU socket, as on most machines with several sockets.
         "numa": position * 2 // count,
         "mig": False,
         "memory_limits": False,
@@ -260,7 +260,7 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
 def _uuid(seed: str) -> str:
     """Return the same UUID for the same seed, on every machine."""
     value = 0x6C62272E07BB014262B821756295C58D  # the 128-bit FNV-1a hash; hashlib would load OpenSSL into the child
-    for byte in seed.encode() * 3:  # once is too little to mix the last byte into all digits
+    for byte in seed.encode() * 3:  # one pass does not mix the last byte into all digits
         value = (value ^ byte) * 0x0000000001000000000000000000013B % (1 << 128)
     digits = f"{value:032x}"
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -298,10 +298,10 @@ def _event(where: _Where, entry: object, uuids: Sequence[str]) -> Fields:
         raise where.error("an event needs its time, as in at: 5s")
     if len(fields) == 1 + about_gpu:
         raise where.error(
-            f"nothing happens; it may have the keys {', '.join(_GPU_EVENT if about_gpu else _NODE_EVENT)}"
+            f"the event changes nothing; it may have the keys {', '.join(_GPU_EVENT if about_gpu else _NODE_EVENT)}"
         )
     fields["gpu"] = _position(where.inside("gpu"), fields["gpu"], uuids) if about_gpu else None
-    if "hang" in fields:  # for how long -> until when
+    if "hang" in fields:  # duration -> end time
         fields["hang"] += fields["at"]
     return fields
 
@@ -312,13 +312,13 @@ def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
     if type(name) is int and 0 <= name < len(uuids):
         return name
     raise where.error(
-        f"{name!r} is no GPU of this description; name one by its position (0 to {len(uuids) - 1}) or UUID"
+        f"{name!r} is not a GPU of this description; name one by its position (0 to {len(uuids) - 1}) or UUID"
     )
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a text")
+        raise ValueError(f"{value!r} is not a non-empty string")
     return value
 
 
@@ -351,16 +351,16 @@ def _size(value: object) -> int:
 
 
 def _seconds(value: object) -> float:
-    if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the line tells what it is
+    if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the same line checks the type
         return float(value)  # type: ignore[arg-type]  # the same
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"{value!r} is not a length of time; write it like 5s or 500ms")
+        raise ValueError(f"{value!r} is not a duration; write it like 5s or 500ms")
     return float(match["number"]) * _UNITS_S[match["unit"]]
 
 
 def _hang(value: object) -> float:
-    """Read how long a hang lasts: a time, true for ever, or false, which ends it."""
+    """Read the length of a hang: a duration, true for an endless one, or false, which ends it."""
     return {True: math.inf, False: 0.0}[value] if isinstance(value, bool) else _seconds(value)
 
 
@@ -380,7 +380,7 @@ def _level(names: Sequence[str]) -> Reader:
 
 
 def _action(value: object) -> int | None:
-    """Read a recovery action by name or number; null means that the driver does not tell."""
+    """Read a recovery action by name or number; null means that the driver does not report it."""
     return (_level(ACTIONS) if isinstance(value, str) else _or_null(_whole))(value)  # type: ignore[no-any-return]
 
 
@@ -390,7 +390,7 @@ def _failure(value: object) -> str | None:
 
 
 def _any(value: object) -> object:
-    return value  # read when the GPUs are known
+    return value  # checked once the GPUs are known
 
 
 _STATE: Readers = {
@@ -405,7 +405,7 @@ _STATE: Readers = {
 }
 _AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}
 _GPU: Readers = {
-    "model": _one_of(MODELS, "a model that is known here; give memory instead, or take"),
+    "model": _one_of(MODELS, "a known model; give memory instead, or use one of"),
     "count": _count,
     "product": _text,
     "memory": _size,

@@ -1,13 +1,13 @@
-"""The port between this program and a GPU driver: what a driver is asked, and how it says why it cannot answer.
+"""The port between this program and a GPU driver: its calls, their results and their errors.
 
-The port is used inside a child process that counts in the agent's memory. Its values cross a pipe as JSON, so they are
-plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health`; and nothing here or in the
-modules that the child loads imports dataclasses, enum or typing at run time, which would cost 2 MB.
+The port is used inside the driver process, whose memory counts as the agent's. Its values cross a pipe as JSON, so they
+are plain dictionaries whose keys are the fields of `core.model.gpus` and `core.node.health`. Neither this module nor
+any other that the driver process loads imports dataclasses, enum or typing at run time, which would cost 2 MB.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # what type checkers take for typing's, without the 0.7 MB of importing it
+TYPE_CHECKING = False  # type checkers treat it like typing's, and the import would cost 0.7 MB
 if TYPE_CHECKING:
     from typing import Protocol, TypeAlias, TypedDict
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         nvlinks: int
 
     class InventoryRecord(TypedDict):
-        """The fields of `core.model.gpus.Inventory`, and what was noticed on the way."""
+        """The fields of `core.model.gpus.Inventory`, and the problems of the listing."""
 
         gpus: list[GpuRecord]
         links: list[LinkRecord]
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
         left_out: int
         """GPUs that could not be listed."""
         troubles: list[str]
-        """Those GPUs, and abilities that this driver lacks, as sentences."""
+        """One sentence for each of those GPUs and each capability that this driver lacks."""
 
     class ProbeRecord(TypedDict, total=False):
-        """The fields of `core.node.health.Probe`; those left out are unknown."""
+        """The fields of `core.node.health.Probe`; omitted ones are unknown."""
 
         uuid: str
         error: str
@@ -68,36 +68,37 @@ if TYPE_CHECKING:
     EventRecord: TypeAlias = XidRecord | ProbeRecord
 
     class Driver(Protocol):
-        """A driver, opened. `wait_events` is called from one thread and everything else from another.
+        """An open driver. `wait_events` is called from one thread, and all other methods from another.
 
-        It is closed by the end of the process, which no hanging call can keep from closing the device nodes.
+        The end of the process closes it: a hanging call cannot keep the kernel from closing the device nodes.
         """
 
         def inventory(self) -> InventoryRecord:
             """List the GPUs. A GPU that cannot be listed is left out, and `troubles` says so.
 
-            Called once and first: to look again, open the driver again. NVML lists the GPUs only when it is loaded.
+            Called once, before any other method: a new listing needs a reopened driver, because NVML lists the GPUs
+            only when it is loaded.
 
             Raises:
                 HardwareError: no GPU can be listed.
             """
 
         def probe(self) -> list[ProbeRecord]:
-            """Read every GPU of the inventory; a GPU that cannot be read has its `error` in its record.
+            """Read every GPU of the inventory; the record of a GPU that cannot be read carries the `error`.
 
             Raises:
-                HardwareError: the driver as a whole does not answer any more.
+                HardwareError: the driver as a whole no longer answers.
             """
 
         def wait_events(self, timeout_s: float) -> list[EventRecord]:
-            """Wait until something is reported, at most `timeout_s`.
+            """Wait at most `timeout_s` for an event.
 
             Returns:
-                XIDs, each followed by a reading of its GPU, and readings of GPUs to which something else happened;
-                nothing if nothing was reported.
+                XIDs, each followed by a reading of its GPU, and readings of GPUs with other events; empty if there was
+                no event.
 
             Raises:
-                HardwareError: the driver as a whole does not answer any more.
+                HardwareError: the driver as a whole no longer answers.
             """
 
 
@@ -113,24 +114,24 @@ OTHER = "other"
 
 ADVICE = {
     NO_LIBRARY: "is the driver installed on this node, and does this container run with the runtime class nvidia?",
-    UNUSABLE_LIBRARY: "the file is damaged, or is not for this image; install the driver anew, or use the image of "
+    UNUSABLE_LIBRARY: "the file is damaged, or is not for this image; reinstall the driver, or use the image for "
     "this node's architecture",
-    NO_DRIVER: "load the NVIDIA kernel module on this node; the GPUs are picked up when it is there",
+    NO_DRIVER: "load the NVIDIA kernel module on this node; the agent finds the GPUs once it is loaded",
     VERSION_MISMATCH: "the driver was changed and this container still has the old library; restart the container, and "
     "reboot the node if the old kernel module stays loaded",
     NO_PERMISSION: "give this container the device nodes: runtime class nvidia, NVIDIA_VISIBLE_DEVICES=all and "
     "NVIDIA_DRIVER_CAPABILITIES=utility",
     CONTEXT_LOST: "the container has lost its access to the GPU device nodes, as after systemctl daemon-reload; "
-    "a new container gets it back",
-    HUNG: "if it stays so, look for NVRM in the kernel log and reset the GPU or reboot the node",
-    CRASHED: "it is started again",
-    OTHER: "nvidia-smi on the node may tell more",
+    "restart the container to restore it",
+    HUNG: "if this persists, look for NVRM in the kernel log and reset the GPU or reboot the node",
+    CRASHED: "it is restarted",
+    OTHER: "nvidia-smi on the node may show more",
 }
-"""For each kind of error what a person can do."""
+"""Advice for people, by kind of error."""
 
 
 class HardwareError(Exception):
-    """The driver as a whole cannot be used. Its text says what was tried, what came of it and what to do."""
+    """The driver as a whole cannot be used. The message names the attempt, its result and the remedy."""
 
     def __init__(self, kind: str, what: str) -> None:
         super().__init__(f"{what}; {ADVICE[kind]}")

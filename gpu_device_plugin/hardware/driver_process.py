@@ -1,4 +1,4 @@
-"""One process that speaks to the driver, seen from this side: started, asked, heard, and ended."""
+"""The agent's side of one driver process: send requests, receive answers and events, kill the process."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.node.health import Probe, Xid
 
-_WHO = "the process that speaks to the driver"
+_NAME = "the process that speaks to the driver"
 
 
 class DriverProcess(asyncio.SubprocessProtocol):
-    """This side of `hardware/child.py`. Everything it reads is dealt with at once, in the loop's own callback."""
+    """The protocol peer of `hardware/child.py`. Input is handled at once, in the event loop's callback."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
@@ -44,10 +44,10 @@ class DriverProcess(asyncio.SubprocessProtocol):
         return self._exit.is_set()
 
     async def ask(self, within_s: float) -> Answer:
-        """Ask for a reading.
+        """Request a reading.
 
         Raises:
-            HardwareError: the driver or the process failed, or it takes longer than `within_s`.
+            HardwareError: the driver or the process failed, or did not answer within `within_s`.
         """
         if self._failure is not None:
             raise self._failure
@@ -56,10 +56,10 @@ class DriverProcess(asyncio.SubprocessProtocol):
         return await self._answered(within_s)
 
     async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
-        """Wait for the answer that is given unasked at the start, and the inventory in it; raises the same as `ask`."""
+        """Wait for the unrequested answer at the start and return it with its inventory; raises the same as `ask`."""
         answer = await self._answered(within_s)
         if answer.inventory is None:
-            raise HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer (the first one names no GPUs)")
+            raise HardwareError(driver.OTHER, f"{_NAME} wrote an invalid answer (the first one has no inventory)")
         return answer, answer.inventory
 
     async def _answered(self, within_s: float) -> Answer:
@@ -70,14 +70,14 @@ class DriverProcess(asyncio.SubprocessProtocol):
             raise HardwareError(driver.HUNG, f"the driver did not answer within {within_s:g} s") from None
 
     def deliver(self, on_events: Callable[[Iterable[Xid | Probe]], None]) -> None:
-        """Hand over the events that came so far, and from now on each as it comes."""
+        """Deliver the events received so far to `on_events`, and every later one as it arrives."""
         on_events(self._events)
         self._on_events = on_events
 
     def kill(self) -> None:
-        """End the process, if it was started, and close what leads to it."""
+        """Kill the process, if it was started, and close its pipes."""
         self._on_failure = lambda: None
-        self._answer.cancel()  # nobody waits for it any more
+        self._answer.cancel()  # no caller waits for it any more
         if self._transport is None:
             self._exit.set()
             return
@@ -86,7 +86,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
         signal_child(self.pid, self._transport.get_returncode(), signal.SIGKILL)
 
     async def exits(self, within_s: float) -> bool:
-        """Wait for the end of the process; say whether it came in time."""
+        """Wait for the end of the process; return whether it ended in time."""
         return await within(within_s, self._exit.wait())
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,26 +95,26 @@ class DriverProcess(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # only standard output is a pipe to us
         if self._failure is not None:
-            return  # it is as good as ended, and may write on
+            return  # the process is about to be ended, and may still write
         try:
             for message in self._stream.messages(data):
-                self._heard(message)
+                self._handle(message)
         except MalformedError as error:
-            self._fail(HardwareError(driver.OTHER, f"{_WHO} wrote what is no answer ({error})"))
+            self._fail(HardwareError(driver.OTHER, f"{_NAME} wrote an invalid answer ({error})"))
 
     def process_exited(self) -> None:
         self._exit.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Only now everything that it wrote has been read.
+        # Only now has all its output been read.
         if self._transport is not None:
             self._transport.close()
-        self._fail(HardwareError(driver.CRASHED, f"{_WHO} {self._how_it_ended()}"))
+        self._fail(HardwareError(driver.CRASHED, f"{_NAME} {self._how_it_ended()}"))
 
-    def _heard(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case Answer() as answer:
-                if not self._answer.done():  # nobody waits any more after a deadline
+                if not self._answer.done():  # after a timeout no caller waits any more
                     self._answer.set_result(answer)
             case Events(records):
                 self._on_events(records)

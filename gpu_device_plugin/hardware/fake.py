@@ -1,4 +1,4 @@
-"""The driver port over hardware that exists only as a description; see `hardware/description.py`."""
+"""The driver port over fake hardware, defined by a description; see `hardware/description.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOUD = {"xid", "ecc", "remap", "recovery_action"}  # a driver reports events fo
 
 
 class Fake:
-    """Hardware that exists only as a description; see `driver.Driver`."""
+    """Fake hardware, defined by a description; see `driver.Driver`."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class Fake:
 
         Args:
             source: see `read`.
-            origin_s: when the description's time began, by `clock`.
-            since_s: on the description's time; XIDs and crashes until then are history and not reported.
-            clock: in seconds. The default means the same in every process of a machine.
+            origin_s: when the description's timeline began, by `clock`.
+            since_s: a time on the description's timeline; XIDs and crashes up to it are not reported.
+            clock: in seconds. The default is the same in every process of a machine.
 
         Raises:
-            HardwareError: the description makes no sense.
+            HardwareError: the description is invalid.
         """
         self._source = source
         self._origin_s = origin_s
@@ -48,7 +48,7 @@ class Fake:
         self._stamp = _stamp(source)
         self._description = _read_or_fail(source)
         self._reported = [event for event in self._description.events if event["at"] <= since_s]
-        # A real driver that has lost a GPU does not find it again until it is opened anew.
+        # A real driver that has lost a GPU does not find it again until it is reopened.
         self._lost: set[str] = set()
         self._listed: tuple[str, ...] = ()
 
@@ -84,7 +84,7 @@ class Fake:
             now = self._clock()
             if now >= until:
                 return []
-            # The next event at its very moment; a change of the file soon enough.
+            # Wake at the exact time of the next event, and soon enough to see a change of the file.
             due = (self._origin_s + event["at"] for event in self._description.events)
             time.sleep(min(until, now + _LOOK_EVERY_S, *(at for at in due if at > now)) - now)
 
@@ -92,7 +92,7 @@ class Fake:
         return self._clock() - self._origin_s
 
     def _hardware(self) -> tuple[list[Fields], Fields]:
-        """Return the GPUs and the node as they are now, once the driver answers at all."""
+        """Return the current GPUs and node, once the driver does not hang."""
         while True:
             self._reread()
             gpus, node = self._description.at(self._now())
@@ -102,7 +102,7 @@ class Fake:
                 os._exit(1)  # unlike a driver's hang, this one does not outlive the agent
             time.sleep(_LOOK_EVERY_S)
         if node["failure"] is not None:
-            raise HardwareError(node["failure"], f"{self._source} says that the driver fails")
+            raise HardwareError(node["failure"], f"{self._source} describes a driver failure")
         return gpus, node
 
     def _reread(self) -> None:
@@ -115,7 +115,7 @@ class Fake:
         try:
             self._reread()
         except HardwareError:
-            return  # the next probe says so
+            return  # the next probe reports it
         gpus, _ = self._description.at(self._now())
         reported = list(self._reported)
         for event in self._description.events:
@@ -132,7 +132,7 @@ class Fake:
             uuid = gpus[event["gpu"]]["uuid"]
             if uuid not in self._listed:
                 continue
-            reading = list(self._readings(gpus, (uuid,)))  # in any case: it notices a GPU that is lost for a moment
+            reading = list(self._readings(gpus, (uuid,)))  # always: it notices a GPU that is lost for a moment
             if "xid" in event:
                 yield {"uuid": uuid, "code": event["xid"]}
             if _LOUD & event.keys():
@@ -169,7 +169,7 @@ def _read_or_fail(source: str) -> Description:
 
 
 def _stamp(source: str) -> tuple[int, int, int] | None:
-    """Return what changes when the file does; None without a file."""
+    """Return a value that changes whenever the file changes; None without a file."""
     try:
         status = os.stat(source)  # noqa: PTH116 - pathlib costs the child 1 MB
     except OSError:

@@ -1,4 +1,4 @@
-"""Why the dynamic loader did not load NVML's library, in its own words, and which file it is about."""
+"""Explain why the dynamic loader could not load NVML's library: the loader's message and the file it concerns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 NAME = "libnvidia-ml.so.1"
 _NOT_FOUND = f"{NAME}: cannot open shared object file"
-"""What the loader also says of a file that it passes over because it was built for another machine."""
+"""The loader also raises this for a file that it skips because it was built for another machine."""
 _CONFIGURED = "/etc/ld.so.conf.d"
 # e_machine of <elf.h>
 _MACHINES = {3: "x86", 21: "ppc64le", 40: "arm", 62: "x86-64", 183: "aarch64", 243: "riscv"}
 
 
 def failed(loader: OSError) -> HardwareError:
-    """Return what it means that the loader raised this for `NAME`."""
+    """Translate the error that the loader raised for `NAME`."""
     words = str(loader)
     path = next((path for path in _candidates() if os.path.lexists(path)), None)
     if path is None and words.startswith(_NOT_FOUND):
@@ -32,7 +32,7 @@ def failed(loader: OSError) -> HardwareError:
 
 
 def _candidates() -> Iterator[str]:
-    """Yield where the loader looks for it, in this order."""
+    """Yield the paths that the loader searches, in its order."""
     machine = os.uname().machine
     usual = (f"/lib/{machine}-linux-gnu", f"/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
     for folder in (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), *_configured(), *usual):
@@ -50,7 +50,7 @@ def _configured() -> Iterator[str]:
 
 
 def _other_machine(path: str) -> str:
-    """Say for which machine a file was built, if not for this one."""
+    """Describe the machine that a file was built for; empty if it is this one or unknown."""
     built, ours = _machine(path), _machine("/proc/self/exe")
     if built is None or built == ours:
         return ""
@@ -59,7 +59,7 @@ def _other_machine(path: str) -> str:
 
 
 def _machine(path: str) -> int | None:
-    """Return e_machine of an ELF file, None if it cannot be read or is none."""
+    """Return e_machine of an ELF file; None if the file cannot be read or is not ELF."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as above
             head = file.read(20)

@@ -1,4 +1,4 @@
-"""The lines of the process that speaks to the driver, read as messages; `hardware/child.py` lists them."""
+"""Decode the messages that the driver process writes; `hardware/child.py` lists them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MOST_BYTES: Final = 4 << 20
-"""Of a line. A description has 128 GPUs at most, and the links between those are 1 MB."""
+"""The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
 _MOST_MIB = 1 << 26
-"""Of a GPU: 64 TiB. A number that is much larger makes more shares than fit into memory."""
+"""The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
 
 
 class MalformedError(ValueError):
-    """A line cannot be understood. The message says where in it."""
+    """A line is invalid. The message names the place in it."""
 
 
 class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     probes: tuple[Probe, ...]
     inventory: Listing | None = None
-    """In the first answer of a process."""
+    """Only in the first answer of a process."""
 
 
 class Events(msgspec.Struct, frozen=True):
@@ -66,16 +66,16 @@ _LINES = msgspec.json.Decoder(_Line)
 
 
 class Stream:
-    """The bytes of one process, cut into messages."""
+    """The output of one process, split into messages."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def messages(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that are complete with `data`.
+        """Yield the messages that `data` completes.
 
         Raises:
-            MalformedError: one of them is none, or is longer than any.
+            MalformedError: a line is not a message, or is longer than `MOST_BYTES`.
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         yield from map(read, lines)
@@ -88,11 +88,11 @@ def read(line: bytes) -> Message:
     """Read one line.
 
     Raises:
-        MalformedError: it is none of what `hardware/child.py` writes.
+        MalformedError: it is not a message of `hardware/child.py`.
     """
     try:
-        said = _LINES.decode(line)
-        match said:
+        decoded = _LINES.decode(line)
+        match decoded:
             case _Line(answer=Answer() as answer, events=None, error=None):
                 return _plausible(answer)
             case _Line(answer=None, events=list() as records, error=None):
@@ -100,10 +100,10 @@ def read(line: bytes) -> Message:
                 return Events(tuple(convert(one, Xid) if "code" in one else convert(one, Probe) for one in records))
             case _Line(answer=None, events=None, error=_Failure() as failure) if failure.kind in ADVICE:
                 return HardwareError(failure.kind, failure.what)
-    # Deeper nesting than Python's is a RecursionError; what is no UTF-8, a ValueError like msgspec's own.
+    # Too deep nesting raises RecursionError; input that is not UTF-8, a ValueError like msgspec's own.
     except (ValueError, RecursionError) as error:
         raise MalformedError(str(error)) from error
-    raise MalformedError("it is neither an answer nor events nor a known error")
+    raise MalformedError("it is not an answer, events or a known error")
 
 
 def _plausible(answer: Answer) -> Answer:

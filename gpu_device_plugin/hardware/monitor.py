@@ -1,4 +1,4 @@
-"""Keep a process that speaks to the driver, and another one when it fails or the hardware is to be listed afresh."""
+"""Supervise the driver process: read the GPUs through it, and replace it after failures and for new listings."""
 
 from __future__ import annotations
 
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How often, and how long. Seconds."""
+    """Intervals and timeouts, in seconds."""
 
     probe_every_s: float = 10.0
     answer_within_s: float = 5.0
     start_within_s: float = 30.0
-    """Without persistence mode a driver takes a second or two for each GPU when it is opened."""
+    """Without persistence mode, opening the driver takes a second or two for each GPU."""
     rescan_every_s: float = 300.0
-    """How often the hardware is listed anew while everything works. That opens the driver once more, which costs it a
-    second of processor time on a node with eight GPUs; a GPU that fails is noticed by its reading."""
+    """How often the hardware is listed again while everything works. A listing reopens the driver, which costs a second
+    of CPU time on a node with eight GPUs; readings notice a failed GPU without it."""
     rescan_missing_every_s: float = 30.0
-    """The same while a GPU is unhealthy, missing or cannot be listed, and while there are none: a driver finds a GPU
-    again only when it is opened anew."""
+    """The same while a GPU is unhealthy, missing or cannot be listed, and while there are none: a driver finds a lost
+    GPU only when it is reopened."""
     retry_from_s: float = 1.0
-    """Wait before the second attempt in a row to open a driver that fails; the first is made at once. It doubles."""
+    """Delay before the second retry in a row of a failing driver; the first is immediate. It doubles each time."""
     retry_to_s: float = 30.0
     blind_after_s: float = 60.0
-    """So long GPUs are offered although nobody could read them."""
+    """How long GPUs are still offered while none can be read."""
     end_within_s: float = 1.0
-    """How long a process of ours may take to end, first by itself, then when it is killed."""
+    """How long a killed driver process may take to end."""
 
 
 _MOST_ABANDONED = 2
-"""Processes that hang in the driver so that not even SIGKILL ends them, before no more are started."""
+"""How many processes may hang in the driver, where not even SIGKILL ends them, before no more are started."""
 _DEADLINES_TO_MISS = 2
-"""So many in a row, and no GPU is offered any more."""
+"""After this many missed deadlines in a row, no GPU is offered."""
 _RESTARTS_THAT_MAY_FAIL = 2
-"""So many attempts after the first, and only a new container can help."""
+"""After this many failed attempts beyond the first, only a new container can help."""
 VERSION_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 _COMMAND = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 _VERSION = re.compile(r"(?:^|Kernel Module\s+(?:for \S+\s+)?)(?P<version>[0-9]+(?:\.[0-9]+)+)", re.ASCII)
 
 
-class HardwareContextLost(Exception):  # noqa: N818 - it names what happened, and only a new container undoes it
-    """This process, and every one that it could start, has lost its access to GPUs that may be perfectly well."""
+class HardwareContextLost(Exception):  # noqa: N818 - it names an event that only a new container undoes
+    """This process and all its children have lost access to the GPUs, which may be healthy."""
 
 
 def _ignore(_: object) -> None:
@@ -69,9 +69,9 @@ def _ignore(_: object) -> None:
 
 
 class Hardware:
-    """Watches the GPUs of a source through a process of its own.
+    """Watches the GPUs of a source through a driver process of its own.
 
-    ``rules`` and ``timings`` may be replaced at any time and count from the next observation or wait on.
+    ``rules`` and ``timings`` may be replaced at any time and apply from the next observation or wait.
     """
 
     def __init__(
@@ -86,20 +86,20 @@ class Hardware:
         command: Sequence[str] = _COMMAND,
         version_files: Sequence[Path] = VERSION_FILES,
     ) -> None:
-        """Make it; `run` does the work.
+        """Prepare to watch; `run` does the work.
 
         Args:
-            source: ``nvml``, or what `hardware/description.py` reads.
-            timings: how often, and how long.
-            rules: what counts as healthy.
-            on_change: called for every change of a GPU's health, before the new view is set.
+            source: ``nvml``, or a description as in `hardware/description.py`.
+            timings: intervals and timeouts.
+            rules: which observations make a GPU unhealthy.
+            on_change: called for every change of a GPU's health, before the new view is published.
             on_xid: called for every XID.
-            library_dir: where libnvidia-ml.so.1 is, if the system's loader does not find it.
-            command: what starts the process that speaks to the driver, and takes source and times as arguments.
-            version_files: where the kernel tells the version of its driver, the first choice first.
+            library_dir: the folder of libnvidia-ml.so.1, if the system's loader does not find it.
+            command: starts the driver process, with source and times as further arguments.
+            version_files: files in which the kernel states its driver's version, in order of preference.
 
         Raises:
-            gpu_device_plugin.hardware.description.DescriptionError: `source` describes hardware that makes no sense.
+            gpu_device_plugin.hardware.description.DescriptionError: `source` is an invalid description.
         """
         if source != "nvml":
             from gpu_device_plugin.hardware.description import read  # noqa: PLC0415 - not needed on real hardware
@@ -114,7 +114,7 @@ class Hardware:
         self._environment = None if library_dir is None else _finding_libraries_in(library_dir)
         self._version_files = version_files
         self._command = command
-        # A fake's time begins now, and goes on from one process to the next.
+        # A fake's timeline begins now, and continues from one process to the next.
         self._origin_s = time.monotonic()
         self._started = False
 
@@ -127,7 +127,7 @@ class Hardware:
         self._lost_context = 0
         self._worked = False
         self._kernel_version: str | None = None
-        self._last_failure = "it was never reached"
+        self._last_failure = "it never answered"
         self._blindness: asyncio.TimerHandle | None = None
 
         self._wake = asyncio.Event()
@@ -138,10 +138,10 @@ class Hardware:
         return f"<Hardware {self._source}: {self.view.value}>"
 
     async def run(self) -> NoReturn:
-        """Watch the hardware. Ends by cancellation; owns its child processes.
+        """Watch the hardware. Ends only by cancellation; owns its child processes.
 
         Raises:
-            HardwareContextLost: only a new container can help; the GPUs may be perfectly well.
+            HardwareContextLost: only a new container can help; the GPUs may be healthy.
         """
         wait_s = 0.0
         try:
@@ -149,8 +149,8 @@ class Hardware:
                 try:
                     await self._watch(wait_s)
                     if self._paused.is_set():
-                        await self._stay_away()
-                    await self._look_afresh()
+                        await self._stay_paused()
+                    await self._list_again()
                     timings = self.timings
                     wait_s = timings.rescan_every_s if self._beliefs.complete else timings.rescan_missing_every_s
                 except HardwareError as error:
@@ -162,9 +162,9 @@ class Hardware:
             self.child = None
 
     async def pause(self) -> None:
-        """Let go of the GPUs, so that they can be reset; they are unhealthy until `resume`. Returns when that is done.
+        """Release the GPUs, so that they can be reset, and return when that is done; they are unhealthy until `resume`.
 
-        Only while `run` runs.
+        Only while `run` is running.
         """
         if not self._paused.is_set():
             self._paused.set()
@@ -173,7 +173,7 @@ class Hardware:
         await self._released.wait()
 
     def resume(self) -> None:
-        """Watch again after `pause`. The GPUs count as looked after: good readings now end a fatal XID from before."""
+        """Watch again after `pause`. The GPUs count as serviced: good readings now clear earlier fatal XIDs."""
         self._paused.clear()
         self._released.set()
         self._wake.set()
@@ -183,7 +183,7 @@ class Hardware:
         self._beliefs.restore_order(before)
 
     async def read_again(self) -> None:
-        """Have all GPUs read once more; returns when that is done, or nobody can do it now."""
+        """Have all GPUs read once more; returns after the reading, or when no reading is possible now."""
         asked, version = time.monotonic(), self.load.version
         self._wake.set()
         try:
@@ -194,10 +194,10 @@ class Hardware:
             pass
 
     async def _watch(self, for_s: float) -> None:
-        """Read the GPUs at intervals until it is time to look afresh, or somebody pauses us.
+        """Read the GPUs at intervals until it is time for a new listing, or `pause` is called.
 
         Raises:
-            HardwareError: the driver failed, and `child` is gone.
+            HardwareError: the driver failed, and `child` was ended.
         """
         clock = asyncio.get_running_loop().time
         until_s = clock() + for_s
@@ -208,10 +208,10 @@ class Hardware:
                 return
 
     async def _read(self, child: DriverProcess) -> bool:
-        """Take one reading of all GPUs; True if they must be listed afresh at once.
+        """Take one reading of all GPUs; True if they must be listed again at once.
 
         Raises:
-            HardwareError: the driver failed, and `child` is gone.
+            HardwareError: the driver failed, and `child` was ended.
         """
         began = time.monotonic()
         try:
@@ -225,10 +225,10 @@ class Hardware:
         self._failures = 0
         return self._take(answer, began)
 
-    async def _look_afresh(self) -> None:
-        """List the hardware with a new process, which then takes the old one's place.
+    async def _list_again(self) -> None:
+        """List the hardware with a new process, which then replaces the old one.
 
-        The old one watches until then, so that no event is missed and an idle driver is not closed down in between.
+        The old process watches until then, so that no event is missed and an idle driver is not unloaded in between.
 
         Raises:
             HardwareError: the new process failed; the old one, if there is one, stays.
@@ -260,7 +260,7 @@ class Hardware:
                 self._source,
                 str(self._origin_s),
                 str(since_s),
-                stderr=None,  # a crash may leave its trace there
+                stderr=None,  # inherited: a crash may write its trace there
                 env=self._environment,
                 start_new_session=True,  # Ctrl-C in a terminal is meant for the agent, which then ends the child
             )
@@ -272,18 +272,18 @@ class Hardware:
             raise
 
     async def _end(self, child: DriverProcess) -> None:
-        child.kill()  # it has nothing to lose, and the kernel closes its device nodes
+        child.kill()  # it has no state to lose, and the kernel closes its device nodes
         if not await child.exits(self.timings.end_within_s):
             self.abandoned.append(child)
 
     def _failed(self, error: HardwareError) -> float:
-        """Draw the consequences of a driver that fails as a whole, for which no GPU is to blame.
+        """Handle a failure of the driver as a whole, which is no GPU's fault.
 
         Returns:
-            When to try again, in seconds from now.
+            The delay before the next attempt, in seconds.
 
         Raises:
-            HardwareContextLost: trying again is of no use.
+            HardwareContextLost: another attempt is useless.
         """
         self._last_failure = error.what
         if self.child is None:
@@ -294,7 +294,7 @@ class Hardware:
         else:
             self._beliefs.set_state(self.view.value.state, f"looking for other GPUs failed: {error}")
         self._beliefs.publish()
-        # A container keeps the libraries and the device access that it was started with, whatever happens outside.
+        # A container keeps the libraries and the device access that it was started with.
         stale = error.kind == driver.CONTEXT_LOST or (error.kind == driver.VERSION_MISMATCH and self._worked)
         self._lost_context = self._lost_context + 1 if stale else 0
         if self._lost_context > _RESTARTS_THAT_MAY_FAIL:
@@ -304,28 +304,28 @@ class Hardware:
             return 0.0
         return float(min(self.timings.retry_from_s * 2 ** (self._failures - 2), self.timings.retry_to_s))
 
-    async def _stay_away(self) -> None:
-        """End the child and wait to be resumed."""
+    async def _stay_paused(self) -> None:
+        """End the child and wait for `resume`."""
         child, self.child = self.child, None
         if child is not None:
             await self._end(child)
         self._disarm()
-        self._beliefs.set_state(State.PAUSED, "paused: no process of ours uses the GPUs")
-        self._beliefs.unwatched("the agent is paused and has let go of the GPU")
+        self._beliefs.set_state(State.PAUSED, "paused: the agent does not use the GPUs")
+        self._beliefs.unwatched("the agent is paused and has released the GPU")
         self._released.set()
         while self._paused.is_set():
             await self._sleep(None)
         self._beliefs.cleared()
 
     async def _sleep(self, for_s: float | None) -> None:
-        """Sleep until the time is over or `_wake` is set."""
+        """Sleep for `for_s` seconds or until `_wake` is set."""
         await within(for_s, self._wake.wait())
         self._wake.clear()
 
     def _take(self, answer: Answer, began: float) -> bool:
-        """Take in readings of all GPUs; True if one of them shows that the inventory is outdated.
+        """Record readings of all GPUs; True if one of them shows that the inventory is outdated.
 
-        The wait begins anew for the moment from which on nobody can say how the GPUs are.
+        This restarts the timer that expires when the GPUs have not been read for `blind_after_s`.
         """
         self._disarm()
         self._blindness = asyncio.get_running_loop().call_later(self.timings.blind_after_s, self._go_blind)
@@ -337,21 +337,21 @@ class Hardware:
 
     def _go_blind(self) -> None:
         after_s = self.timings.blind_after_s
-        self._beliefs.unwatched(f"nobody could read it for {after_s:g} s, because of the driver: {self._last_failure}")
+        self._beliefs.unwatched(f"it could not be read for {after_s:g} s, because of the driver: {self._last_failure}")
 
     def _expect_same_driver(self) -> None:
-        """Notice a driver that was changed under its library, which NVML itself may never say.
+        """Check that the kernel's driver was not replaced under the loaded library, which NVML itself may never report.
 
         Raises:
-            HardwareError: it was changed since the hardware was listed.
+            HardwareError: it was replaced since the hardware was listed.
         """
         was, now = self._kernel_version, self._read_kernel_version()
         if was != now:
-            self._beliefs.unwatched(f"the kernel's driver was changed from {was} to {now}, and is opened anew")
+            self._beliefs.unwatched(f"the kernel's driver was changed from {was} to {now}, and is reopened")
             raise HardwareError(driver.VERSION_MISMATCH, f"the kernel's driver is {now}, and was {was}")
 
     def _read_kernel_version(self) -> str | None:
-        """Return the version of the kernel's part of the driver; None if there is none, or not in this container."""
+        """Return the version of the kernel module; None if it is not loaded, or not visible in this container."""
         for path in self._version_files:
             try:
                 text = path.read_text()

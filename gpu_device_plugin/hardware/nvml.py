@@ -1,4 +1,4 @@
-"""The driver port over NVML: nothing but a GPU's UUID and memory is taken for granted."""
+"""The driver port over NVML. Only a GPU's UUID and memory are required; every other property may be unavailable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.driver import EventRecord, GpuRecord, InventoryRecord, LinkRecord, ProbeRecord
 
 _NO_LIBRARY = 12
-# Why nvmlInit failed, by its return code; everything else is OTHER.
+# Kinds of failure of nvmlInit, by its return code; all other codes are OTHER.
 _KINDS = {
     4: driver.NO_PERMISSION,
     9: driver.NO_DRIVER,
@@ -30,9 +30,9 @@ _KINDS = {
 _LOST = frozenset({6, 15, 28})  # NVML_ERROR_NOT_FOUND, _GPU_IS_LOST, _GPU_NOT_FOUND
 _RESET_REQUIRED = 16
 _TIMEOUT = 10
-# Errors of a driver that has limits of memory, when it is asked for one: NVML_ERROR_NO_PERMISSION, and _NOT_FOUND where
-# none is set. Any other, _FUNCTION_NOT_FOUND and _NOT_SUPPORTED among them, is no proof that the toolkit's hook could
-# set one; and a container whose hook fails does not start.
+# Errors with which a driver that supports memory limits answers a query for one: NVML_ERROR_NO_PERMISSION, and
+# _NOT_FOUND where none is set. Any other error, _FUNCTION_NOT_FOUND and _NOT_SUPPORTED among them, does not prove that
+# the toolkit's hook could set a limit; and a container whose hook fails does not start.
 _HAS_LIMITS = frozenset({4, 6})
 _UNKNOWN = 999
 
@@ -43,7 +43,7 @@ _NVLINK = 7
 _P2P_NVLINK = 2
 _P2P_OK = 0
 
-# nvmlEventType...: XidCriticalError; and what makes a reading worth while at once: DoubleBitEccError,
+# nvmlEventType...: XidCriticalError; and the events that justify an immediate reading: DoubleBitEccError,
 # DramRetirementEvent, DramRetirementFailure, FatalPoisonError, GpuUnavailableError, GpuRecoveryAction.
 _XID = 0x8
 _WORTH_A_READING = 0x2 | 0x400 | 0x800 | 0x2000 | 0x4000 | 0x8000
@@ -66,25 +66,25 @@ class Nvml:
         cgroups: str = "/sys/fs/cgroup",
         own_cgroup: str = "/proc/self/cgroup",
     ) -> None:
-        """Load NVML through `nvml`, the module pynvml or one that answers like it.
+        """Load NVML through `nvml`, the module pynvml or a stand-in for it.
 
         Args:
             nvml: the module.
-            pci_devices: where the kernel says to which CPUs a PCI device is near.
-            cgroups: where control groups are mounted. Runtimes mount in a container what its node has: the hierarchy of
-                version 2, or a folder with those of version 1.
-            own_cgroup: where the kernel says in which of them this process is.
+            pci_devices: the kernel's folder with the NUMA node of each PCI device.
+            cgroups: the mount point of control groups. In a container, runtimes mount the layout of its node: the
+                hierarchy of version 2, or a folder with those of version 1.
+            own_cgroup: the kernel's file that names the cgroup of this process.
         """
         self._nvml = nvml
         self._pci_devices = pci_devices
         self._cgroups = cgroups
         self._own_cgroup = own_cgroup
         self._gpus: dict[str, Any] = {}
-        # The driver cannot tell the UUID of a GPU that it has lost, so events are told apart by their handle.
+        # The driver cannot report the UUID of a GPU that it has lost, so an event's handle identifies its GPU.
         self._uuids: dict[int, str] = {}
         self._events: Any = None
         self.pause_s = 0.0
-        """What the wait for events that failed last took at least."""
+        """The pause after the next failed wait for events, in seconds; it doubles with each failure."""
         self._worked = False
         try:
             nvml.nvmlInit()
@@ -104,18 +104,18 @@ class Nvml:
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 gpu = self._describe(index, handle)
-            except nvml.NVMLError as error:  # it must not hide the others
+            except nvml.NVMLError as error:  # one failing GPU must not hide the others
                 failures.append((index, error))
                 continue
             gpus.append(gpu)
             self._gpus[gpu["uuid"]] = handle
             self._uuids[_address(handle)] = gpu["uuid"]
         if failures and not gpus and failures[0][1].value in _KINDS:
-            raise _opening_failed(failures[0][1])  # that is about this container, not about every single GPU
-        troubles = [f"GPU {index} is left out, it cannot be read: {_say(error)}" for index, error in failures]
+            raise _opening_failed(failures[0][1])  # the error concerns this container, not every single GPU
+        troubles = [f"GPU {index} is left out, it cannot be read: {_text(error)}" for index, error in failures]
         self._listen()
         if gpus and self._events is None:
-            troubles.append("this driver reports no events, so failures are found only by asking every GPU in turn")
+            troubles.append("this driver reports no events, so failures are found only by reading every GPU in turn")
         return {
             "gpus": gpus,
             "links": list(self._links(gpus)),
@@ -130,7 +130,7 @@ class Nvml:
         readings = [self._read(uuid, handle) for uuid, handle in self._gpus.items()]
         codes = {code for _, code in readings}
         if self._worked and codes == {_UNKNOWN}:
-            # One GPU may answer "Unknown Error"; all of them at once, after they worked, is a lost device cgroup.
+            # One GPU may answer "Unknown Error"; all of them at once, after they worked, means a lost device cgroup.
             raise HardwareError(driver.CONTEXT_LOST, "NVML answers Unknown Error (999) for every GPU")
         self._worked = self._worked or None in codes
         return [record for record, _ in readings]
@@ -149,11 +149,11 @@ class Nvml:
             return self._listen_anew(timeout_s)
         self.pause_s = 0.0
         uuid = self._uuids.get(_address(event.device))
-        if uuid is None:  # an event that names no GPU we know: look at all of them
+        if uuid is None:  # the event names an unknown GPU: read all of them
             return [*self.probe()]
         records: list[EventRecord] = [{"uuid": uuid, "code": event.eventData}] if event.eventType & _XID else []
         reading, code = self._read(uuid, self._gpus[uuid])
-        if code != _UNKNOWN:  # whose fault that is shows only when all GPUs are read
+        if code != _UNKNOWN:  # only a reading of all GPUs shows whether the GPU or the driver is at fault
             records.append(reading)
         return records
 
@@ -181,8 +181,8 @@ class Nvml:
         except nvml.NVMLError as error:
             if error.value in _LOST or error.value == _RESET_REQUIRED:
                 raise
-            # Drivers that lack the second call have taken the reserved part off the total already: a T4 shows
-            # 15109 MiB there, and 15360 MiB with the second call.
+            # Drivers that lack version 2 of this call have already subtracted the reserved part from the total: a T4
+            # shows 15109 MiB there, and 15360 MiB with version 2.
             return nvml.nvmlDeviceGetMemoryInfo(handle), 0
         return memory, memory.reserved
 
@@ -191,13 +191,13 @@ class Nvml:
         return mode and bool(mode[0])
 
     def _has_limits(self, handle: Any) -> bool:
-        """Return whether the driver can hold the processes of a cgroup to an amount of memory on this GPU."""
+        """Return whether the driver can limit the memory of a cgroup's processes on this GPU."""
         if not hasattr(self._nvml, "nvmlDeviceGetMemoryLimits_v1"):
             return False
-        asked = self._nvml.c_nvmlGetMemoryLimits_v1_t()
-        asked.nameSpace = os.fsencode(self._cgroup_path())
+        query = self._nvml.c_nvmlGetMemoryLimits_v1_t()
+        query.nameSpace = os.fsencode(self._cgroup_path())
         try:
-            self._nvml.nvmlDeviceGetMemoryLimits_v1(handle, asked)
+            self._nvml.nvmlDeviceGetMemoryLimits_v1(handle, query)
         except self._nvml.NVMLError as error:
             return error.value in _HAS_LIMITS
         return True
@@ -209,14 +209,14 @@ class Nvml:
         return 1 if os.path.isdir(self._cgroups) else None  # noqa: PTH112 - as above
 
     def _cgroup_path(self) -> str:
-        """Return the folder of the cgroup that this process is in: a limit can be asked of no root cgroup."""
+        """Return the folder of this process's cgroup: a root cgroup has no limit to query."""
         try:
             with open(self._own_cgroup, encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 - as above
                 own = next((line.strip().removeprefix("0::") for line in file if line.startswith("0::")), "/")
         except OSError:
             own = "/"
         path = f"{self._cgroups}{own}".rstrip("/")
-        # A cgroup outside of our namespace has a path with `..` in it, and the folder that we see is our own then.
+        # The path of a cgroup outside of our namespace contains `..`; the mounted folder is our own cgroup then.
         return path if os.path.isdir(path) and ".." not in own else self._cgroups  # noqa: PTH112 - as above
 
     def _pci(self, handle: Any) -> str | None:
@@ -225,7 +225,7 @@ class Nvml:
         return pci and f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
 
     def _numa_node(self, pci: str) -> int | None:
-        # Not nvmlDeviceGetNumaNodeId: that is the node that the GPU's own memory forms (Grace), not the CPUs near it.
+        # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory (Grace), not that of the CPUs near it.
         try:
             with open(f"{self._pci_devices}/{pci}/numa_node", "rb") as file:  # noqa: PTH123 - pathlib costs 1 MB
                 node = int(file.read())
@@ -251,10 +251,10 @@ class Nvml:
             }, None
         except self._nvml.NVMLError as error:
             code = error.value
-            return {"uuid": uuid, "error": f"the driver cannot read it: {_say(error)}", "lost": code in _LOST}, code
+            return {"uuid": uuid, "error": f"the driver cannot read it: {_text(error)}", "lost": code in _LOST}, code
 
     def _processes(self, handle: Any) -> int | None:
-        # By version, because the function without one does not raise an NVMLError where the driver has an older one.
+        # By version: the function without one does not raise an NVMLError where the driver has only an older version.
         for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
             processes = self._optional(function, handle)
             if processes is not None:
@@ -274,7 +274,7 @@ class Nvml:
         return values[0].value.uiVal if values and values[0].nvmlReturn == 0 else None
 
     def _optional(self, function: str, *arguments: Any) -> Any:
-        """Call what not every driver, GPU or pynvml has. None if it does not answer; a lost GPU is an error still."""
+        """Call a function that a driver, GPU or pynvml may lack; None if it does. A lost GPU still raises NVMLError."""
         call = getattr(self._nvml, function, None)
         if call is None:
             return None
@@ -286,7 +286,7 @@ class Nvml:
             return None
 
     def _listen(self) -> None:
-        """Have the driver collect events of our GPUs, each GPU those that it supports."""
+        """Subscribe to the events of our GPUs, as far as each GPU supports them."""
         nvml = self._nvml
         if not self._gpus:
             return
@@ -311,7 +311,7 @@ class Nvml:
         return bool(supported)
 
     def _listen_anew(self, timeout_s: float) -> list[EventRecord]:
-        """Replace an event set that failed, slower each time, and say how every GPU is: no event may be missed."""
+        """Replace a failed event set, after a growing pause, and read every GPU: the old set may have lost events."""
         time.sleep(min(self.pause_s, timeout_s))  # no busy loop if it fails for ever
         self.pause_s = min(2 * self.pause_s or 0.5, _LONGEST_PAUSE_S)
         events, self._events = self._events, None
@@ -323,7 +323,7 @@ class Nvml:
         try:
             self._nvml.nvmlEventSetFree(events)
         except self._nvml.NVMLError:
-            return  # nothing is lost but a little memory of a set that failed
+            return  # only a little memory of the failed set is lost
 
     def _links(self, gpus: list[GpuRecord]) -> Iterator[LinkRecord]:
         ends = {gpu["uuid"]: self._nvlink_ends(self._gpus[gpu["uuid"]]) for gpu in gpus}
@@ -350,7 +350,7 @@ class Nvml:
         if direct:
             return direct
         status = self._safely("nvmlDeviceGetP2PStatus", self._gpus[a["uuid"]], self._gpus[b["uuid"]], _P2P_NVLINK)
-        # Both reach each other over NVLink, and not directly: every link of theirs ends in an NVSwitch.
+        # They reach each other over NVLink, but not directly: all their links end in NVSwitches.
         return min(len(ends[a["uuid"]]), len(ends[b["uuid"]])) if status == _P2P_OK else 0
 
     def _closeness(self, a: GpuRecord, b: GpuRecord) -> int:
@@ -358,7 +358,7 @@ class Nvml:
         return _CLOSENESS.get(level, 0)
 
     def _safely(self, function: str, *arguments: Any) -> Any:
-        """Like `_optional`, for facts about pairs: a GPU lost meanwhile is found by its own reading."""
+        """Like `_optional`, for properties of GPU pairs; None also for a lost GPU, as its own reading reports it."""
         try:
             return self._optional(function, *arguments)
         except self._nvml.NVMLError:
@@ -366,17 +366,17 @@ class Nvml:
 
 
 def _address(handle: Any) -> int:
-    """Return what tells GPUs apart: with every event pynvml makes a new pointer object, to the same place."""
+    """Return the address of a GPU's handle, its identity: pynvml makes a new pointer object for every event."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
 def _opening_failed(error: Any) -> HardwareError:
-    # For pynvml a library that cannot be loaded is one that is not there; the loader's error is what it was handling.
+    # pynvml reports a library that cannot be loaded as missing; the error's context is the loader's error.
     if error.value == _NO_LIBRARY and isinstance(error.__context__, OSError):
         return library.failed(error.__context__)
     kind = _KINDS.get(error.value, driver.OTHER)
-    return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {_say(error)}")
+    return HardwareError(kind, f"opening NVML (libnvidia-ml.so.1) failed: {_text(error)}")
 
 
-def _say(error: Any) -> str:
+def _text(error: Any) -> str:
     return f"{error} ({error.value})"

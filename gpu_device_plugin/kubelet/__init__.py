@@ -1,1 +1,1 @@
-"""Everything that speaks to the kubelet on this node."""
+"""All communication with the kubelet of this node: its gRPC services, sockets and checkpoint."""

@@ -1,7 +1,7 @@
-"""The device manager's checkpoint: which container the kubelet gave which devices, ended init containers included.
+"""Read the device manager's checkpoint: the devices allocated to each container, including ended init containers.
 
-A JSON file of the kubelet (``kubelet_internal_checkpoint``, mode 0600 and root's), written atomically by rename when a
-plugin's list arrives or a container's devices are allocated, and at no other time. We only ever read it.
+It is a JSON file (``kubelet_internal_checkpoint``, owned by root, mode 0600). The kubelet writes it atomically by
+rename when a plugin's list arrives or a container's devices are allocated, and at no other time. We only read it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20
-"""Bytes. 8,000 devices, all in use by containers of their own, are 4 MB."""
+"""Bytes. 8,000 devices, each in use by another container, take 4 MB."""
 
 Stamp: TypeAlias = tuple[int, int, int]
-"""Identity of one writing of the file: inode, modification time in ns, size."""
+"""Identity of one version of the file: inode, modification time in ns, size."""
 
 
 class CheckpointUnreadableError(Exception):
-    """The file is there and cannot be read or understood; the message says why and what to do."""
+    """The file exists and cannot be read or parsed; the message gives the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The devices of one resource that one container was given."""
+    """The devices of one resource that are allocated to one container."""
 
     pod_uid: str
     container: str
@@ -41,19 +41,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the file said. A missing file is an empty one: the kubelet creates it with the first list it gets."""
+    """The content of the file. A missing file counts as empty: the kubelet creates it with the first device list."""
 
     entries: tuple[Entry, ...] = ()
     registered: frozenset[str] = frozenset()
-    """Resources that plugins had registered when it was written."""
+    """Resources that were registered by plugins when the file was written."""
     stamp: Stamp | None = None
 
     def device_ids(self, resources: frozenset[str]) -> frozenset[str]:
-        """Return all device IDs that containers were given of these resources."""
+        """Return all allocated device IDs of these resources."""
         return frozenset().union(*(entry.device_ids for entry in self.entries if entry.resource in resources))
 
     def by_pod(self, resources: frozenset[str]) -> Mapping[str, frozenset[str]]:
-        """Return the device IDs that the containers of each pod were given of these resources, by pod UID."""
+        """Return the device IDs of these resources that are allocated to each pod, by pod UID."""
         found: dict[str, frozenset[str]] = {}
         for entry in self.entries:
             if entry.resource in resources:
@@ -61,19 +61,19 @@ class Checkpoint:
         return found
 
     def foreign(self, resources: frozenset[str]) -> Mapping[str, str]:
-        """Return the device IDs that containers were given of any other resource, and its name."""
+        """Return the allocated device IDs of all other resources, each with the name of its resource."""
         others = (entry for entry in self.entries if entry.resource not in resources)
         return {name: entry.resource for entry in others for name in entry.device_ids}
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return the identity of the file as it is now, None if it is missing.
+    """Return the identity of the file's current version; None if it is missing.
 
     Raises:
-        CheckpointUnreadableError: its directory cannot be looked into.
+        CheckpointUnreadableError: its directory is not accessible.
     """
     try:
-        found = path.lstat()  # a link is not the kubelet's, and is not read either
+        found = path.lstat()  # the kubelet writes no link there, and `read` does not follow one either
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -82,10 +82,10 @@ def stamp_of(path: Path) -> Stamp | None:
 
 
 def read(path: Path) -> Checkpoint:
-    """Read the checkpoint, in which device IDs stand by NUMA node.
+    """Read the checkpoint, which lists device IDs by NUMA node.
 
     Raises:
-        CheckpointUnreadableError: the file is there and cannot be read or understood.
+        CheckpointUnreadableError: the file exists and cannot be read or parsed.
     """
     try:
         content, found = files.read_below(path.parent, path.name, _LARGEST)
@@ -93,8 +93,8 @@ def read(path: Path) -> Checkpoint:
         return Checkpoint()
     except files.IrregularFileError as error:
         raise CheckpointUnreadableError(
-            f"{path} is not the kubelet's checkpoint: {error.strerror}; remove it, and restart the kubelet, which then "
-            "writes its own"
+            f"{path} is not the kubelet's checkpoint: {error.strerror}; remove it and restart the kubelet, which then "
+            "writes a new one"
         ) from error
     except OSError as error:
         raise CheckpointUnreadableError(
@@ -106,8 +106,8 @@ def read(path: Path) -> Checkpoint:
         registered = frozenset(data.get("RegisteredDevices") or ())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointUnreadableError(
-            f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet writes it anew with the "
-            "next device list, and until then no further device is given out"
+            f"the kubelet's checkpoint {path} is damaged ({type(error).__name__}); the kubelet rewrites it after the "
+            "next device list, and until then no further device is allocated"
         ) from error
     return Checkpoint(entries, registered, (found.st_ino, found.st_mtime_ns, found.st_size))
 
@@ -116,5 +116,5 @@ def _entry(found: Any) -> Entry:
     by_numa_node: Any = found["DeviceIDs"] or {}
     names: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
     if not set(map(type, names)) <= {str}:
-        raise TypeError("device IDs are texts")
+        raise TypeError("device IDs must be strings")
     return Entry(str(found["PodUID"]), str(found["ContainerName"]), str(found["ResourceName"]), names)

@@ -1,4 +1,4 @@
-"""Which sockets in a directory of the kubelet somebody listens on."""
+"""Find the sockets with a listener in a directory of the kubelet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 def listened_to(directory: Path, patterns: Collection[str]) -> tuple[str, ...]:
     """Return the names of sockets in `directory` that match one of the shell `patterns` and have a listener.
 
-    A plugin that was killed leaves its file behind, and only a call tells. None is waited for: the connection is closed
-    as soon as it is there.
+    A killed plugin leaves its socket file behind, so only a connection attempt shows a listener. No attempt waits, and
+    each connection is closed at once.
     """
     try:
         names = sorted(path.name for path in directory.iterdir())
@@ -26,7 +26,7 @@ def listened_to(directory: Path, patterns: Collection[str]) -> tuple[str, ...]:
 
 
 def is_listened_to(path: Path) -> bool:
-    """Return whether a socket is there with somebody behind it. One that we may not call is taken for such a one."""
+    """Return whether a process listens on the socket; True also where we lack the permission to connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:

@@ -1,4 +1,4 @@
-"""Ask the kubelet which devices its containers hold, over the PodResources socket."""
+"""List the devices that containers hold, over the kubelet's PodResources socket."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 class PodResourcesUnavailableError(Exception):
-    """The kubelet did not answer; the message says what was tried and what came of it."""
+    """The kubelet did not answer; the message names the call and its error."""
 
 
 async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float = 2.0) -> Mapping[str, frozenset[str]]:
-    """Return every pod that the kubelet lists, by namespace/name, and which devices of `resources` it has.
+    """Return every pod that the kubelet lists, by namespace/name, with its devices of `resources`.
 
-    Ordinary init containers are never listed, and for about a second after a kubelet restart nothing is; an answer
-    adds to what is known and takes nothing away.
+    The kubelet never lists ordinary init containers, and lists nothing for about a second after its restart: a listed
+    device is in use, but an unlisted one is not proven free.
 
     Raises:
-        PodResourcesUnavailableError: no answer within `timeout_s` seconds, or an error.
+        PodResourcesUnavailableError: the call failed, or got no answer within `timeout_s`.
     """
     try:
         async with channel(socket) as opened:
@@ -38,7 +38,7 @@ async def listed_pods(socket: Path, resources: Collection[str], timeout_s: float
     found: dict[str, frozenset[str]] = {}
     for pod in pods.pod_resources:
         name = f"{pod.namespace}/{pod.name}"
-        # Two of one name: one has ended, and its successor is there already.
+        # Two pods of one name: one has ended, and its successor already exists.
         found[name] = found.get(name, frozenset()).union(
             device
             for container in pod.containers

@@ -1,4 +1,4 @@
-"""Read the kubelet's two records, PodResources and the checkpoint, in the order in which together they are proof."""
+"""Read the kubelet's two records, PodResources and the checkpoint, in the order that proves which devices are free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.kubelet.checkpoint import Checkpoint
 
 _LOOK_S = 0.02
-"""Between two looks whether the kubelet has written its checkpoint; it takes 1 to 100 ms."""
+"""Interval between checks whether the kubelet has written its checkpoint, which takes 1 to 100 ms."""
 
 
 class KubeletRecords:
@@ -34,14 +34,14 @@ class KubeletRecords:
         listener: Callable[[], int | None] = lambda: None,
         in_api: Callable[[], PodsInApi | None] = lambda: None,
     ) -> None:
-        """Read the checkpoint in the device-plugin `directory` and ask at the socket `pod_resources`.
+        """Read the checkpoint in the device-plugin `directory` and call the socket `pod_resources`.
 
         Args:
-            directory: the kubelet's.
+            directory: the kubelet's device-plugin directory.
             pod_resources: its PodResources socket.
-            resources: ours, by name.
-            listener: a number for the kubelet process that listens to us, None while there is none.
-            in_api: what the API shows of the pods here; None where this kubelet's records need no third witness.
+            resources: the names of our resources.
+            listener: returns a number for the kubelet process that listens to us, None while there is none.
+            in_api: returns the pods of this node in the API; None where this kubelet's two records suffice.
         """
         self._checkpoint = directory / checkpoint.NAME
         self._pod_resources = pod_resources
@@ -50,7 +50,7 @@ class KubeletRecords:
         self._in_api = in_api
         self._endings = EndedPods()
         self._shown_by: int | None = None
-        """The kubelet process that showed these ends."""
+        """The kubelet process whose records showed these ended pods."""
 
     def __repr__(self) -> str:
         return f"<KubeletRecords {self._checkpoint} and {self._pod_resources}>"
@@ -60,12 +60,12 @@ class KubeletRecords:
         return checkpoint.read(self._checkpoint)
 
     def stamp(self) -> checkpoint.Stamp | None:
-        """Return the identity of the checkpoint as it is. Raises CheckpointUnreadableError."""
+        """Return the identity of the checkpoint's current version. Raises CheckpointUnreadableError."""
         return checkpoint.stamp_of(self._checkpoint)
 
     @property
     def over(self) -> frozenset[str]:
-        """UIDs of pods that the checkpoint still shows and that have ended."""
+        """UIDs of ended pods that the checkpoint still shows."""
         return self._shown().over
 
     @property
@@ -74,21 +74,21 @@ class KubeletRecords:
         return frozenset(self._endings.names)
 
     def held(self, found: Checkpoint) -> frozenset[str]:
-        """Return the IDs that a checkpoint shows for pods of which it is not known that they have ended."""
+        """Return the IDs that a checkpoint shows for pods not known to have ended."""
         over = self.over
         by_pod = found.by_pod(self.resources)
         return frozenset().union(*(ids for uid, ids in by_pod.items() if uid not in over))
 
     async def listed(self) -> frozenset[str] | None:
-        """Return the IDs that PodResources lists, None if it does not answer."""
+        """Return the IDs that PodResources lists; None if it does not answer."""
         found = await self._list()
         return None if found is None else _all(found)
 
     async def look(self, recorded: Checkpoint) -> bool:
-        """List once, for it to be known of a pod in this checkpoint whether the kubelet lists it no more later.
+        """List once, so that later lists show which pods of this checkpoint the kubelet no longer lists.
 
         Returns:
-            Whether that is known now of every pod in it, or will not be asked.
+            Whether every pod of the checkpoint is covered, or this node does not need the comparison.
         """
         listener = self._listener()
         if listener is None or self._in_api() is None:
@@ -106,7 +106,7 @@ class KubeletRecords:
             return None
 
     def _look(self, listener: int | None, recorded: Checkpoint, listed: Mapping[str, frozenset[str]]) -> None:
-        """Take note of a List that began after this checkpoint was read, while `listener` listened to us."""
+        """Record a List that began after this checkpoint was read, while `listener` listened to us."""
         before, in_api = self._shown(), self._in_api()
         self._endings, self._shown_by = EndedPods(), None
         if in_api is not None and listener is not None and listener == self._listener():
@@ -118,7 +118,7 @@ class KubeletRecords:
         return frozenset() if in_api is None else self._shown().stale(recorded.by_pod(self.resources), listed, in_api)
 
     def _shown(self) -> EndedPods:
-        """Return the ends that the kubelet process has shown which listens to us now."""
+        """Return the ended pods, as shown by the kubelet process that listens to us now."""
         return self._endings if self._listener() == self._shown_by is not None else EndedPods()
 
     async def evidence(
@@ -126,20 +126,20 @@ class KubeletRecords:
     ) -> tuple[Evidence, Checkpoint | None] | None:
         """Find out which IDs are free: first List, then a checkpoint that was written after it.
 
-        Nothing makes the kubelet write one but a list of devices, so an unchanged list is sent once more where List
-        omits something that we hold.
+        Only a device list makes the kubelet write a checkpoint, so the unchanged list is sent once more where List
+        omits an ID that we hold.
 
         Args:
-            held: what we hold now.
-            resend: sends the list of devices once more.
+            held: returns the IDs that we hold now.
+            resend: sends the device list once more.
             patience_s: how long to wait for the checkpoint, in seconds.
 
         Returns:
-            The evidence and the checkpoint it rests on, None instead of the latter where List shows all that we hold;
-            None if either record said nothing.
+            The evidence and the checkpoint behind it, or None for the checkpoint where List shows every ID that we
+            hold; None alone if either record is missing.
 
         Raises:
-            CheckpointUnreadableError: the checkpoint is there and cannot be read.
+            CheckpointUnreadableError: the checkpoint exists and cannot be read.
         """
         listener, known = self._listener(), self.recorded()
         began = time.monotonic()
@@ -153,8 +153,8 @@ class KubeletRecords:
         before = self.stamp()
         resend()
         written = await self._written_after(before, patience_s)
-        # After a restart the kubelet lists nothing for a while. That counts only beside a checkpoint of the kubelet
-        # that we are registered with.
+        # After a restart the kubelet lists nothing for a while. An empty List counts only together with a checkpoint
+        # in which our resources are registered.
         if written is None or (not listed and not self.resources & written.registered):
             return None
         return Evidence(listed, began, written.device_ids(self.resources), self._stale(written, pods)), written

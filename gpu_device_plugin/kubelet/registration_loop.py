@@ -1,4 +1,4 @@
-"""Keep device plugins registered: prepare, serve, register, watch, tear down, and the same again, for ever."""
+"""Keep device plugins registered, in rounds: prepare, serve, register, watch, tear down."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ _SERVER_OPTIONS = (
 
 
 class DirectoryGoneError(Exception):
-    """The device-plugin directory was deleted under a process that cannot see its successor; a restart can."""
+    """The device-plugin directory was deleted and recreated; only a restarted container sees the new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How patient the loop is, in seconds."""
+    """Intervals and timeouts of the loop, in seconds."""
 
     poll: float = 1.0
-    """Between two looks at the sockets; inotify usually is quicker."""
+    """Interval between checks of the sockets; inotify usually reports changes sooner."""
     stream_grace: float = 5.0
-    """How long a registered resource may be without a ListAndWatch stream. The kubelet never dials again by itself."""
+    """How long a registered resource may have no ListAndWatch stream. The kubelet never redials by itself."""
     retry_first: float = 0.2
     retry_most: float = 15.0
     self_check: float = 10.0
-    """Between two calls to our own sockets, which find a server that accepts nothing any more."""
+    """Interval between calls to our own sockets, which detect a server that no longer accepts connections."""
     stop: float = 1.0
-    """Grace for calls in flight when a server stops."""
+    """Grace period for calls in flight when a server stops."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One resource and how to serve it."""
+    """A resource and its servicer."""
 
     resource: Resource
     servicer: Callable[[], PluginServicer]
-    """A new servicer for every registration."""
+    """Makes a new servicer for every registration."""
 
 
 @dataclass(slots=True)
@@ -100,13 +100,13 @@ class RegistrationEvent(StrEnum):
 
 
 class RegistrationOverError(Exception):
-    """Something made this registration worthless; the message says what."""
+    """This registration has ended; the message gives the reason."""
 
 
 class RegistrationLoop:
-    """All resources of a node, served by one registration after another.
+    """Serves all resources of a node, with one registration after another.
 
-    For probes and metrics there are `unmet`, `registrations` and `outages`.
+    Probes and metrics read `unmet`, `registrations` and `outages`.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class RegistrationLoop:
 
         Args:
             directory: the kubelet's device-plugin directory.
-            plugins: what to serve.
-            prepare: run before every registration, when nothing is registered: nothing can be allocated through us
-                then, so that what the kubelet's records show is complete.
+            plugins: the resources to serve.
+            prepare: runs before every registration. No resource is registered then, so the kubelet cannot allocate
+                through us, and its records are complete.
             on_event: called with every event and its details, for the log.
-            timings: how patient to be.
+            timings: intervals and timeouts.
         """
         self._directory = directory
         self._plugins = plugins
@@ -143,20 +143,20 @@ class RegistrationLoop:
         return f"<RegistrationLoop in {self._directory}: {'; '.join(self.unmet()) or 'all registered'}>"
 
     def outages(self) -> dict[str, tuple[bool, float]]:
-        """Return for each resource whether the kubelet listens, and for how many seconds in all it has not."""
+        """Return for each resource whether the kubelet listens, and the total seconds in which it did not."""
         return {name: (outage.since is None, outage.seconds()) for name, outage in self._outages.items()}
 
     @property
     def listener(self) -> int | None:
         """A number for the kubelet process that listens to every resource; None while there is none.
 
-        It stays the same only as long as the process does: one that ends takes its streams with it, and no other
-        opens them again in the same round.
+        It identifies one kubelet process: a process that ends closes its streams, and no other process opens streams in
+        the same round.
         """
         return None if self.unmet() else self._rounds
 
     def unmet(self) -> tuple[str, ...]:
-        """Return what is missing for this node to serve pods, as sentences; empty when nothing is."""
+        """Return the reasons why this node cannot serve pods yet, as sentences; empty if it can."""
         served = {one.plugin.resource.name: one for one in self._served}
         missing = []
         for plugin in self._plugins:
@@ -168,28 +168,28 @@ class RegistrationLoop:
         return tuple(missing)
 
     async def answer_ourselves(self) -> bool:
-        """Whether all sockets answer, seen from outside."""
+        """Call all our sockets as a client; return whether each answers."""
         return bool(self._served) and all([await answers(served.socket) for served in self._served])
 
     async def run(self) -> NoReturn:
-        """Serve until cancelled; then, and between two rounds, streams are ended and our sockets removed.
+        """Serve until cancelled; then, and between rounds, end the streams and remove our sockets.
 
         Raises:
             DirectoryGoneError: only a restart of the process can help.
-            DirectoryError: another instance took the node over, or the directory cannot be used.
+            DirectoryError: another instance took over the node, or the directory is unusable.
         """
         wait = 0.0
         while True:
             began = time.monotonic()
             reason = await self._round()
             self._on_event(RegistrationEvent.OVER, {"reason": reason})
-            # A round that ends as soon as it began would otherwise be followed by another at once, and so on.
+            # Rounds that end at once must not follow each other in a busy loop.
             short = time.monotonic() - began < self.timings.retry_first * 10
             wait = min(max(wait * 2, self.timings.retry_first), self.timings.retry_most) if short else 0.0
             await asyncio.sleep(wait)
 
     async def _round(self) -> str:
-        """Register once, and watch; return why that ended."""
+        """Register once and watch; return the reason for the end."""
         self._rounds += 1
         await self._directory_there()
         changed, again = asyncio.Event(), asyncio.Event()
@@ -231,7 +231,7 @@ class RegistrationLoop:
             await asyncio.sleep(self.timings.poll)
         if links == 0:
             raise DirectoryGoneError(
-                f"{self._directory} was deleted on the host, and this container sees only the old one; restarting it"
+                f"{self._directory} was deleted on the host, and this container sees only the old one; it restarts"
             )
 
     async def _serve(self, plugin: Plugin) -> _Served:
@@ -244,7 +244,7 @@ class RegistrationLoop:
             server.add_insecure_port(f"unix:{socket}")
             await server.start()
         except BaseException as error:
-            # A server that did not get as far as running leaves its socket behind when it is stopped.
+            # A server that failed to start leaves its socket behind when it is stopped.
             _remove(socket)
             await server.stop(None)
             if isinstance(error, RuntimeError):
@@ -253,7 +253,7 @@ class RegistrationLoop:
         return _Served(plugin, servicer, server, socket, sockets.identity(socket))
 
     async def _register_all(self, again: asyncio.Event) -> None:
-        await self._check()  # kubelets before 1.25 take a registration before they look whether anybody answers
+        await self._check()  # kubelets before 1.25 accept a registration without dialing the plugin first
         kubelet = self._directory / sockets.KUBELET_SOCKET
         wait, complaint, name = self.timings.retry_first, "", ""
         while True:
@@ -276,7 +276,7 @@ class RegistrationLoop:
                 return
 
     async def _watch(self, changed: asyncio.Event, again: asyncio.Event) -> NoReturn:
-        """End a registration that has become worthless; set `again` when it is worth trying to register at once."""
+        """Raise RegistrationOverError once the registration has ended; set `again` when an immediate retry may work."""
         kubelet = self._directory / sockets.KUBELET_SOCKET
         was = sockets.identity(kubelet)
         while True:
@@ -317,24 +317,24 @@ class RegistrationLoop:
             served.servicer.close()
         try:
             await asyncio.gather(*(served.server.stop(self.timings.stop) for served in ended))
-        finally:  # also where we are cancelled while we wait for calls in flight, which are then cut off
+        finally:  # also after a cancellation during the wait for calls in flight, which are then cut off
             await asyncio.gather(*(served.server.stop(None) for served in ended))
             for served in ended:
-                # grpcio usually has removed it; what stands at the path now may be no longer ours.
+                # grpcio usually has removed our socket; the path may belong to another instance now.
                 if sockets.identity(served.socket) == served.identity:
                     _remove(served.socket)
 
 
 def _remove(socket: Path) -> None:
-    with contextlib.suppress(OSError):  # the next round, or the next instance, removes it or says why not
+    with contextlib.suppress(OSError):  # the next round, or the next instance, removes it or reports the error
         socket.unlink()
 
 
 async def _until(over: asyncio.Future[str], work: Callable[[], Awaitable[None]]) -> None:
-    """Do this until it finds that the registration is over, and say so.
+    """Run `work` until it raises RegistrationOverError, and set its message as the result of `over`.
 
-    Its task does not fail by that: up to Python 3.12 a task group that is cancelled while a task of it fails forgets
-    that it was cancelled, and a caller that stops us at that moment would wait for ever.
+    The task must not fail with that error: up to Python 3.12, a task group that is cancelled while one of its tasks
+    fails loses the cancellation, and a caller that stops us at that moment would wait for ever.
     """
     try:
         await work()

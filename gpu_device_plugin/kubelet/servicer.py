@@ -1,4 +1,4 @@
-"""One resource as a device plugin: the v1beta1 service, with every decision left to `Answers`."""
+"""Serve one resource as a v1beta1 device plugin; `Answers` makes every decision."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ UNHEALTHY = "Unhealthy"
 
 
 class RefusedError(Exception):
-    """A container does not get what was asked; the message is a sentence for the owner of its pod."""
+    """A request for a container is refused; the message is a sentence for the owner of its pod."""
 
 
 class Answers(Protocol):
-    """What the kubelet is answered: from memory, because it asks in its one loop and without a deadline."""
+    """The decisions behind the RPCs, made from memory: the kubelet calls from its one sync loop, without a timeout."""
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
     ) -> Sequence[str]:
-        """Return the IDs that should be allocated, never an error."""
+        """Return the preferred IDs; never raises."""
         ...
 
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
-        """Give a container these IDs. Raises RefusedError."""
+        """Allocate these IDs to a container. Raises RefusedError."""
         ...
 
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
@@ -48,9 +48,10 @@ class Answers(Protocol):
 
 
 def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchResponse:
-    """Return the whole list of a resource's devices as the kubelet gets it.
+    """Return the whole list of a resource's devices, as the kubelet receives it.
 
-    Without topology: with it, a kubelet whose topology manager has a policy takes devices without asking.
+    It has no topology: with one, a kubelet whose topology manager has a policy allocates devices without calling
+    GetPreferredAllocation.
     """
     return pb.ListAndWatchResponse(
         devices=[
@@ -62,7 +63,7 @@ def device_list(resource: Resource, offers: Iterable[Offer]) -> pb.ListAndWatchR
 
 
 class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
-    """Serves one resource to any number of streams, each with a cursor of its own."""
+    """Serves one resource to any number of ListAndWatch streams, each with its own cursor."""
 
     def __init__(
         self,
@@ -76,11 +77,11 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         """Serve `resource`.
 
         Args:
-            resource: what is advertised.
-            answers: who decides.
+            resource: the advertised resource.
+            answers: makes the decisions.
             lists: the newest list of devices.
-            pre_start: ask the kubelet to call PreStartContainer. It then starts no container whose devices it has
-                forgotten (callPreStartContainerIfNeeded), and starts it without its variables otherwise.
+            pre_start: make the kubelet call PreStartContainer. Then it does not start a container whose devices it has
+                forgotten (callPreStartContainerIfNeeded); otherwise it starts that container without its variables.
             observe: called with (resource, RPC, seconds) after every call.
         """
         self._resource = resource
@@ -90,12 +91,12 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
         self._closing = asyncio.Event()
         self.options = pb.DevicePluginOptions(pre_start_required=pre_start, get_preferred_allocation_available=True)
         self.streams = 0
-        """ListAndWatch streams that are open."""
+        """The number of open ListAndWatch streams."""
         self.streams_changed: Callable[[int], None] = lambda _streams: None
-        """Called with their number whenever it changes."""
+        """Called with the number of open streams whenever it changes."""
 
     def close(self) -> None:
-        """End every stream: a server that stops waits for open ones as long as it is allowed to."""
+        """End every stream: a stopping server otherwise waits for open streams for its whole grace period."""
         self._closing.set()
 
     async def GetDevicePluginOptions(

@@ -1,4 +1,4 @@
-"""The device-plugin directory: whose it is, and what our sockets in it are called."""
+"""The device-plugin directory: its checks, its lock, and the names of our sockets in it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 KUBELET_SOCKET = "kubelet.sock"
 OURS = "gpushare"
-"""The folder in it that is ours. Kubelets up to 1.20 remove every file beside their sockets, and no folder."""
+"""Our folder in it. Kubelets up to 1.20 remove every file beside their sockets, but no folder."""
 
 _PREFIX = "gpushare-"
 _LONGEST_PATH = 107  # sockaddr_un.sun_path without its final NUL
 
 Identity: TypeAlias = tuple[int, int]
-"""What tells a file from another of the same name: inode and change time in ns."""
+"""Distinguishes files at the same path: inode and change time in ns."""
 
 
 class DirectoryError(Exception):
-    """The device-plugin directory cannot be used; the message says why and what to do."""
+    """The device-plugin directory cannot be used; the message gives the reason and the remedy."""
 
 
 class AlreadyRunningError(DirectoryError):
@@ -35,10 +35,10 @@ class AlreadyRunningError(DirectoryError):
 
 
 def check_directory(directory: Path) -> None:
-    """Make sure that sockets can be made in `directory`.
+    """Check that sockets can be created in `directory`.
 
     Raises:
-        DirectoryError: it is missing, no directory, not writable, or its path is too long for a socket.
+        DirectoryError: it is missing, not a directory or not writable, or its path is too long for a socket.
     """
     try:
         there = directory.is_dir()
@@ -47,12 +47,12 @@ def check_directory(directory: Path) -> None:
     if not there:
         raise DirectoryError(
             f"{directory} is not a directory; it has to be the kubelet's device-plugin directory: start a kubelet on "
-            "this node first, or name the right place with --device-plugin-dir (every kubelet uses "
-            "/var/lib/kubelet/device-plugins, whatever its --root-dir is)"
+            "this node first, or give the right path with --device-plugin-dir (every kubelet uses "
+            "/var/lib/kubelet/device-plugins, regardless of its --root-dir)"
         )
     if not os.access(directory, os.W_OK | os.X_OK):
         raise DirectoryError(
-            f"{directory} is on a file system that is mounted read-only; the agent makes its sockets there"
+            f"{directory} is on a file system that is mounted read-only; the agent needs to create sockets there"
             if os.statvfs(directory).f_flag & os.ST_RDONLY
             else f"{directory} is not writable for uid {os.geteuid()}; the agent has to run as root (uid 0)"
         )
@@ -60,31 +60,31 @@ def check_directory(directory: Path) -> None:
     if len(os.fsencode(longest)) > _LONGEST_PATH:
         raise DirectoryError(
             f"{directory} is too long a path: a socket in it would have {len(os.fsencode(longest))} bytes, and "
-            f"{_LONGEST_PATH} is the most; name a shorter one with --device-plugin-dir"
+            f"{_LONGEST_PATH} is the maximum; give a shorter one with --device-plugin-dir"
         )
 
 
 def advice(error: OSError) -> str:
-    """Return what to do about `error`, to be added to a sentence; nothing where nothing is known."""
+    """Return the remedy for `error`, as the end of a sentence; empty if none is known."""
     if isinstance(error, files.IrregularFileError):
         return "; remove it"
     return "; the agent has to run as root (uid 0)" if error.errno in {errno.EACCES, errno.EPERM} else ""
 
 
 def new_socket(directory: Path, name: str) -> Path:
-    """Return a path that no instance used before.
+    """Return a path that no instance has used before.
 
-    grpcio replaces a socket that a live server listens on, and a server that stops removes whatever stands at its path:
-    with one fixed name, an old instance that ends late would cut off the new one.
+    grpcio replaces a socket on which another server still listens, and a stopping server removes any file at its path:
+    with a fixed name, an old instance that ends late would cut off the new one.
     """
     return directory / f"{_PREFIX}{name}-{os.getpid()}-{os.urandom(3).hex()}.sock"
 
 
 def remove_stale_sockets(directory: Path) -> None:
-    """Remove sockets that earlier instances left; only for the holder of the lock.
+    """Remove the sockets of earlier instances; only for the holder of the lock.
 
     Raises:
-        DirectoryError: one cannot be removed.
+        DirectoryError: a socket cannot be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         for path in directory.glob(f"{_PREFIX}*.sock"):
@@ -98,7 +98,7 @@ def remove_stale_sockets(directory: Path) -> None:
 
 
 def identity(path: Path) -> Identity | None:
-    """Return what tells this file from a later one at the same path, None if there is none (or none to be seen)."""
+    """Return the identity of the file at `path`; None if there is none, or it cannot be accessed."""
     try:
         found = path.stat()
     except OSError:
@@ -107,9 +107,9 @@ def identity(path: Path) -> Identity | None:
 
 
 def links(directory: Path) -> int | None:
-    """Return the number of names a directory has, None if there is none.
+    """Return the link count of a directory; None if it does not exist.
 
-    0 means that it was deleted: a container keeps seeing the old one when the host makes it anew.
+    0 means that it was deleted: a container still sees the old directory after the host has recreated it.
     """
     try:
         return directory.stat().st_nlink
@@ -118,23 +118,23 @@ def links(directory: Path) -> int | None:
 
 
 class NodeLock:
-    """One instance serves a node: a lock that its process holds, whatever becomes of the process.
+    """Ensures that one instance serves a node: a file lock that ends with its process.
 
-    What stands in the place of the lock file is not followed if it is a link, and not written to if it is another file.
+    If the path of the lock file is a link, it is not followed; if it is another kind of file, it is not written to.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Name the lock of the device-plugin directory `directory`; nothing is taken yet."""
+        """Name the lock of the device-plugin directory `directory`, without taking it."""
         self._directory = directory
         self._path = directory / OURS / "lock"
         self._fd: int | None = None
 
     def take(self) -> None:
-        """Take the lock, or keep it: if the directory was made anew, there is a new file to lock.
+        """Take the lock, or keep it; if the directory was recreated, lock the new file.
 
         Raises:
-            AlreadyRunningError: another process holds it; the message names it.
-            DirectoryError: the file cannot be made.
+            AlreadyRunningError: another process holds the lock; the message names the process.
+            DirectoryError: the file cannot be created.
         """
         if self._fd is not None:
             here = identity(self._path)
@@ -145,7 +145,7 @@ class NodeLock:
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             fd = files.open_below(self._directory, f"{OURS}/lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise DirectoryError(f"making the lock {self._path}: {error.strerror}{advice(error)}") from error
+            raise DirectoryError(f"creating the lock {self._path}: {error.strerror}{advice(error)}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -156,12 +156,12 @@ class NodeLock:
                 "(a DaemonSet needs maxSurge: 0)"
             ) from error
         os.ftruncate(fd, 0)
-        # Process IDs of containers mean nothing outside; the host name is the pod's.
+        # A container's process ID means nothing outside of it; the host name is the pod's name.
         os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._fd = fd
 
     def release(self) -> None:
-        """Give the lock back if it is held."""
+        """Release the lock if it is held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

@@ -1,4 +1,4 @@
-"""Words that an agent leaves on its node for the next one, one a file."""
+"""Values that an agent keeps on its node for the next agent, one value per file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PROFILE = "profile"
-"""The profile of settings that the node has; empty for none."""
+"""The name of the node's settings profile; empty for none."""
 SHARE_SIZE = "share-size"
-"""The size of one share of its GPUs, in MiB."""
+"""The size of one share of the node's GPUs, in MiB."""
 ENDED_PODS = "ended-pods"
-"""UIDs, with blanks between them, of pods that have ended though the kubelet's checkpoint shows their devices."""
+"""UIDs, separated by spaces, of ended pods whose devices the kubelet's checkpoint still shows."""
 
 _LONGEST = 1000
-"""Bytes; the value of a label has 63."""
+"""Bytes; the value of a label has at most 63."""
 
 
 class StateFile:
@@ -37,32 +37,32 @@ class StateFile:
         return f"<StateFile {self._name}: {self.read()!r}>"
 
     def read(self) -> str | None:
-        """Return the word, which may be empty; None if nobody knows."""
+        """Return the value, which may be empty; None if the file is missing or unreadable."""
         try:
             content, _ = files.read_below(self._directory, self._name, _LONGEST)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._warn("what the last agent of this node knew is not known", error)
+            self._warn("the state that the previous agent of this node left cannot be read", error)
             return None
-        # After a power cut a file may be empty, or full of zeros, and must not be taken for an empty word.
-        word, end, more = content.decode(errors="surrogateescape").partition("\n")
-        return word if end and not more and word.isprintable() else None
+        # After a power cut a file may be empty, or full of zeros, and must not count as an empty value.
+        value, end, more = content.decode(errors="surrogateescape").partition("\n")
+        return value if end and not more and value.isprintable() else None
 
     def number(self) -> int | None:
-        """Return the word as a whole number above 0; None if nobody knows, or it is none."""
-        word = self.read() or ""
-        return int(word) or None if re.fullmatch(r"[0-9]{1,12}", word, re.ASCII) else None
+        """Return the value as a whole number above 0; None if it is unknown or not such a number."""
+        value = self.read() or ""
+        return int(value) or None if re.fullmatch(r"[0-9]{1,12}", value, re.ASCII) else None
 
-    def write(self, word: str) -> None:
-        """Keep `word` for later. Where that fails it is logged: an agent shares its GPUs without it."""
-        if self.read() == word:
+    def write(self, value: str) -> None:
+        """Write `value` for the next agent. A failure is only logged: the agent can share its GPUs without the file."""
+        if self.read() == value:
             return
         try:
-            files.replace_below(self._directory, self._name, f"{word}\n".encode())
+            files.replace_below(self._directory, self._name, f"{value}\n".encode())
         except OSError as error:
-            self._warn("what the next agent of this node has to know is not written down", error)
+            self._warn("the state for the next agent of this node cannot be written", error)
 
-    def _warn(self, what: str, error: OSError) -> None:
+    def _warn(self, sentence: str, error: OSError) -> None:
         extra = {"path": str(self._directory / self._name), "why": str(error.strerror), "once_per_s": 3600}
-        _log.warning("%s", what, extra=extra)
+        _log.warning("%s", sentence, extra=extra)

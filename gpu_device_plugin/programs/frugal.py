@@ -1,4 +1,4 @@
-"""Keep out of memory what libraries load while they are imported and the agent never uses."""
+"""Save memory: prevent imports from loading libraries and data that the agent never uses."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _NONE = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
 
 
 def without_tls() -> None:
-    """Have asyncio do without ssl, which it supports and takes wherever it is: 5 MB of OpenSSL.
+    """Make the import of ssl fail: asyncio works without it, and would otherwise load 5 MB of OpenSSL.
 
-    For an agent that speaks over unix sockets only, and before asyncio is imported.
+    For an agent that speaks over unix sockets only. To be called before asyncio is imported.
     """
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None forbids an import (The import system, 5.3.1)
 
 
 def import_aiohttp() -> None:
-    """Import aiohttp without the system's certificates.
+    """Import aiohttp without loading the system's certificates.
 
-    It makes two TLS contexts with all of them, for callers that bring none: 2.5 MB. Ours always bring one, and read the
-    system's certificates for it where a kubeconfig names no others.
+    On import aiohttp creates two default TLS contexts with all system certificates: 2.5 MB. Our callers always pass a
+    context of their own, with the system's certificates if the kubeconfig names no others.
     """
     if "aiohttp" in sys.modules:
         return

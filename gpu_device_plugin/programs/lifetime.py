@@ -1,4 +1,4 @@
-"""Run a program until it ends or is told to stop, and say by its exit code whether it is to be started anew."""
+"""Run a program until it fails or a signal stops it; its exit code says whether it needs a restart."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ async def until_stopped(
     cleanup: Callable[[], Awaitable[None]] = _nothing,
     restart_after: tuple[type[Exception], ...] = (),
 ) -> int:
-    """Run `work` until SIGTERM or SIGINT or until it fails, and return the exit code when it has ended.
+    """Run `work` until SIGTERM, SIGINT or its own failure, and return the exit code once `work` has ended.
 
     Args:
-        work: what the program does.
-        name: of its task.
-        handlers: what to call at which further signal.
-        announce_shutdown: awaited when the program is told to stop, while `work` still runs.
-        cleanup: awaited after that, when `work` has ended.
-        restart_after: errors that a new process or container may mend, besides those of the operating system.
+        work: the program.
+        name: the name of its task.
+        handlers: the callbacks of further signals.
+        announce_shutdown: awaited after SIGTERM or SIGINT, while `work` still runs.
+        cleanup: awaited after SIGTERM or SIGINT, once `work` has ended.
+        restart_after: errors that a new process or container may resolve, besides OSError.
 
     Returns:
-        0 if the program was stopped, 1 if it is to be started anew. A UsageError, which is raised, ends in 2.
+        0 if a signal stopped the program, 1 if it needs a restart. A UsageError is raised, and leads to 2.
 
     Raises:
-        Whatever else ended the work by itself; of a group of errors the first.
+        Exception: any other error that ended `work`; of a group of errors the first.
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -65,6 +65,6 @@ async def until_stopped(
         return 0
     if isinstance(error, (OSError, *restart_after)):
         trace = error if isinstance(error, OSError) else None
-        _log.critical("ends, to be started anew", extra={"why": str(error)}, exc_info=trace)
+        _log.critical("exits for a restart", extra={"why": str(error)}, exc_info=trace)
         return 1
     raise error

@@ -1,4 +1,4 @@
-"""Settings follow their files, and the same text is reported once."""
+"""Reload settings when their files change, and report each content of the files once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rereading(Generic[S]):
-    """Looks at the files of settings, and has what changed there taken over."""
+    """Watches the files of settings, and passes each change on."""
 
     def __init__(
         self,
@@ -32,29 +32,29 @@ class Rereading(Generic[S]):
         refuse: Callable[[str], None],
         read: Callable[[Texts], S] | None = None,
     ) -> None:
-        """Prepare; nothing is looked at before `run` or `look`.
+        """Prepare; no file is read before `run` or `look`.
 
         Args:
-            sources: where settings come from.
-            seen: what the files said when the program began.
-            take: called with the settings that are wanted from now on.
-            refuse: called with a sentence that says why the files cannot be used.
-            read: makes settings of what the files say, or raises UsageError; None: without any profile.
+            sources: the sources of the settings.
+            seen: the content of the files when the program started.
+            take: called with changed settings.
+            refuse: called with a sentence that says why the files are unusable.
+            read: parses the content of the files, or raises UsageError; None: parse it without a profile.
         """
         self._sources = sources
         self._folder = Path(seen.folder) if seen.folder else Path(sources.config).parent
         self.seen: Texts | str = seen
-        """What the files say, or why they cannot be read."""
+        """The last content of the files, or why they could not be read."""
         self._take = take
         self._refuse = refuse
         self._read = read or (lambda texts: sources.read(texts=texts))
         self.look_s = 10.0
-        """Seconds between two looks, where nothing changes."""
+        """Seconds between two looks without a notification."""
         self.settle_s = 0.2
-        """How long the writing of a file may take."""
+        """Seconds from a notification to the look: a writer takes a moment to finish."""
 
     def look(self, *, anyway: bool = False) -> None:
-        """Look at the files now; where they differ from before, or `anyway`, have them taken over or refused."""
+        """Read the files now; if they changed, or `anyway`, pass their settings to `take` or the error to `refuse`."""
         try:
             found = self._sources.texts()
         except UsageError as error:
@@ -75,13 +75,13 @@ class Rereading(Generic[S]):
             self._take(wanted)
 
     async def run(self) -> NoReturn:
-        """Look when something changes, and now and then in any case. Ends only by cancellation."""
+        """Look at each change notification, and at least every `look_s` seconds. Ends only by cancellation."""
         changed = asyncio.Event()
         if not self._sources.config:
             await changed.wait()
-        from gpu_device_plugin.aio.watching import CONTENTS, watching  # noqa: PLC0415 - for those who have a file
+        from gpu_device_plugin.aio.watching import CONTENTS, watching  # noqa: PLC0415 - only needed with a file
 
-        # A ConfigMap is mounted as a directory of links by way of one, ..data, which is replaced: a change of names.
+        # A mounted ConfigMap is a directory of links through one link, ..data; an update renames a new one over it.
         with watching(self._folder, changed, CONTENTS):
             while True:
                 self.look()
@@ -90,7 +90,7 @@ class Rereading(Generic[S]):
                 changed.clear()
 
     async def beside(self, work: Coroutine[None, None, NoReturn]) -> NoReturn:
-        """Run until `work` ends or we are cancelled, and with it. Raises what ended it, in a group."""
+        """Run together with `work`, until it fails or this task is cancelled. Raises its error, in a group."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(work, name="the program itself")
             tasks.create_task(self.run(), name="follow the settings")

@@ -1,4 +1,4 @@
-"""Lines for people on a terminal, whatever nodes and pods are called."""
+"""Terminal output that stays safe whatever text nodes and pods contain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def say(stream: TextIO, line: str) -> None:
-    """Write a line. Strangers' text steers no terminal; characters that the stream cannot show are question marks."""
+    """Write a line. Control characters are escaped; characters that the stream cannot encode become question marks."""
     encoding = stream.encoding or "utf-8"
     stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
 
 
-def leave_unwritten(stream: TextIO) -> None:
-    """Give up a pipe whose reader has read enough: the interpreter must not write what is left at its end either."""
+def discard_output(stream: TextIO) -> None:
+    """Discard the rest of the output after its reader closed the pipe; the interpreter must not flush it either."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,1 +1,1 @@
-"""Everything that speaks to kube-scheduler."""
+"""The wire format of kube-scheduler's extender protocol."""

@@ -1,8 +1,7 @@
-"""What kube-scheduler sends to an extender, and what it understands of an answer.
+"""Decode kube-scheduler's requests to an extender, and encode the answers.
 
-The types are those of Kubernetes 1.36 (k8s.io/kube-scheduler/extender/v1), which Go writes under the names of their
-fields, null where there is nothing. Of what is inside of a pod or a node, which is not of these types, only names and
-UIDs are read here.
+The types are those of Kubernetes 1.36 (k8s.io/kube-scheduler/extender/v1), which Go encodes under the names of their
+fields, with null for an empty one. Pods and nodes are not of these types; only their names and UIDs are read here.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ T = TypeVar("T")
 
 
 class UnreadableRequestError(ValueError):
-    """A request that is not what kube-scheduler sends. The message is a sentence, and quotes nothing of it."""
+    """A request in another format than kube-scheduler's. The message is a sentence that quotes nothing from it."""
 
 
-# --- What comes in ---------------------------------------------------------------------------------------------------
+# --- Requests --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ExtenderArgs:
-    """A pod, and the nodes that it may go to: asked by filter and by prioritize."""
+    """The arguments of filter and prioritize: a pod, and the nodes that it may go to."""
 
     pod: Raw
     names: list[str]
-    """Of the nodes, in the order of the request."""
+    """The names of the nodes, in the order of the request."""
     nodes: list[Raw] | None = None
-    """The nodes themselves, one for each name, where the scheduler takes the extender for one that knows no nodes."""
+    """The nodes themselves, one for each name, where the scheduler is configured without nodeCacheCapable."""
 
 
 class BindingArgs(Struct, frozen=True, gc=False):
-    """A pod that is to be bound, and to which node; nothing of it is empty."""
+    """The arguments of bind: a pod and its node; no field is empty."""
 
     name: str = field(default="", name="PodName")
     namespace: str = field(default="", name="PodNamespace")
@@ -48,16 +47,16 @@ class BindingArgs(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Pods of one node that are to be evicted."""
+    """The pods to evict from one node."""
 
     uids: tuple[str, ...]
     pdb_violations: int = 0
-    """How many of these evictions a PodDisruptionBudget is against."""
+    """How many of these evictions violate a PodDisruptionBudget."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionArgs:
-    """A pod that fits nowhere, and the pods of each node that could be evicted for it."""
+    """The arguments of preempt: a pod that fits nowhere, and the victims that kube-scheduler proposes on each node."""
 
     pod: Raw
     victims: Mapping[str, Victims]
@@ -104,10 +103,10 @@ class _MetaPod(Struct, gc=False):
 
 
 def read_args(body: bytes) -> ExtenderArgs:
-    """Read what filter and prioritize are asked.
+    """Decode the arguments of filter and prioritize.
 
     Raises:
-        UnreadableRequestError: it cannot be read, or has no pod or no list of nodes; an empty list is one.
+        UnreadableRequestError: the body cannot be decoded, or lacks the pod or the list of nodes, which may be empty.
     """
     args = _decode(body, _Args)
     pod = _pod(args.pod)
@@ -118,10 +117,10 @@ def read_args(body: bytes) -> ExtenderArgs:
 
 
 def read_binding(body: bytes) -> BindingArgs:
-    """Read what bind is asked.
+    """Decode the arguments of bind.
 
     Raises:
-        UnreadableRequestError: it cannot be read, or something is missing.
+        UnreadableRequestError: the body cannot be decoded, or a field is missing.
     """
     args = _decode(body, BindingArgs)
     for each in msgspec.structs.fields(args):
@@ -130,10 +129,10 @@ def read_binding(body: bytes) -> BindingArgs:
 
 
 def read_preemption(body: bytes) -> PreemptionArgs:
-    """Read what preempt is asked, with whole pods or with no more than their UIDs.
+    """Decode the arguments of preempt, with complete pods or their UIDs alone.
 
     Raises:
-        UnreadableRequestError: it cannot be read, or something is missing.
+        UnreadableRequestError: the body cannot be decoded, or a field is missing.
     """
     args = _decode(body, _PreemptionArgs)
     pod = _pod(args.pod)
@@ -144,10 +143,10 @@ def read_preemption(body: bytes) -> PreemptionArgs:
 
 
 def with_identity(pod: Raw) -> bytes:
-    """Return a pod that has at least some name and some UID: one that a person sends by hand may have none.
+    """Return a pod with a placeholder for a missing name or UID: a pod sent by hand, with curl, may lack both.
 
     Raises:
-        UnreadableRequestError: this is no object of the Kubernetes API.
+        UnreadableRequestError: `pod` is not an object of the Kubernetes API.
     """
     said = _decode(pod, dict[str, Raw])
     meta = _decode(said.get("metadata", Raw(b"{}")), dict[str, Raw])
@@ -181,11 +180,11 @@ def _decode(raw: bytes | Raw, kind: type[T]) -> T:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
         raise UnreadableRequestError(f"the request is not what kube-scheduler sends: {error}") from None
-    except UnicodeDecodeError:  # carries the bytes themselves
+    except UnicodeDecodeError:  # its message quotes the bytes
         raise UnreadableRequestError("the request is not what kube-scheduler sends: it is not UTF-8") from None
 
 
-# --- What goes out ---------------------------------------------------------------------------------------------------
+# --- Answers ---------------------------------------------------------------------------------------------------------
 
 
 class _Nodes(Struct, gc=False):
@@ -222,16 +221,16 @@ class _PreemptionResult(Struct, rename="pascal", gc=False):
 
 
 class InspectedPod(Struct, frozen=True, gc=False):
-    """A pod and what it takes, in shares."""
+    """A pod and its usage, in shares."""
 
     name: str
     namespace: str
     used: int = field(name="usedGPU")
     gpus: int = field(name="wholeGPUs")
-    """Of these GPUs, how many it takes whole."""
+    """How many GPUs it takes whole, of those that `used` counts."""
     state: str
-    """``bound``, ``binding`` (promised by us), ``deleting`` (its containers may still run) or ``vanished`` (deleted
-    by force, and counted for a while)."""
+    """``bound``, ``binding`` (promised by this extender), ``deleting`` (its containers may still run) or ``vanished``
+    (deleted by force, and counted for a grace period)."""
     uid: str
 
 
@@ -249,7 +248,7 @@ class InspectedGpu(Struct, frozen=True, rename="camel", gc=False):
     reason: str
     """Why it is out of service."""
     whole: bool
-    """It is in whole use."""
+    """Whether it is in whole use."""
 
 
 class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
@@ -260,13 +259,13 @@ class InspectedNode(Struct, frozen=True, rename="camel", gc=False):
     used: int = field(name="usedGPU")
     devs: Sequence[InspectedGpu]
     share_mib: int | None = field(name="shareMiB")
-    """MiB; null where the node does not say."""
+    """MiB; null where the node does not state it."""
     policy: str | None
     driver: str | None
     problem: str
-    """Why nothing is known of its GPUs."""
+    """Why its GPUs are unknown."""
     unplaced: Sequence[InspectedPod]
-    """What pods take of GPUs that are not known yet, or that the node does not list."""
+    """Pods and their usage of unknown GPUs, and of GPUs that the node does not list."""
 
 
 class _InspectResult(Struct, omit_defaults=True, gc=False):
@@ -277,13 +276,13 @@ class _InspectResult(Struct, omit_defaults=True, gc=False):
 def filter_result(
     args: ExtenderArgs, passed: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
-    """Answer filter, in the form in which it was asked.
+    """Encode the answer to filter, with nodes or names as in the request.
 
     Args:
-        args: what was asked.
+        args: the request.
         passed: the nodes that the pod may go to.
-        failed: why not to others; evicting pods might help.
-        unresolvable: why not to the rest; evicting pods would not help.
+        failed: the reason against each node where evicting pods might help.
+        unresolvable: the reason against each node where evicting pods would not help.
     """
     if args.nodes is None:
         return _encode(_FilterResult(None, passed, failed, unresolvable))
@@ -293,22 +292,22 @@ def filter_result(
 
 
 def filter_error(sentence: str) -> bytes:
-    """Say why filter has no answer. The scheduler shows it on the pod, and asks again."""
+    """Encode an error of filter. The scheduler records it on the pod, and retries."""
     return _encode(_FilterResult(error=sentence))
 
 
 def priorities(scores: list[HostPriority]) -> bytes:
-    """Answer prioritize."""
+    """Encode the answer to prioritize."""
     return _encode(scores)
 
 
 def binding_result(error: str) -> bytes:
-    """Answer bind; the text is empty if the pod is bound."""
+    """Encode the answer to bind; `error` is empty if the pod is bound."""
     return _encode(_BindingResult(error))
 
 
 def preemption_result(victims: Mapping[str, Victims]) -> bytes:
-    """Answer preempt: which pods to evict from which node. A node that is left out is none for the pod."""
+    """Encode the answer to preempt: the victims on each node. The scheduler rules out nodes that are left out."""
     nodes = {
         name: _MetaVictims([_MetaPod(uid) for uid in chosen.uids], chosen.pdb_violations)
         for name, chosen in victims.items()
@@ -317,7 +316,7 @@ def preemption_result(victims: Mapping[str, Victims]) -> bytes:
 
 
 def inspect_result(nodes: Sequence[InspectedNode], error: str = "") -> bytes:
-    """Answer inspect, in the form of gpushare's extender; its `error` is there only if there is one."""
+    """Encode the answer to inspect, in the format of gpushare's extender; an empty `error` is omitted."""
     return _encode(_InspectResult(nodes, error))
 
 

@@ -1,1 +1,1 @@
-"""Everything that a person may configure."""
+"""All settings, and the sources from which they are read."""

@@ -1,4 +1,4 @@
-"""The settings that several programs have: what the resources are called, and how a program logs."""
+"""The settings that several programs have: the names of the resources, and logging."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceSettings:
-    """What the resources are called, which is all that a program has to know which only looks at a cluster.
+    """The names of the resources; a program that only reads a cluster needs no other settings.
 
     Raises:
         SettingsError: settings contradict each other.
@@ -31,7 +31,7 @@ class ResourceSettings:
         refuse(self._contradictions())
 
     def _contradictions(self) -> Iterator[SettingsError]:
-        """Yield what contradicts each other; a program adds what concerns its own settings."""
+        """Yield an error for each contradiction; a program's own settings may add more."""
         if len(self.offered) != len({resource.name for resource in self.offered}):
             yield SettingsError(
                 f"both resources would be called {self.offered[0].name}; give them different names",
@@ -48,18 +48,18 @@ class ResourceSettings:
 
     @property
     def offered(self) -> tuple[Resource, ...]:
-        """Those that pods can ask for."""
+        """The resources that pods can request."""
         return self.managed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings(ResourceSettings):
-    """What a program that runs for long has besides."""
+    """The settings of a program that runs permanently."""
 
-    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severe line to log.", live=True)
+    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
     log_format: str = knob(
         "auto",
         one_of("auto", "human", "json"),
-        "Log lines for people or for machines; auto writes for people on a terminal and JSON elsewhere.",
+        "Form of the log: human, json (one object per line), or auto: human on a terminal, json elsewhere.",
         in_profile=False,
     )

@@ -1,4 +1,4 @@
-"""Every knob of the scheduler extender: its default, its meaning, and what a person may write for it."""
+"""The settings of the scheduler extender, with their defaults, forms and descriptions."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 def _identity(text: str) -> str:
     # A Lease takes any text for its holder; people read it in kubectl get leases.
     if not text.isprintable() or text != text.strip():
-        raise ValueError(f"{text!r} is no name to be told apart by; use the name of the pod")
+        raise ValueError(f"{text!r} is no identity: it has unprintable characters or outer spaces; use the pod's name")
     return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderSettings(ProgramSettings):
-    """Everything one can choose about a scheduler extender. Read once, frozen afterwards.
+    """The settings of a scheduler extender, read once and then frozen.
 
     Raises:
         SettingsError: two of them contradict each other.
@@ -48,25 +48,25 @@ class ExtenderSettings(ProgramSettings):
     listen: Address = knob(
         "127.0.0.1:32766",
         ADDRESS,
-        "Where the scheduler's calls are answered. Whoever reaches it can have pods bound, so beyond loopback it needs "
-        "a client_ca.",
+        "Address for the scheduler's calls. Every client that reaches it can bind pods, so an address other than "
+        "loopback needs a client_ca.",
     )
     tls_cert: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the certificate for listen, read again when it changes; empty: plain HTTP.",
+        "PEM file with the server certificate of listen, reloaded when it changes; empty: plain HTTP.",
     )
     tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
     client_ca: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "PEM file with the authority that signs the scheduler's client certificate; others are then refused.",
+        "PEM file with the CA that signs the scheduler's client certificate; all other clients are then refused.",
     )
     http: Address | None = knob(
         ":9402",
         OPTIONAL_ADDRESS,
-        "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9402, or :9402 for every address. "
-        "Empty or off: nowhere.",
+        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9402, or :9402 for all addresses. Empty or "
+        "off: none.",
     )
     api: str = knob(
         "auto",
@@ -77,37 +77,37 @@ class ExtenderSettings(ProgramSettings):
     node_policy: str = knob(
         "binpack",
         one_of(*POLICIES),
-        "Which node a pod gets: binpack fills one node before the next, spread takes the emptiest.",
+        "How a node is chosen for a pod: binpack fills one node before the next, spread takes the emptiest.",
         live=True,
     )
     gpu_policy: str = knob(
         "binpack",
         one_of(*POLICIES),
-        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest.",
+        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest.",
         live=True,
     )
     vanished_grace_s: float = knob(
         "30s",
         duration(zero=True),
-        "How long a GPU of a pod that vanished while it ran counts as taken.",
+        "How long the GPUs of a pod still count as taken if the pod was deleted before it had ended.",
         live=True,
         formerly=("drain",),
     )
     bind_timeout_s: float = knob(
         "4s",
         duration(),
-        "How long binding a pod may take; the scheduler itself waits 5s unless httpTimeout says otherwise.",
+        "Timeout of binding a pod; kube-scheduler's own, httpTimeout, is 5s by default.",
         live=True,
     )
     leader_election: bool = knob(
         "false",
         SWITCH,
-        "Let one of several extenders be active, by a Lease. Not needed beside a scheduler in the same pod, which has "
-        "a leader of its own.",
+        "Elect one of several extenders as the active one, by a Lease. Not needed for an extender in the same pod as "
+        "its scheduler, which has a leader election of its own.",
     )
     lease_namespace: str = knob(
         "",
-        object_name("namespace", "use one that kubectl get namespaces shows"),
+        object_name("namespace", "use one that kubectl get namespaces lists"),
         "Namespace of the Lease; empty: that of this pod, else kube-system.",
     )
     lease_name: str = knob(
@@ -118,8 +118,7 @@ class ExtenderSettings(ProgramSettings):
     identity: str = knob(
         "",
         Form("NAME", _identity),
-        "What this extender calls itself in the Lease, where each needs a name of its own; empty: the host name. "
-        "POD_NAME is read too.",
+        "Name of this extender in the Lease, different for each extender; empty: the host name. POD_NAME is read too.",
         also="POD_NAME",
     )
 
@@ -129,23 +128,23 @@ class ExtenderSettings(ProgramSettings):
             yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
         if self.client_ca is not None and self.tls_cert is None:
             yield SettingsError(
-                "clients show certificates over TLS only; give tls_cert and tls_key too", ("client_ca", "tls_cert")
+                "client certificates need TLS; give tls_cert and tls_key too", ("client_ca", "tls_cert")
             )
         if self.leader_election and not self.lease_name:
-            yield SettingsError("leaders are elected by a Lease, which needs a name", ("leader_election", "lease_name"))
+            yield SettingsError("leader election needs a lease_name; give one", ("leader_election", "lease_name"))
 
     @property
     def exposed(self) -> bool:
-        """Whether somebody on another machine can have pods bound without having shown who he is."""
+        """Whether clients on other machines can bind pods without a certificate."""
         local = bool(self.listen.host) and ipaddress.ip_address(self.listen.host).is_loopback
         return not local and self.client_ca is None
 
     def holder(self) -> str:
-        """Return what this extender calls itself; asks for the host name where nothing is set."""
+        """Return the name of this extender in the Lease; reads the host name if `identity` is empty."""
         return self.identity or socket.gethostname()
 
     def namespace(self, service_account: Path) -> str:
-        """Return the namespace of the Lease; `service_account`, where a pod's is mounted, need not be there."""
+        """Return the namespace of the Lease; `service_account` is the mount point of a pod's, and need not exist."""
         if self.lease_namespace:
             return self.lease_namespace
         with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What people may write for a setting, and the values it stands for."""
+"""The forms in which values of settings are written, and their parsers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ W = TypeVar("W", bound=str)
 
 
 def one_of(*choices: str) -> Form[str]:
-    """Take one of the words `choices`, which are of small letters; others write them in capitals."""
+    """Accept one of the lower-case words `choices`, in any case."""
 
     def read(text: str) -> str:
         word = text.lower()
@@ -31,7 +31,7 @@ def one_of(*choices: str) -> Form[str]:
 
 
 def several(shape: str, read_one: Callable[[str], T]) -> Form[tuple[T, ...]]:
-    """Take any number of values, each once."""
+    """Accept a comma-separated list of values; duplicates are dropped."""
 
     def read(text: str) -> tuple[T, ...]:
         words = (word.strip() for word in text.split(","))
@@ -41,25 +41,25 @@ def several(shape: str, read_one: Callable[[str], T]) -> Form[tuple[T, ...]]:
 
 
 def some_of(*choices: W) -> Form[tuple[W, ...]]:
-    """Take one or more of the words `choices`, and put them in that order."""
+    """Accept one or more of the words `choices`; the value has them in the order of `choices`."""
     read_one = one_of(*choices)
 
     def read(text: str) -> tuple[W, ...]:
         chosen = several("", read_one.read).read(text)
         if not chosen:
-            raise ValueError(f"nothing is named; choose from {', '.join(choices)}")
+            raise ValueError(f"the list is empty; choose from {', '.join(choices)}")
         return tuple(choice for choice in choices if choice in chosen)
 
     return Form(f"{read_one.shape},...", read, many=True)
 
 
 def size(least_mib: int) -> Form[int]:
-    """Take an amount of memory; its value is in MiB."""
+    """Accept an amount of memory; the value is in MiB."""
 
     def read(text: str) -> int:
         mib = parse_mib(text)
         if mib < least_mib:
-            raise ValueError(f"{text!r} is too little; {least_mib}MiB is the least")
+            raise ValueError(f"{text!r} is too little; the least is {least_mib}MiB")
         return mib
 
     return Form("SIZE", read)
@@ -69,7 +69,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def duration(*, zero: bool = False) -> Form[float]:
-    """Take a time, which may be none at all where `zero` says so; its value is in seconds."""
+    """Accept a duration, with `zero` also 0; the value is in seconds."""
 
     def read(text: str) -> float:
         match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)", text, re.ASCII)
@@ -77,14 +77,14 @@ def duration(*, zero: bool = False) -> Form[float]:
             raise ValueError(f"{text!r} is not a duration; write it like 5s, 200ms or 2m")
         seconds = float(match[1]) * _SECONDS[match[2]]
         if not seconds and not zero:
-            raise ValueError(f"{text!r} is too short; it has to be longer than nothing")
+            raise ValueError(f"{text!r} is too short; it has to be longer than 0s")
         return seconds
 
     return Form("DURATION", read)
 
 
 def number(least: int, most: int) -> Form[int]:
-    """Take a whole number."""
+    """Accept a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         if not re.fullmatch(r"[0-9]{1,9}", text, re.ASCII) or not least <= int(text) <= most:
@@ -117,7 +117,7 @@ OPTIONAL_PATH = Form("PATH", lambda text: _path(text) if text else None)
 
 # --- Names -----------------------------------------------------------------------------------------------------------
 
-# The kubelet accepts a resource if "requests." and its name make a qualified name together (IsExtendedResourceName in
+# The kubelet accepts a resource if "requests." plus its name is a qualified name (IsExtendedResourceName in
 # Kubernetes' pkg/apis/core/v1/helper): 253 characters less 9 remain for the domain.
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
@@ -126,7 +126,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?", re.ASCII)
 def _domain(text: str) -> str:
     if len(text) > 244 or not _DOMAIN.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no domain that the kubelet accepts; use at most 244 lower-case letters, digits, "
+            f"{text!r} is not a domain that the kubelet accepts; use at most 244 lower-case letters, digits, "
             "dashes and dots, as in aliyun.com"
         )
     if text.endswith("kubernetes.io") or text.startswith("requests."):
@@ -143,8 +143,8 @@ DOMAIN = Form("DOMAIN", _domain)
 def _resource_name(text: str) -> str:
     if len(text) > 63 or not _NAME.fullmatch(text):
         raise ValueError(
-            f"{text!r} is no resource name that the kubelet accepts; use at most 63 letters, digits, dashes, "
-            "underscores and dots, a letter or digit first and last, and leave the domain to the setting domain"
+            f"{text!r} is not a resource name that the kubelet accepts; use at most 63 letters, digits, dashes, "
+            "underscores and dots, a letter or digit first and last, and write the domain in the setting domain"
         )
     return text
 
@@ -153,42 +153,42 @@ RESOURCE_NAME = Form("NAME", _resource_name)
 
 
 def object_name(what: str, otherwise: str) -> Form[str]:
-    """Take the name of an object of the Kubernetes API, a `what`, or nothing; `otherwise` says what to write."""
+    """Accept the name of an API object of kind `what`, or an empty text; `otherwise` is the advice of the error."""
 
     def read(text: str) -> str:
         if text and (len(text) > 253 or not _DOMAIN.fullmatch(text)):
-            raise ValueError(f"{text!r} is no name that a {what} can have; {otherwise}")
+            raise ValueError(f"{text!r} is not a valid name of a {what}; {otherwise}")
         return text
 
     return Form("NAME", read)
 
 
-# --- Where something is ----------------------------------------------------------------------------------------------
+# --- Addresses -------------------------------------------------------------------------------------------------------
 
 
 def api_server(*words: str) -> Form[str]:
-    """Take a way to the Kubernetes API: one of `words`, the path of a kubeconfig, or an address."""
+    """Accept a way to reach the Kubernetes API: one of `words`, the path of a kubeconfig, or a URL."""
 
     def read(text: str) -> str:
         if "://" in text:
             if not re.match(r"https?://[^/]", text):
-                raise ValueError(f"{text!r} is no address of an API server; it begins with http:// or https://")
-        # A path has a slash in it, so that a mistyped word is not taken for a file.
+                raise ValueError(f"{text!r} is not the URL of an API server; begin it with http:// or https://")
+        # A path must contain a slash, so that a mistyped word is not mistaken for a file.
         elif text not in words and "/" not in text:
             other = f"write {', '.join(words)}, the path of a kubeconfig (with a / in it), or an http:// address"
-            raise ValueError(f"{text!r} leads to no API server; {nearest(text, words, other)}")
+            raise ValueError(f"{text!r} does not name an API server; {nearest(text, words, other)}")
         return text
 
     return Form("|".join((*words, "PATH", "URL")), read)
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
-    """An IP address; empty for all of this machine."""
+    """An IP address; empty: all addresses of this machine."""
     port: int
-    """0 takes any free one."""
+    """0: any free port."""
 
 
 _PORT = number(0, 65535)
@@ -202,7 +202,7 @@ def _address(text: str) -> Address:
                 socket.inet_pton(socket.AF_INET6 if match[1] else socket.AF_INET, host)
             return Address(host, _PORT.read(match[3]))
     raise ValueError(
-        f"{text!r} is no address to listen on; write it like 0.0.0.0:9445, [::]:9445, or :9445 for all addresses"
+        f"{text!r} is not an address to listen on; write it like 0.0.0.0:9445, [::]:9445, or :9445 for all addresses"
     )
 
 

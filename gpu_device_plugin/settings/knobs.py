@@ -1,4 +1,4 @@
-"""A setting is declared once: how it is called and written, what it means, and whether a change needs a restart."""
+"""Declare each setting once, with its name, form, description and whether a change needs a restart."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ T = TypeVar("T")
 ENVIRONMENT_PREFIX = "GPUSHARE_"
 PROGRAM = "gpu-device-plugin"
 _MOST_LISTED = 10
-"""So many errors are listed at once; the others are counted."""
+"""The most errors that are listed at once; the others are counted."""
 
 
 class UsageError(Exception):
-    """Something a person wrote cannot be used. The message is one line that says what, where and what to do."""
+    """User input cannot be used. The message is one line that names the fault, its place and its correction."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -28,32 +28,32 @@ class UsageError(Exception):
 
 
 class SettingsError(UsageError):
-    """Settings cannot be used, and the message names all that cannot, so that one correction is enough."""
+    """Settings cannot be used. The message lists all faults, so that one round of corrections is enough."""
 
     def __init__(self, sentence: str, names: tuple[str, ...] = (), parts: tuple[SettingsError, ...] = ()) -> None:
         super().__init__(sentence)
         self.names = names
-        """The settings that contradict each other, where the message does not say yet where they were written."""
+        """The settings that contradict each other, while the message lacks the places where they were written."""
         self.parts = parts or (self,)
-        """Each error of its own."""
+        """The single errors."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """One sentence for each error; the last counts those that are left out."""
+        """One sentence for each error; the last one counts the errors that are not listed."""
         return _listed(self.parts)
 
 
 def _listed(parts: tuple[SettingsError, ...]) -> tuple[str, ...]:
     more = len(parts) - _MOST_LISTED
-    left_out = (f"{more} more {'is' if more == 1 else 'are'} wrong; correct these first",) if more > 0 else ()
+    left_out = (f"{more} more error{'' if more == 1 else 's'}; correct these first",) if more > 0 else ()
     return (*map(str, parts[:_MOST_LISTED]), *left_out)
 
 
 def refuse(problems: Iterable[SettingsError]) -> None:
-    """Raise the errors of settings as one, if there are any.
+    """Raise all problems as one error.
 
     Raises:
-        SettingsError: there are problems.
+        SettingsError: there is a problem.
     """
     match tuple(problems):
         case []:
@@ -62,13 +62,13 @@ def refuse(problems: Iterable[SettingsError]) -> None:
             raise problem
         case several:
             numbered = " ".join(f"({number}) {each}" for number, each in enumerate(_listed(several), 1))
-            raise SettingsError(f"{len(several)} things are wrong: {numbered}", parts=several)
+            raise SettingsError(f"{len(several)} errors in the settings: {numbered}", parts=several)
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = "") -> str:
-    """Ask whether the known word most like `word` was meant; return `otherwise` where none is like it.
+    """Return a question that suggests the known word most similar to `word`, or `otherwise` if none is similar.
 
-    A `prefix` that all of them have is no likeness, and another case is no difference.
+    A common `prefix` of the known words does not count as similarity, and case does not count as difference.
     """
     stems = {name.removeprefix(prefix).lower(): name for name in known}
     found = difflib.get_close_matches(word.removeprefix(prefix).lower(), stems, n=1)
@@ -77,38 +77,38 @@ def nearest(word: str, known: Iterable[str], otherwise: str, *, prefix: str = ""
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """How values of one type are written."""
+    """The written form of a type of values."""
 
     shape: str
-    """What stands for a value in a usage text, for example ``SIZE``."""
+    """The placeholder for a value in a usage text, for example ``SIZE``."""
     read: Callable[[str], T]
-    """From text to value. Its ValueError continues a sentence that begins with the place of the text and a colon."""
+    """Parses a text. Its ValueError continues a sentence that begins with the place of the text and a colon."""
     many: bool = False
-    """Several values: with commas between them, in a file also as a list."""
+    """Several values: separated by commas, in a file also as a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One setting as people meet it."""
+    """One setting, as users see it."""
 
     field: str
-    """Its attribute among the settings, unit included."""
+    """Its attribute of the settings class, with the unit."""
     default: str
-    """As one would write it."""
+    """Its default value, as a user would write it."""
     form: Form[Any]
     help: str
     live: bool
     """A change takes effect when the configuration is read again, without a restart of the program."""
     also: str
-    """Another variable that is read, which Kubernetes' own manifests use; empty: none."""
+    """Another environment variable that is read, by the convention of Kubernetes manifests; empty: none."""
     in_profile: bool
-    """A profile may set it. Not what a program needs before it can know its profile."""
+    """A profile may set it. False for settings that a program needs before it knows its profile."""
     formerly: tuple[str, ...]
-    """Its names in earlier releases. Each is understood for one release more, with a warning."""
+    """Its names in earlier releases. Each is accepted for one more release, with a warning."""
 
     @property
     def name(self) -> str:
-        """Its name in a file. People write the unit with the value, so the name has none."""
+        """Its name in a file. Users write the unit with the value, so the name has none."""
         return self.field.removesuffix("_mib").removesuffix("_s")
 
     @property
@@ -123,17 +123,17 @@ class Knob:
 
     @property
     def description(self) -> str:
-        """What it means, and how it was called before."""
+        """Its help text, with its former names."""
         return " ".join((self.help, *(f"Formerly {flag(name)}, which still works." for name in self.formerly)))
 
 
 def flag(name: str) -> str:
-    """Return how a name in a file is written on the command line."""
+    """Return the command-line flag of a setting by its name in a file."""
     return "--" + name.replace("_", "-")
 
 
 def variable(name: str) -> str:
-    """Return how a name in a file is written in the environment."""
+    """Return the environment variable of a setting by its name in a file."""
     return ENVIRONMENT_PREFIX + name.upper()
 
 
@@ -147,7 +147,7 @@ def knob(
     in_profile: bool = True,
     formerly: tuple[str, ...] = (),
 ) -> T:
-    """Declare a setting as a field of a dataclass; `Knob` says what the arguments are."""
+    """Declare a setting as a field of a dataclass; `Knob` describes the arguments."""
     metadata = {
         "default": default,
         "form": form,
@@ -162,18 +162,18 @@ def knob(
 
 
 class Settings(Protocol):
-    """The settings of one program: a frozen dataclass, each field of which a `knob` has made."""
+    """The settings of one program: a frozen dataclass whose fields are declared by `knob`."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     COMMAND: ClassVar[str]
-    """What starts the program."""
+    """The command that starts the program."""
 
 
 S = TypeVar("S", bound=Settings)
 
 
 def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
-    """Return every setting in the order of explanation: the program's own, then those that others have too."""
+    """Return every setting in the order of the help texts: the program's own, then those shared with others."""
     make = settings if isinstance(settings, type) else type(settings)
     own = sorted(fields(make), key=lambda each: each.name not in make.__annotations__)
     return tuple(Knob(field=each.name, **each.metadata) for each in own)
@@ -181,30 +181,30 @@ def knobs_of(settings: Settings | type[Settings]) -> tuple[Knob, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reload(Generic[S]):
-    """What became of a changed configuration while the program was running."""
+    """The result of a changed configuration in a running program."""
 
     settings: S
-    """What runs from now on: the old settings with every change that needs no restart."""
+    """The settings from now on: the old ones with every change that needs no restart."""
     applied: tuple[str, ...]
-    """Names of the settings that changed."""
+    """Names of the settings that were changed."""
     waiting: tuple[str, ...]
-    """Names of those whose change needs a restart."""
+    """Names of the settings whose change needs a restart."""
 
     @property
     def sentence(self) -> str:
-        """What happened, for a log."""
+        """The result, for a log."""
         unchanged = "" if self.applied or self.waiting else ", and nothing in it has changed"
         return f"the configuration was read again{unchanged}"
 
     @property
     def changes(self) -> dict[str, list[str]]:
-        """The names of the settings that changed, as fields of a line of a log."""
+        """The names of the changed settings, as fields of a log line."""
         kinds = {"applied": list(self.applied), "waiting": list(self.waiting)}
         return {kind: names for kind, names in kinds.items() if names}
 
 
 def reload(running: S, wanted: S) -> Reload[S]:
-    """Say which of the wanted changes can be applied now."""
+    """Decide which of the wanted changes can be applied now."""
     changed = [each for each in knobs_of(running) if getattr(running, each.field) != getattr(wanted, each.field)]
     now = {each.field: getattr(wanted, each.field) for each in changed if each.live}
     return Reload(

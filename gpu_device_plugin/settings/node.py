@@ -1,4 +1,4 @@
-"""Every knob of the node agent: its default, its meaning, and what a person may write for it."""
+"""The settings of the node agent, with their defaults, forms and descriptions."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def _hardware(text: str) -> str:
     if text == "nvml" or text.startswith("fake:") or text.endswith((".yaml", ".yml", ".json")):
         return text
     raise ValueError(
-        f"{text!r} names no GPUs; write nvml for those of this machine, fake:4xT4 for invented ones, "
-        "or the path of a .yaml file that describes some"
+        f"{text!r} names no GPUs; write nvml for the GPUs of this machine, fake:4xT4 for fake ones, or the path of "
+        "a .yaml file that describes fake ones"
     )
 
 
 def _gpu_name(text: str) -> str:
     if re.fullmatch(r"[0-9]{1,3}|GPU-[0-9a-fA-F-]{36}", text, re.ASCII):
         return text
-    raise ValueError(f"{text!r} is neither a GPU's index nor its UUID, as nvidia-smi -L prints them")
+    raise ValueError(f"{text!r} is neither an index nor a UUID of a GPU, as nvidia-smi -L prints them")
 
 
 def _cdi_kind(text: str) -> str:
@@ -61,7 +61,7 @@ _XIDS = several("XID", number(1, 9999).read)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings(ProgramSettings):
-    """Everything one can choose about a node agent. Read once, frozen afterwards.
+    """The settings of a node agent, read once and then frozen.
 
     Raises:
         SettingsError: two of them contradict each other.
@@ -72,76 +72,76 @@ class NodeSettings(ProgramSettings):
     gpus: str = knob(
         "nvml",
         Form("SOURCE", _hardware),
-        "Where the GPUs come from: nvml (those of this machine), fake:4xT4 or fake:2xH200-141GiB,1xA10 (invented "
-        "ones), or the path of a .yaml file that describes GPUs and what happens to them.",
+        "Source of the GPUs: nvml (the GPUs of this machine), fake:4xT4 or fake:2xH200-141GiB,1xA10 (fake GPUs), or "
+        "the path of a .yaml file that describes fake GPUs and their faults.",
     )
     exclude_gpus: tuple[str, ...] = knob(
         "",
         several("GPU", _gpu_name),
-        "GPUs to leave alone, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears.",
+        "GPUs that are not shared, by UUID or index. Prefer UUIDs: an index shifts when a GPU disappears.",
     )
     share_size_mib: int = knob(
         "1GiB",
         size(1),
-        "GPU memory that one unit of the memory resource stands for, the same on every GPU of the node.",
+        "GPU memory of one unit of the memory resource, the same on every GPU of the node.",
     )
     reserve_mib: int = knob(
-        "0MiB", size(0), "Memory kept back on every GPU, besides what the driver reserves for itself."
+        "0MiB", size(0), "Memory kept back on every GPU, in addition to the driver's own reservation."
     )
     resources: tuple[Kind, ...] = knob(
         "memory,count",
         some_of(*Kind),
-        "Which resources are offered. Offer memory alone beside the original gpushare scheduler extender, which "
-        "knows nothing of whole GPUs.",
+        "The resources that are offered. With the original gpushare scheduler extender, which does not know whole "
+        "GPUs, offer memory alone.",
     )
     policy: str = knob(
         "binpack",
         one_of(*POLICIES),
-        "Which GPU of the node a pod gets: binpack fills one GPU before the next, spread takes the emptiest. The node "
-        "label ack.node.gpu.placement goes before it.",
+        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest. "
+        "The node label ack.node.gpu.placement overrides it.",
         live=True,
     )
     devices: tuple[str, ...] = knob(
         "envvar",
         some_of(*WAYS),
         "How GPUs reach a container: envvar (NVIDIA_VISIBLE_DEVICES, for the nvidia runtime), device-specs (the "
-        "/dev/nvidia* nodes too, so that containers keep their GPU over a systemctl daemon-reload), cdi (by CDI name).",
+        "/dev/nvidia* nodes too, so that containers keep their GPU after a systemctl daemon-reload), cdi (CDI names).",
         live=True,
     )
     cdi_kind: str = knob(
         "nvidia.com/gpu",
         Form("VENDOR/CLASS", _cdi_kind),
-        "What stands before the = in the CDI names of the GPUs.",
+        "CDI vendor and class of the GPUs: the part before the = in their CDI names.",
         live=True,
     )
     pre_start: bool = knob(
         "true",
         SWITCH,
-        "Have the kubelet call PreStartContainer before each start of a container: one whose GPU is out of service "
-        "waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
+        "Have the kubelet call PreStartContainer before each start of a container: a container whose GPU is out of "
+        "service waits, and one whose pod was deleted by force meanwhile does not start without its variables.",
     )
     device_plugin_dir: Path = knob(
         "/var/lib/kubelet/device-plugins",
         DIRECTORY,
-        "Where the kubelet listens for device plugins and keeps its checkpoint.",
+        "Directory of the kubelet's socket for device plugins and of its checkpoint.",
         in_profile=False,
     )
     pod_resources_socket: Path = knob(
         "/var/lib/kubelet/pod-resources/kubelet.sock",
         PATH,
-        "Where the kubelet tells which container holds which device.",
+        "Socket of the kubelet's PodResources API, which lists the devices of each container.",
         in_profile=False,
     )
     allow_other_plugins: bool = knob(
         "false",
         SWITCH,
-        "Share GPUs also while another device plugin or DRA driver hands out GPUs of this node. Only where each has "
-        "GPUs of its own: see exclude_gpus.",
+        "Share GPUs even if another device plugin or DRA driver hands out GPUs of this node. Safe only if they hand "
+        "out different GPUs: see exclude_gpus.",
         live=True,
     )
     node_name: str = knob(
         "",
-        object_name("node", "use the one that kubectl get nodes shows"),
+        object_name("node", "use the one that kubectl get nodes lists"),
         "Name of this node in the Kubernetes API. NODE_NAME is read too.",
         also="NODE_NAME",
         in_profile=False,
@@ -156,12 +156,12 @@ class NodeSettings(ProgramSettings):
     http: Address | None = knob(
         "",
         OPTIONAL_ADDRESS,
-        "Where /metrics, /healthz and /readyz are served, for example 0.0.0.0:9445, or :9445 for every address. "
-        "Empty or off: nowhere.",
+        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9445, or :9445 for all addresses. Empty or "
+        "off: none.",
         in_profile=False,
     )
     ignored_xids: tuple[int, ...] = knob(
-        "", _XIDS, "XID errors that never make a GPU unhealthy, besides those known to be the application's.", live=True
+        "", _XIDS, "XID errors that never make a GPU unhealthy, besides those that applications cause.", live=True
     )
     fatal_xids: tuple[int, ...] = knob(
         "", _XIDS, "XID errors that always make a GPU unhealthy, besides those known to be serious.", live=True
@@ -169,30 +169,30 @@ class NodeSettings(ProgramSettings):
     row_remap_pending: str = knob(
         "warn",
         one_of("warn", "unhealthy"),
-        "What a GPU is that needs a reset to finish repairing its memory: worth a warning, or unhealthy.",
+        "Treatment of a GPU that needs a reset to complete the remapping of memory rows: warn, or unhealthy.",
         live=True,
     )
-    probe_interval_s: float = knob("10s", duration(), "How often every GPU is asked how it is.", live=True)
+    probe_interval_s: float = knob("10s", duration(), "Interval between two health checks of every GPU.", live=True)
     nvml_timeout_s: float = knob(
-        "5s", duration(), "How long NVML may take for one answer before its process is replaced.", live=True
+        "5s", duration(), "Timeout of an answer of NVML; after it the process that calls NVML is replaced.", live=True
     )
     blind_after_s: float = knob(
-        "60s", duration(), "How long GPUs are offered although nobody could ask how they are.", live=True
+        "60s", duration(), "How long GPUs are still offered while their health cannot be checked.", live=True
     )
     reconcile_interval_s: float = knob(
-        "10s", duration(), "How often what we gave is compared with the kubelet's own records.", live=True
+        "10s", duration(), "Interval between two comparisons of the ledger with the kubelet's records.", live=True
     )
     process_wait_s: float = knob(
         "60s",
         duration(zero=True),
-        "How long a freed GPU that still runs processes is kept back before it is offered all the same.",
+        "How long a freed GPU that still runs processes is kept back before it is offered anyway.",
         live=True,
     )
     refusal_limit: int = knob(
         "10",
         number(0, 1_000_000),
-        "Refusals of one size within a minute after which the node shows less free memory, so that pods wait instead "
-        "of failing, and an Event gives advice. 0: never.",
+        "Refusals of one size within a minute after which the node advertises less free memory, so that pods wait "
+        "instead of failing, and an Event gives advice. 0: never.",
         live=True,
     )
 
@@ -204,37 +204,37 @@ class NodeSettings(ProgramSettings):
             )
         if self.blind_after_s <= self.probe_interval_s:
             yield SettingsError(
-                f"GPUs asked every {self.probe_interval_s:g}s would be given up after {self.blind_after_s:g}s without "
-                "an answer; let the second be longer than the first",
+                f"GPUs checked every {self.probe_interval_s:g}s would be unhealthy after {self.blind_after_s:g}s "
+                "without an answer; make the second longer than the first",
                 ("probe_interval", "blind_after"),
             )
         if self.api not in {"auto", "off"} and not self.node_name:
             yield SettingsError(
-                "the Kubernetes API is of no use to an agent that does not know its node; set node_name "
+                "an agent cannot use the Kubernetes API without the name of its node; set node_name "
                 "(in a pod: NODE_NAME from the field spec.nodeName), or api to off",
                 ("api", "node_name"),
             )
 
     @property
     def offered(self) -> tuple[Resource, ...]:
-        """The resources offered, by their full names."""
+        """The resources that are offered, with their full names."""
         return tuple(resource for resource in self.managed if resource.kind in self.resources)
 
     @property
     def plugins_registry(self) -> Path:
-        """Where DRA drivers have their sockets: with the PodResources socket in the kubelet's root directory."""
+        """The directory of DRA drivers' sockets: like the PodResources socket below the kubelet's root directory."""
         return self.pod_resources_socket.parent.parent / "plugins_registry"
 
     def reaches_api(self, environ: Mapping[str, str]) -> bool:
-        """Whether there may be an API server to speak to; `auto` says yes in a pod."""
+        """Whether to use the Kubernetes API; `auto` does in a pod."""
         return self.api != "off" and (self.api != "auto" or "KUBERNETES_SERVICE_HOST" in environ)
 
 
 def settings_for(sources: Sources[NodeSettings], texts: Texts, label: str) -> NodeSettings:
-    """Return the settings of a node with this label, empty if it has none.
+    """Return the settings of a node whose label has this value, empty if it has no label.
 
     Raises:
-        SettingsError: it names no profile, or something that is written cannot be used.
+        SettingsError: the label names no profile, or a setting cannot be used.
     """
     if not texts.folder or label in {"", DEFAULT_PROFILE}:
         return sources.read(texts=texts)

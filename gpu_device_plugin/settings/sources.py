@@ -1,4 +1,4 @@
-"""Where settings are written, and how they are read there: flags, variables of the environment, files."""
+"""Read settings from their sources: flags, environment variables and files."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=Settings)
 
-# For every Service of its namespace a pod gets variables named after it, and the original extender's Service is called
-# gpushare-schd-extender. They are not ours.
+# A pod gets environment variables for every Service of its namespace, named after it. The original extender's Service
+# is gpushare-schd-extender, so its variables have our prefix and are no settings.
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
-# A container with a part of a GPU has the second one, and somebody may run a program of ours in it.
+# Containers with a part of a GPU have the second one, and a program of ours may run in one of them.
 _NO_SETTINGS = frozenset({_CONFIG_VARIABLE, MEMORY_LIMIT})
 
 _SUFFIX = ".yaml"
 _LARGEST = 1 << 16
-"""Bytes of a file of settings: many times what all of them take, and read within a second or two."""
+"""Most bytes of a file of settings: many times the size of all settings, and parsed within a second or two."""
 
 
 class _Written(NamedTuple):
-    """A setting as it was found somewhere."""
+    """A setting as found in one of the sources."""
 
     name: str
     where: str
     text: str
     instead: str = ""
-    """What to write in the place of a former name; empty: this is the present one."""
+    """The present name, if the setting was written under a former one; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +64,18 @@ class Texts:
     """The file that ``config`` names, or the files of that directory, as they were at one moment."""
 
     default: Text | None = None
-    """What applies everywhere; None: nothing is written."""
+    """The file that applies everywhere; None: there is none."""
     folder: str = ""
-    """The directory; empty: there is none, and so no profile."""
+    """The directory; empty: there is no directory, and so no profile."""
     profiles: Mapping[str, Text] = field(default_factory=dict)
-    """By name: what is added where somebody chooses it, and beats the default."""
+    """The files of profiles, by name; the settings of a chosen profile override the default file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources(Generic[S]):
-    """Where settings come from; read again on demand.
+    """The sources of a program's settings; read again on demand.
 
-    A flag beats the environment, which beats the file. Where there is a directory of them, a profile beats the default.
+    A flag overrides the environment, which overrides the file. In a directory, a profile overrides the default file.
     """
 
     make: type[S]
@@ -84,7 +84,7 @@ class Sources(Generic[S]):
     """Text by a name of the setting; ``config`` is the file or directory."""
     environ: Mapping[str, str]
     others: tuple[Knob, ...] = ()
-    """Settings of other programs: passed over in the environment and the file, so that one of each can serve all."""
+    """Settings of other programs, ignored in the environment and the file, so that one of each can serve all."""
 
     @property
     def config(self) -> str:
@@ -92,7 +92,7 @@ class Sources(Generic[S]):
         return self.flags.get("config", self.environ.get(_CONFIG_VARIABLE, ""))
 
     def texts(self) -> Texts:
-        """Return what is written in files now. Of a directory, as a ConfigMap is mounted, hidden entries are none.
+        """Return the current content of the files. Hidden entries of a directory, as of a ConfigMap, are skipped.
 
         Raises:
             SettingsError: they cannot be read.
@@ -112,8 +112,8 @@ class Sources(Generic[S]):
             ) from error
         if not profiles:
             raise SettingsError(
-                f"{where}: there is no file of settings in {path}; name it {DEFAULT_PROFILE}{_SUFFIX} there, where it "
-                "may be empty, or name the right directory"
+                f"{where}: there is no file of settings in {path}; create {DEFAULT_PROFILE}{_SUFFIX} there, which may "
+                "be empty, or name the right directory"
             )
         return Texts(profiles.pop(DEFAULT_PROFILE, None), self.config, profiles)
 
@@ -121,11 +121,11 @@ class Sources(Generic[S]):
         """Read every source.
 
         Args:
-            profile: one of the directory's; empty: none.
-            texts: what the files say; None: what they say now.
+            profile: a profile of the directory; empty: none.
+            texts: the content of the files; None: their current content.
 
         Raises:
-            SettingsError: something in them cannot be used; it names all that cannot.
+            SettingsError: a setting cannot be used; the message lists all of these.
         """
         texts = self.texts() if texts is None else texts
         problems: list[SettingsError] = []
@@ -147,7 +147,7 @@ class Sources(Generic[S]):
         try:
             made = self.make(**values)
         except SettingsError as error:
-            # A value that cannot be read contradicts nothing.
+            # A setting with an unreadable value has its default here, whose contradictions say nothing.
             for part in error.parts:
                 if unread.isdisjoint(part.names):
                     places = (written[name].where if name in written else f"{name} (by default)" for name in part.names)
@@ -158,21 +158,21 @@ class Sources(Generic[S]):
         return made
 
     def renamed(self, texts: Texts) -> tuple[str, ...]:
-        """Return a warning for each place in which a setting of ours stands under a former name."""
+        """Return a warning for each place where a setting of ours is written under a former name."""
         problems: list[SettingsError] = []  # `read` raises them
         every = [*self._entries(texts.default, problems)]
         for profile in texts.profiles.values():
             every += self._entries(profile, problems, profile=True)
         ours = {knob.name for knob in knobs_of(self.make)}
         return tuple(
-            f"{each.where}: this name goes with the next release; write {each.instead}"
+            f"{each.where}: the next release removes this name; write {each.instead}"
             for each in (*every, *self._environment(problems), *self._flags())
             if each.instead and each.name in ours
         )
 
     @property
     def _known(self) -> dict[str, Knob]:
-        """Every setting that may be written here, by its names, the former before the present; ours beat others'."""
+        """Every setting that is accepted here, by its names, former ones first; ours override those of others."""
         knobs = (*self.others, *knobs_of(self.make))
         return {name: each for each in knobs for name in (*each.formerly, each.name)}
 
@@ -228,14 +228,14 @@ class Sources(Generic[S]):
             wrong = ""
             if knob is None:
                 names = (each.name for each in known.values())
-                # It may be written as its flag or its variable is.
+                # It may be written like its flag or its variable.
                 plain = name.removeprefix(ENVIRONMENT_PREFIX).lstrip("-").replace("-", "_")
                 hint = nearest(plain, names, f"remove it, or {self._help}")
                 wrong = f"there is no such setting; {hint}"
             elif knob.name in seen:
-                wrong = "it is set twice in this file; remove one of the lines"
+                wrong = "this file sets it twice; remove one of the lines"
             elif profile and not knob.in_profile:
-                wrong = f"an agent needs it before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
+                wrong = f"an agent needs this before it knows its profile; write it in {DEFAULT_PROFILE}{_SUFFIX}"
             elif (text := _text(value, knob.form)) is None:
                 many = "words or a list of words" if knob.form.many else "a single value"
                 wrong = f"{many} is needed here, written like {knob.form.shape}"
@@ -247,7 +247,7 @@ class Sources(Generic[S]):
 
 
 def _text(value: Any, form: Form[Any]) -> str | None:
-    """Return what stands behind a name as one text, None if it is something else than words."""
+    """Return the value of a setting as one text, None if it is neither a scalar nor an accepted list of scalars."""
     if isinstance(value.value, str):
         return value.value
     if form.many and all(isinstance(getattr(item, "value", None), str) for item in value.value):
@@ -259,8 +259,8 @@ def _in_directory(directory: Path) -> dict[str, Text]:
     """Return the files of settings in a directory by their names without suffix, all as they were at one moment.
 
     Raises:
-        OSError: one of them cannot be read.
-        SettingsError: one is named so that nobody would read it.
+        OSError: a file cannot be read.
+        SettingsError: the name of a file is almost that of the default, so it would be ignored.
     """
     while True:
         version = _version(directory)
@@ -281,10 +281,10 @@ def _in_directory(directory: Path) -> dict[str, Text]:
 
 
 def _version(directory: Path) -> Path:
-    """Return where the files of a directory are that belong together.
+    """Return the directory that holds one consistent version of a directory's files.
 
-    A mounted ConfigMap is links by way of one, ..data. When it changes that one is replaced, and then what it led to is
-    removed (Kubernetes' pkg/volume/util/atomic_writer.go): a reader that follows link by link gets some of each.
+    A mounted ConfigMap consists of links through one link, ..data. An update replaces that link, and then removes its
+    former target (Kubernetes' pkg/volume/util/atomic_writer.go): following the links one by one could mix versions.
     """
     try:
         return directory / (directory / "..data").readlink()
@@ -293,42 +293,42 @@ def _version(directory: Path) -> Path:
 
 
 def _refuse_mistaken(directory: Path, names: Iterable[str]) -> None:
-    """Raise SettingsError where a name is almost that of the default: what it says would silently not count."""
+    """Raise SettingsError if a name is almost that of the default: its settings would silently be ignored."""
     for name in names:
         stem, _, suffix = name.lower().rpartition(".")
         if stem == DEFAULT_PROFILE and suffix in {"yaml", "yml", "json"} and name != DEFAULT_PROFILE + _SUFFIX:
             raise SettingsError(
-                f"{directory / name}: it is not read under this name; call it {DEFAULT_PROFILE}{_SUFFIX}"
+                f"{directory / name}: a file of this name is ignored; rename it to {DEFAULT_PROFILE}{_SUFFIX}"
             )
 
 
 def _lines(file: Text) -> list[tuple[Any, Any]]:
-    """Return what stands before and after each colon of a file, as nodes of YAML that know their line."""
-    import yaml  # noqa: PLC0415 - a megabyte that only those pay who have a file
+    """Return the keys and values of a file, as nodes of YAML that know their line."""
+    import yaml  # noqa: PLC0415 - a megabyte that only programs with a file need
 
     path = file.path
     try:
         text = file.content.decode()
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: it is not UTF-8 text; write it anew as such") from error
+        raise SettingsError(f"{path}: this is not UTF-8 text; save it as UTF-8") from error
     if path.endswith(".json"):
-        text = text.replace("\t", " ")  # the one thing in which JSON is not YAML; inside a string it is forbidden
+        text = text.replace("\t", " ")  # tabs are JSON and not YAML; inside a JSON string they are forbidden
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
-    # Beside its own errors PyYAML lets those through of a "\U0011FFFF" that is no character, and of a [[[[... too deep.
+    # Besides its own errors PyYAML lets through those of "\U0011FFFF", which is no character, and of [[[[... too deep.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or "the text cannot be parsed"
-        raise SettingsError(f"{path}{line}: this is not YAML: {why}; correct it there") from error
+        raise SettingsError(f"{path}{line}: this is not valid YAML: {why}; correct it there") from error
     if root is None:
         return []
     if not isinstance(root, yaml.MappingNode):
-        raise SettingsError(f"{path}: a file of settings has lines like policy: spread, and this one has not")
+        raise SettingsError(f"{path}: this is not a file of settings; write lines like policy: spread")
     found: list[tuple[Any, Any]] = root.value
     if {"apiVersion", "kind"} <= {key.value for key, _ in found if isinstance(key.value, str)}:
         raise SettingsError(
-            f"{path}: this is an object of the Kubernetes API; of a ConfigMap write here only what stands behind "
+            f"{path}: this is an object of the Kubernetes API; of a ConfigMap write here only the value of the key "
             f"{DEFAULT_PROFILE}{_SUFFIX}, with lines like policy: spread"
         )
     return found

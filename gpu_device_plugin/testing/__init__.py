@@ -1,1 +1,1 @@
-"""Doubles that obey the real rules, shipped and supported: a kubelet, an API server, builders of small worlds."""
+"""Supported test doubles that follow the real rules: a kubelet, an API server, and builders of pods and nodes."""

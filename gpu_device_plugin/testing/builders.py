@@ -1,4 +1,4 @@
-"""Pods and nodes as the Kubernetes API writes them, with everything that a test does not care about filled in."""
+"""Build pods and nodes in the JSON of the Kubernetes API, with defaults for all fields that a test does not set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def container(
     limits: Mapping[str, str] | None = None,
     sidecar: bool = False,
 ) -> Json:
-    """Return a container that asks for `mem` shares and `count` GPUs, and for `limits` besides.
+    """Return a container that requests `mem` shares, `count` GPUs and the further `limits`.
 
     A sidecar belongs among a pod's init containers.
     """
@@ -45,9 +45,9 @@ def pod(
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Json:
-    """Return a pod with `containers`, or with one that asks for nothing.
+    """Return a pod with `containers`, or with one that requests nothing.
 
-    Without a `uid`, a `phase` or a time of creation (RFC 3339) the API server chooses them.
+    The API server chooses the `uid`, the `phase` and the creation time (RFC 3339) if they are empty.
     """
     return {
         "apiVersion": "v1",
@@ -77,7 +77,7 @@ def node(
     ready: bool = True,
     kubelet: str = "v1.36.2",
 ) -> Json:
-    """Return a node that offers `mem` shares and `count` GPUs, or nothing of the kind."""
+    """Return a node that offers `mem` shares and `count` GPUs; None: the node lacks the resource."""
     offered = {"cpu": "16", "memory": "64Gi", "pods": "110", **_amounts(mem, count)}
     return {
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""An API server to develop and test against: real HTTP, real conflicts, and every trouble one can have with it.
+"""An API server for development and tests: real HTTP, real conflicts, and injected faults.
 
 It keeps pods, nodes, events and leases by the rules in `cluster_kinds` and serves them as Kubernetes does: list and
 watch with selectors, pages, bookmarks and 410; patches; bindings; ``Status`` objects for errors. Troubles are ordered
@@ -57,17 +57,17 @@ class ApiServer:
         """Prepare a server.
 
         Args:
-            tokens: those it knows; None lets everybody in. Assign `tokens` to rotate them.
-            allowed: the (verb, resource) that may be asked for; None allows all.
+            tokens: the valid tokens; None accepts every client. Assign `tokens` to rotate them.
+            allowed: the allowed (verb, resource) pairs; None allows all.
             bookmark_s: time between bookmarks in a watch, in seconds.
-            patience_s: how long a list waits for a version that is not there yet, in seconds.
-            tls: to serve https.
+            patience_s: how long a list waits for a version that does not exist yet, in seconds.
+            tls: serve https with this context.
         """
         self.store = Store()
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
         self.requests: list[Request] = []
-        """All there were, refused ones included."""
+        """All requests so far, including refused ones."""
         self._reads = Reads(lambda: self.store, bookmark_s=bookmark_s, patience_s=patience_s)
         self._tls = tls
         self._faults: list[Fault] = []
@@ -81,7 +81,7 @@ class ApiServer:
     def __repr__(self) -> str:
         return f"<ApiServer {self.url}: {self.store!r}, {self.watches} watches>"
 
-    # Life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -92,11 +92,11 @@ class ApiServer:
 
     @property
     def url(self) -> str:
-        """Where it listens; known once it was started."""
+        """The address of the server; valid after `start`."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Listen, on the port of last time."""
+        """Listen; after a `stop`, on the same port as before."""
         app = web.Application(client_max_size=16 << 20)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -106,16 +106,16 @@ class ApiServer:
         self._port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """Go away: open connections break, new ones are refused."""
+        """Stop: open connections break, and new ones are refused."""
         self.reset_connections()
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
 
-    # The world behind it: what kubelets, controllers and people do
+    # Changes by other clients: kubelets, controllers and people
 
     def add(self, body: Json) -> Json:
-        """Create a pod or a node as given, uid, status and all."""
+        """Create a pod or a node exactly as given, including uid and status."""
         served = next(kind for kind in KINDS.values() if kind.kind == body["kind"])
         return self.store.create(served, body["metadata"].get("namespace", ""), body, as_given=True)
 
@@ -140,11 +140,11 @@ class ApiServer:
         self.store.bind(("default", name), binding)
 
     def delete(self, plural: str, name: str, namespace: str = "default", grace_s: int | None = 0) -> None:
-        """Delete an object; None is the grace period that the pod itself asks for."""
+        """Delete an object; `grace_s` None uses the pod's own grace period."""
         served = kind_of(plural)
         self.store.delete(served, served.key(namespace, name), grace_s=grace_s)
 
-    # Trouble
+    # Faults
 
     def fail(
         self,
@@ -155,33 +155,33 @@ class ApiServer:
         tokens: Iterable[str] = (),
         times: float = math.inf,
     ) -> Fault:
-        """Order trouble for requests of these `verbs` and `resources`, made by the bearers of these `tokens`.
+        """Inject `trouble` into requests with these `verbs`, `resources` and `tokens`.
 
-        What is not named does not matter. `heal` ends it.
+        An empty argument matches all requests. `heal` ends the fault.
         """
         fault = Fault(trouble, frozenset(verbs), frozenset(resources), frozenset(tokens), times)
         self._faults.append(fault)
         return fault
 
     async def carry_out(self) -> None:
-        """Do what the requests ask that met `Late`, the first first; nobody hears what comes of it."""
+        """Execute the requests that met `Late`, the oldest first; their clients get no answer."""
         while self._late:
             http, served, request = self._late.pop(0)
             with suppress(RefusedError):
                 await self._do(http, served, request)
 
     def black_hole(self) -> None:
-        """Lose every packet from now on: nothing is answered, open watches go silent for good, nothing is closed."""
+        """Lose every packet from now on: no request is answered, open watches stay silent, no connection is closed."""
         self._hole = self._hole or asyncio.Event()
         self._reads.lose_peers()
 
     def deny(self, policy: str, against: Callable[[Json, Json], str], *, code: int = 422) -> None:
-        """Have an admission policy refuse changes of pods that come over HTTP.
+        """Add an admission policy that can deny changes of pods over HTTP.
 
         Args:
             policy: its name.
-            against: says what is wrong with a change, given how the pod was and how it would be; nothing: it passes.
-            code: 422 as by default, 403 where the policy has `reason: Forbidden`.
+            against: returns the reason for a denial, given the old and the new pod; empty: the change is admitted.
+            code: 422 by default, 403 for a policy with `reason: Forbidden`.
         """
         self._policies[policy] = (against, code)
 
@@ -190,7 +190,7 @@ class ApiServer:
         del self._policies[policy]
 
     def heal(self) -> None:
-        """End every trouble. Watches that a black hole swallowed stay silent: their connections are lost."""
+        """End every fault. Watches from before a black hole stay silent: their connections are lost."""
         self._faults.clear()
         self.release_cache()
         if self._hole is not None:
@@ -198,17 +198,17 @@ class ApiServer:
             self._hole = None
 
     def close_watches(self) -> None:
-        """End every open watch, as a server does whose time-out came."""
+        """End every open watch, like a server after its timeout."""
         self._reads.close()
 
     def reset_connections(self) -> None:
-        """Break every connection that waits for an answer or watches, with a TCP reset."""
+        """Reset every connection with a pending request or a watch, by TCP RST."""
         for transport in tuple(self._connections):
             reset(transport)
 
     @contextmanager
     def watch_gap(self) -> Iterator[None]:
-        """Never tell any watch of what happens inside the ``with``."""
+        """Never report the changes inside the ``with`` to any watch."""
         self.store.hide_changes = True
         try:
             yield
@@ -216,7 +216,7 @@ class ApiServer:
             self.store.hide_changes = False
 
     def hold_cache(self) -> None:
-        """Let the watch cache lag: from now on watches, and lists that allow it, do not see what happens."""
+        """Let the watch cache lag: watches, and lists that may use the cache, do not see later changes."""
         self._reads.hold()
 
     def release_cache(self) -> None:
@@ -224,12 +224,12 @@ class ApiServer:
         self._reads.release()
 
     def count(self, verb: str, resource: str) -> int:
-        """Return how many such requests there were."""
+        """Return the number of requests with this verb and resource."""
         return sum((request.verb, request.resource) == (verb, resource) for request in self.requests)
 
     @property
     def watches(self) -> int:
-        """How many watches are open, half-open ones included."""
+        """The number of open watches, including half-open ones."""
         return self._reads.watches
 
     # HTTP
@@ -270,13 +270,13 @@ class ApiServer:
             case Garbage(body):
                 return web.Response(body=body, content_type="application/json")
             case Late():
-                await http.read()  # it stays with the request, whose connection may be gone by then
+                await http.read()  # keeps the body with the request, whose connection may be closed later
                 self._late.append((http, served, request))
                 await asyncio.Event().wait()
         return await self._do(http, served, request)
 
     def _noted(self, request: Request) -> Trouble | None:
-        """Take note of a request, and return the trouble that strikes it."""
+        """Record a request, and return the trouble that matches it."""
         self.requests.append(request)
         return next((fault.trouble for fault in self._faults if fault.strikes(request)), None)
 
@@ -302,14 +302,14 @@ class ApiServer:
             return
         for policy, (against, code) in self._policies.items():
             if wrong := against(before, after):
-                said = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {wrong}"
+                denial = f"ValidatingAdmissionPolicy '{policy}' with binding '{policy}' denied request: {wrong}"
                 name = before["metadata"]["name"]
                 reason = {403: "Forbidden", 422: "Invalid"}[code]
-                details = {"name": name, "kind": served.plural, "causes": [{"message": said}]}
-                raise RefusedError(code, reason, f'{served.full} "{name}" is forbidden: {said}', details)
+                details = {"name": name, "kind": served.plural, "causes": [{"message": denial}]}
+                raise RefusedError(code, reason, f'{served.full} "{name}" is forbidden: {denial}', details)
 
     async def _beside_objects(self, http: web.Request) -> web.Response | None:
-        """Answer what is asked of the server itself, and not of an object."""
+        """Answer requests about the server itself; None if the request is about an object."""
         if http.path in {"/healthz", "/livez", "/readyz"}:
             return web.Response(text="ok")
         if http.path == "/version":
@@ -344,7 +344,7 @@ class ApiServer:
     async def _do_update(self, http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         body = await http.json()
         if served is LEASES and not body.get("metadata", {}).get("resourceVersion"):
-            # Leases are the one kind here that cannot be overwritten blindly.
+            # Of the kinds here, only Leases refuse an update without a resourceVersion.
             message = "Invalid value: must be specified for an update"
             raise invalid(served, request.name, "metadata.resourceVersion", "FieldValueInvalid", message)
         return self._changed(served, request, lambda _: body)

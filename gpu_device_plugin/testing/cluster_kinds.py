@@ -1,4 +1,4 @@
-"""The kinds of objects that an API server keeps for this product, and what it refuses to have written on each.
+"""The kinds of objects that the API server double stores, and the validation of each.
 
 The rules are those of Kubernetes 1.36, and stricter in one point: the spec of a pod cannot be changed at all.
 """
@@ -28,7 +28,7 @@ class RefusedError(Exception):
 
 
 def invalid(served: Served, name: str, where: str, why: str, message: str) -> RefusedError:
-    """Return the refusal of an object for what stands in one of its fields."""
+    """Return the refusal of an object with an invalid field."""
     cause = {"reason": why, "message": message, "field": where}
     details = {"name": name, "kind": served.kind, "causes": [cause]}
     return RefusedError(422, "Invalid", f'{served.kind} "{name}" is invalid: {where}: {message}', details)
@@ -36,7 +36,7 @@ def invalid(served: Served, name: str, where: str, why: str, message: str) -> Re
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """A kind of object that the store keeps."""
+    """A kind of object in the store."""
 
     plural: str
     kind: str
@@ -46,26 +46,26 @@ class Served:
     fields: Mapping[str, Callable[[Mapping[str, Any]], str]] = field(default_factory=dict)
     """Field selectors besides those on metadata."""
     on_create: Callable[[Json], object] = lambda _new: None
-    """Completes a new object, or refuses it."""
+    """Sets the defaults of a new object, or refuses it."""
     on_change: Callable[[Json, Json], object] = lambda _before, _after: None
-    """Refuses a change that this kind does not allow."""
+    """Refuses a forbidden change."""
 
     @property
     def api_version(self) -> str:
-        """As written in objects."""
+        """The apiVersion of its objects."""
         return f"{self.group}/v1" if self.group else "v1"
 
     @property
     def full(self) -> str:
-        """As written in messages."""
+        """Its name in messages."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def key(self, namespace: str, name: str) -> tuple[str, str]:
-        """Return under which namespace and name an object is kept."""
+        """Return the namespace and name under which an object is stored."""
         return (namespace if self.namespaced else "", name)
 
     def selector(self, fields: str, labels: str) -> Callable[[Mapping[str, Any]], bool]:
-        """Return whether an object is meant by both selectors; raise RefusedError if they cannot be read."""
+        """Return a test whether both selectors match an object; raise RefusedError if one is invalid."""
         known: dict[str, Callable[[Mapping[str, Any]], str]] = {
             "metadata.name": lambda found: found["metadata"]["name"],
             **({"metadata.namespace": lambda found: found["metadata"]["namespace"]} if self.namespaced else {}),
@@ -79,7 +79,7 @@ class Served:
 
 
 def core_event(event: Json) -> Json:
-    """Return an Event as API group ``""`` has it (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
+    """Convert an Event to API group ``""`` (Convert_v1_Event_To_core_Event in Kubernetes' pkg/apis/events/v1)."""
     names = {
         "note": "message",
         "regarding": "involvedObject",
@@ -153,7 +153,7 @@ def _check_lease(lease: Json) -> None:
 
 
 def canonical_quantity(text: str) -> str:
-    """Write a whole number as the API server does: ``1000`` becomes ``1k``; anything else stays."""
+    """Format a whole number like the API server: ``1000`` becomes ``1k``; other text stays as it is."""
     if not (text.isascii() and text.isdigit()):
         return text
     number, suffixes = int(text), iter(("", "k", "M", "G", "T", "P", "E"))
@@ -180,7 +180,7 @@ EVENTS = Served("events", "Event", group="events.k8s.io", on_create=_create_even
 CORE_EVENTS = Served(
     "events", "Event", fields={"involvedObject.uid": lambda found: found["involvedObject"].get("uid", "")}
 )
-"""The same objects by their older form, only to be listed."""
+"""The same objects in the older API group, only for lists."""
 LEASES = Served(
     "leases",
     "Lease",
@@ -192,5 +192,5 @@ KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASE
 
 
 def kind_of(plural: str) -> Served:
-    """Return the kind of this name."""
+    """Return the kind with this plural name."""
     return next(kind for kind in KINDS.values() if kind.plural == plural)

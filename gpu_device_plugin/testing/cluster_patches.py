@@ -1,4 +1,4 @@
-"""Patches as an API server applies them: JSON merge patches and strategic merge patches."""
+"""Apply JSON merge patches and strategic merge patches like an API server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def strategic_merge(target: Any, patch: Any, name: str = "") -> Any:
-    """Apply a strategic merge patch; of its directives, ``$patch: delete`` in lists and ``$patch: replace``."""
+    """Apply a strategic merge patch, with the directives ``$patch: delete`` in lists and ``$patch: replace``."""
     if isinstance(patch, list) and name in _MERGE_KEYS:
         return _merge_lists(target or [], patch, _MERGE_KEYS[name])
     if not isinstance(patch, dict):

@@ -1,4 +1,4 @@
-"""Lists in pages, and watches, as an API server serves them out of a cache that may lag."""
+"""Serve paged lists and watches like an API server, from a watch cache that may lag."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _LONGEST_WATCH_S = 1800.0
 _LAST_BOOKMARK_S = 2.0
-"""Before the end of a watch; in a shorter one there is none."""
+"""The last bookmark comes this long before the end of a watch; a shorter watch gets none."""
 
 
 @dataclass(eq=False, slots=True)
 class _Watch:
-    """An open watch, and where its events go."""
+    """An open watch and its connection."""
 
     response: web.StreamResponse
     served: Served
@@ -35,7 +35,7 @@ class _Watch:
     selected: Callable[[Json], bool]
     ended: bool = False
     half_open: bool = False
-    """The peer is gone without a word: nothing arrives there any more."""
+    """The peer vanished without closing the connection: it receives nothing any more."""
 
     def wants(self, found: Json) -> bool:
         inside = not self.namespace or found["metadata"].get("namespace") == self.namespace
@@ -58,11 +58,11 @@ class _Watch:
 
 
 class Reads:
-    """Every list and every open watch."""
+    """Serves all lists and watches."""
 
     def __init__(self, store: Callable[[], Store], *, bookmark_s: float, patience_s: float) -> None:
-        """Read what `store` returns; see `ApiServer` for the times."""
-        self._store = store  # asked anew each time: a test may have put another in its place
+        """Read from the result of `store`; see `ApiServer` for the times."""
+        self._store = store  # called each time: a test may have replaced the store
         self._bookmark_s = bookmark_s
         self._patience_s = patience_s
         self._held: State | None = None
@@ -71,11 +71,11 @@ class Reads:
 
     @property
     def watches(self) -> int:
-        """How many watches are open, half-open ones included."""
+        """The number of open watches, including half-open ones."""
         return len(self._open)
 
     def hold(self) -> None:
-        """Let the cache lag: watches, and lists that allow it, do not see what happens from now on."""
+        """Let the cache lag: watches, and lists that may use the cache, do not see later changes."""
         self._held = self._store().state()
 
     def release(self) -> None:
@@ -84,7 +84,7 @@ class Reads:
         self._wake()
 
     def lose_peers(self) -> None:
-        """Let every open watch go silent for good."""
+        """Silence every open watch for ever."""
         for watch in self._open:
             watch.half_open = True
 
@@ -108,7 +108,7 @@ class Reads:
             if served is CORE_EVENTS:
                 objects = {key: core_event(one) for key, one in objects.items()}
             found = [
-                # The items of a list do not repeat its kind.
+                # The items of a list carry no kind or apiVersion.
                 {key: value for key, value in one.items() if key not in {"kind", "apiVersion"}}
                 for key, one in sorted(objects.items())
                 if selected(one) and (not request.namespace or key[0] == request.namespace)
@@ -132,7 +132,7 @@ class Reads:
         return page
 
     async def _state(self, since: str) -> State:
-        """Return the state not older than `since`: from the watch cache, unless the newest is asked for."""
+        """Return a state not older than `since`, from the watch cache unless the newest state is requested."""
         if not since:
             return self._store().state()
         wanted = version_of(since)
@@ -159,14 +159,14 @@ class Reads:
         response.enable_chunked_encoding()
         try:
             await response.prepare(http)
-        except ConnectionError:  # broken before we could answer
+        except ConnectionError:  # the connection broke before the answer
             return response
         watch = _Watch(response, served, request.namespace, selected)
         self._open.add(watch)
         try:
             await self._feed(watch, params)
         except ConnectionError:
-            pass  # the reader has left
+            pass  # the client has disconnected
         finally:
             self._open.discard(watch)
         return response
@@ -189,7 +189,7 @@ class Reads:
         bookmark = loop.time() + self._bookmark_s
         if loop.time() < end - _LAST_BOOKMARK_S:
             bookmark = min(bookmark, end - _LAST_BOOKMARK_S)
-        while not watch.ended and done >= self._store().oldest:  # one that falls behind is ended
+        while not watch.ended and done >= self._store().oldest:  # a watch that lags too far is ended
             tick = self._store().changed.version
             done = await self._send_events(watch, done)
             now = loop.time()

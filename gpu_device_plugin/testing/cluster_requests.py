@@ -1,4 +1,4 @@
-"""HTTP as Kubernetes speaks it: what a request asks for, and how a refusal is answered."""
+"""The HTTP conventions of Kubernetes: parse requests, and answer with ``Status`` objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asked of the server, in the words of RBAC."""
+    """A request to the server, in RBAC's terms."""
 
     verb: str
     resource: str
@@ -36,7 +36,7 @@ _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete
 
 
 def understood(http: web.Request) -> tuple[Served, Request]:
-    """Read path and method as Kubernetes does, or raise RefusedError."""
+    """Parse path and method like Kubernetes, or raise RefusedError."""
     group, *parts = ("", *http.path.strip("/").split("/")[1:])
     if http.path.startswith("/apis/"):
         group, *parts = parts
@@ -75,7 +75,7 @@ def version_of(text: str) -> int:
 
 
 def status_of(error: RefusedError) -> Json:
-    """Return the object that tells a client of an error."""
+    """Return the ``Status`` object of an error."""
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -89,13 +89,13 @@ def status_of(error: RefusedError) -> Json:
 
 
 def refusal(error: RefusedError, retry_after_s: int | None = None) -> web.Response:
-    """Return the answer to a request that is refused."""
+    """Return the answer to a refused request."""
     headers = {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
     return web.json_response(status_of(error), status=error.code, headers=headers)
 
 
 def reset(transport: asyncio.BaseTransport | None) -> None:
-    """Close a connection so that the peer gets a reset, whatever is still under way."""
+    """Close a connection by TCP RST, even with unsent data."""
     if isinstance(transport, asyncio.Transport):
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:

@@ -1,6 +1,6 @@
 """The objects of an API server, one version counter, and the history for watches.
 
-Nothing here knows HTTP; `cluster` serves it. The rules for what may be written on an object stand in `cluster_kinds`.
+This module is independent of HTTP; `cluster` serves the store. `cluster_kinds` has the validation of objects.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.builders import Json
 
 _CHANGEABLE = ("labels", "annotations", "finalizers")
-"""What of an object's metadata may be changed."""
+"""The metadata fields that clients may change."""
 _ENDED = {"Succeeded", "Failed"}
-"""Phases in which no kubelet has anything to end."""
+"""Phases in which no container is left for the kubelet to stop."""
 
 Key = tuple[str, str]
 """Namespace and name."""
 
 KEPT_CHANGES = 10_000
-"""A watch that is further behind must list again."""
+"""The changes that are kept at least. The client of a watch that lags further must list again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One write. `before` and `after` are None where there was, or is, no object."""
+    """One write. `before` is None for a creation, `after` for a deletion."""
 
     version: int
     served: Served
@@ -46,7 +46,8 @@ class Change:
     def seen_by(self, selector: Callable[[Json], bool]) -> tuple[str, Json] | None:
         """Return type and object of the event that a watch with `selector` gets, or None.
 
-        An object that begins to match is added, whether it is new or not; one that ceases to match is deleted.
+        An object that begins to match is reported as added, even if it is not new; one that no longer matches, as
+        deleted.
         """
         was = self.before is not None and selector(self.before)
         if self.after is not None and selector(self.after):
@@ -66,17 +67,17 @@ class State:
 
 
 class Store:
-    """Objects and their history. Stored objects are never changed, only replaced; do not change what is handed out."""
+    """Objects and their history. Stored objects are never changed, only replaced; callers must not change them."""
 
     def __init__(self) -> None:
         self.changed = Latest(1)
         """The newest version; set for every write."""
         self.oldest = 1
-        """A watch can begin here, and at no older version."""
+        """The oldest version at which a watch can begin."""
         self._objects: dict[Served, dict[Key, Json]] = {kind: {} for kind in KINDS.values()}
         self._history: list[Change] = []
         self.hide_changes = False
-        """Keep the writes from now on from watches for ever."""
+        """While true, writes are never reported to watches."""
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{len(found)} {kind.plural}" for kind, found in self._objects.items())
@@ -88,7 +89,7 @@ class Store:
         return self.changed.value
 
     def state(self) -> State:
-        """Return everything as it is now."""
+        """Return a snapshot of all objects."""
         return State(self.version, {kind: dict(found) for kind, found in self._objects.items()})
 
     def changes_after(self, version: int, up_to: int) -> Sequence[Change]:
@@ -110,7 +111,7 @@ class Store:
         return found
 
     def create(self, served: Served, namespace: str, body: Json, *, as_given: bool = False) -> Json:
-        """Keep a new object; with `as_given` also what only the API server may choose."""
+        """Store a new object; with `as_given`, keep the fields that normally only the API server sets."""
         new = copy.deepcopy(body)
         meta = new.setdefault("metadata", {})
         if meta.get("generateName") and not meta.get("name"):
@@ -146,9 +147,9 @@ class Store:
         subresource: str = "",
         admit: Callable[[Json, Json], None] = lambda _before, _after: None,
     ) -> Json:
-        """Replace an object by what `apply` makes of it, within what `subresource` (or none) may change.
+        """Replace an object by the result of `apply`, limited to the fields that `subresource` (or none) may change.
 
-        Once it is known to be valid `admit` may refuse it, whose arguments are how it was and how it would be.
+        After the validation, `admit` gets the old and the new object and may refuse the change.
         """
         before = self.get(served, key)
         after = apply(copy.deepcopy(before))
@@ -176,7 +177,7 @@ class Store:
         return before if after == before else self._commit(served, key, before, after)
 
     def delete(self, served: Served, key: Key, *, grace_s: int | None = None, uid: str = "", version: str = "") -> Json:
-        """Delete an object, or mark a running pod for deletion as its kubelet wants it."""
+        """Delete an object, or mark a running pod for deletion by its kubelet."""
         before = self.get(served, key)
         meta = before["metadata"]
         for what, wanted, there in _preconditions(uid, version, before):
@@ -247,7 +248,7 @@ def _time(moment: datetime) -> str:
 
 
 def _preconditions(uid: str | None, version: str | None, found: Json) -> Iterator[tuple[str, str, str]]:
-    """Yield name, wanted and found value of the preconditions that do not hold."""
+    """Yield name, expected value and found value of each failed precondition."""
     for what, wanted, key in (("UID", uid, "uid"), ("ResourceVersion", version, "resourceVersion")):
         if wanted and wanted != found["metadata"][key]:
             yield what, wanted, found["metadata"][key]

@@ -1,4 +1,4 @@
-"""The troubles that one can have with an API server, and which requests they strike."""
+"""The faults that the API server double can inject, and the requests that they match."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ class Answer:
     message: str = "trouble, as ordered"
     causes: tuple[str, ...] = ()
     done: bool = False
-    """What was asked is done nevertheless."""
+    """The request is executed nevertheless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """Take the request and never answer, whether it is done or not."""
+    """Accept the request and never answer; with `done`, execute it."""
 
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Break the connection, before or after doing what was asked."""
+    """Reset the connection; with `done`, after executing the request."""
 
     done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Slow:
-    """Wait, then do what was asked."""
+    """Wait, then execute the request."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Answer 200 with something that no API server says, as a proxy on the way might."""
+    """Answer 200 with a body that no API server sends, like a proxy."""
 
     body: bytes = b"<html>sign in, please</html>"
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Take the request and never answer; it is carried out when `ApiServer.carry_out` says so, or never.
+    """Accept the request and never answer; `ApiServer.carry_out` executes it later.
 
-    An API server goes on with a request that its client has given up, for up to 60 s by default.
+    An API server continues a request that its client has given up, for up to 60 s by default.
     """
 
 
@@ -64,7 +64,7 @@ Trouble: TypeAlias = Answer | Hang | Reset | Slow | Garbage | Late
 
 @dataclass(eq=False, slots=True)
 class Fault:
-    """A trouble that stays until it has happened `times` times, or for ever."""
+    """A trouble that ends after `times` matching requests; infinite by default."""
 
     trouble: Trouble
     verbs: frozenset[str]
@@ -74,7 +74,7 @@ class Fault:
     happened: int = 0
 
     def strikes(self, request: Request) -> bool:
-        """Whether this request is hit; counts it."""
+        """Return whether this request matches, and count it."""
         hit = (
             self.happened < self.times
             and (not self.verbs or request.verb in self.verbs)

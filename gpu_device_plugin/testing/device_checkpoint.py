@@ -1,4 +1,4 @@
-"""The file in which a kubelet remembers who holds which devices, device IDs by NUMA node."""
+"""Read and write the kubelet double's checkpoint file: the devices of each container, by NUMA node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class CorruptCheckpointError(Exception):
-    """The file is there and cannot be believed."""
+    """The file exists, but it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Everything in the file. `registered` has the healthy IDs of every resource, in no order."""
+    """The content of the file. `registered` has the healthy IDs of every resource, in no order."""
 
     entries: tuple[Entry, ...] = ()
     registered: Mapping[str, tuple[str, ...]] | None = None
 
 
 def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Iterable[str]]) -> None:
-    """Replace the file in one step, mode 0600. OSError: the directory is gone, or the disk is full.
+    """Replace the file atomically, mode 0600. OSError: the directory does not exist, or the disk is full.
 
-    The kubelet also syncs the file to disk, which only a power failure could tell from this.
+    The kubelet also syncs the file to disk, which matters only in a power failure.
     """
     written = [
         {
@@ -59,7 +59,7 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Iterabl
         }
         for entry in entries
     ]
-    # Go writes an empty slice that was never made as null.
+    # Go encodes a nil slice as null.
     data = {
         "PodDeviceEntries": written or None,
         "RegisteredDevices": {resource: list(ids) for resource, ids in registered.items()},
@@ -67,11 +67,11 @@ def write(path: Path, entries: Iterable[Entry], registered: Mapping[str, Iterabl
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".")
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump({"Data": data, "Checksum": _checksum(data)}, file, separators=(",", ":"))
-    os.replace(temporary, path)  # noqa: PTH105  (the call that makes it one step is worth naming)
+    os.replace(temporary, path)  # noqa: PTH105  (names the system call that makes it atomic)
 
 
 def read(path: Path) -> Checkpoint:
-    """Read what `write` wrote. FileNotFoundError: there is none. CorruptCheckpointError: damaged or edited by hand."""
+    """Read a file of `write`. FileNotFoundError: there is none. CorruptCheckpointError: damaged or edited by hand."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         data = document["Data"]
@@ -96,6 +96,6 @@ def _entry(written: Mapping[str, Any]) -> Entry:
 
 
 def _checksum(data: Mapping[str, Any]) -> int:
-    # The kubelet hashes a dump of its own data structures, which nobody else can compute; a reader has to ignore the
-    # number, and this one is as good as any.
+    # The kubelet hashes a dump of its Go data structures, which no other program can compute; readers have to ignore
+    # the number, so any hash will do here.
     return zlib.crc32(json.dumps(data).encode())

@@ -1,7 +1,7 @@
-"""Which device goes to which container: the rules of the kubelet's device manager.
+"""Allocate devices to containers by the rules of the kubelet's device manager.
 
-Facts from pkg/kubelet/cm/devicemanager of Kubernetes 1.25 to 1.36, oddities included: a double that is kinder than the
-real one would hide the faults it is there to show.
+The rules, including their oddities, are from pkg/kubelet/cm/devicemanager of Kubernetes 1.25 to 1.36: a double that is
+more lenient than the real kubelet would hide the faults that it should show.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ T = TypeVar("T")
 
 
 class AdmissionError(Exception):
-    """The device manager's sentence on why a container does not get its devices."""
+    """The device manager's reason why a container does not get its devices."""
 
 
-class KubeletPanic(Exception):  # noqa: N818  (a panic is what it is called, and not an error anyone handles)
-    """The whole kubelet died of a nil pointer."""
+class KubeletPanic(Exception):  # noqa: N818  (Go calls it a panic, and no caller handles it as an error)
+    """The whole kubelet process died of a nil pointer."""
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """Where the calls for one resource go."""
+    """The endpoint for the calls of one resource."""
 
     plugin: PluginClient | None
-    """None for a resource that is only known from the checkpoint."""
+    """None for a resource known only from the checkpoint."""
     options: DevicePluginOptions | None
     stopped: bool = False
     expired: bool = False
@@ -63,7 +63,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Devices of one resource that a container holds, with the plugin's answer for them."""
+    """Devices of one resource that a container holds, and the plugin's answer for them."""
 
     devices: Mapping[int, tuple[str, ...]]
     """By NUMA node; -1 for devices without one."""
@@ -77,20 +77,20 @@ class Grant:
 
 @dataclass
 class DeviceManager:
-    """The devices as one kubelet process knows them. In one event loop; suspends only where it calls a plugin."""
+    """The device state of one kubelet process. Belongs to one event loop; suspends only where it calls a plugin."""
 
     checkpoint: Path
     version: Version
     choices: random.Random
-    """For every order of a Go map that decides who gets what."""
+    """For every order of a Go map that determines an allocation."""
     orders: random.Random
-    """For the order in which files are written, which decides nothing and happens at any time."""
+    """For the order of entries in written files, which determines no allocation and may be drawn at any time."""
     active_pods: Callable[[], Collection[str]]
     """UIDs of the pods that have not ended."""
     is_running: Callable[[str, str], bool]
-    """Did the container runtime report this container of this pod running when the kubelet started?"""
+    """Whether the container runtime reported this container of this pod as running when the kubelet started."""
     numa_hint: frozenset[int] | None = None
-    """What a topology manager with a policy other than `none` stored for every container."""
+    """The NUMA nodes that a topology manager with a policy other than `none` stored for every container."""
     sources_ready: bool = False
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     healthy: dict[str, set[str]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class DeviceManager:
     """By pod UID, container and resource."""
     _reusable: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     _admitted_last: str | None = None
-    """UID of the pod for which devices were last asked, with or without any; the real one's pendingAdmissionPod."""
+    """UID of the pod of the last allocation, even without devices; the real kubelet's pendingAdmissionPod."""
 
     def __repr__(self) -> str:
         amounts = ", ".join(
@@ -111,14 +111,14 @@ class DeviceManager:
         )
         return f"<DeviceManager {amounts or 'of nothing'}>"
 
-    # What plugins say
+    # Reports of plugins
 
     def connected(self, resource: str, plugin: PluginClient, options: DevicePluginOptions) -> None:
         """Send the calls for `resource` to `plugin` from now on."""
         self.endpoints[resource] = Endpoint(plugin, options)
 
     def update(self, resource: str, devices: Iterable[Device]) -> None:
-        """Believe a list, and write the checkpoint. IDs that it does not name are forgotten."""
+        """Apply a plugin's list, and write the checkpoint. IDs missing from the list are forgotten."""
         self.listed[resource] = {device.ID: device for device in devices}
         listed = self.listed[resource].values()
         self.healthy[resource] = {device.ID for device in listed if device.health == HEALTHY}
@@ -126,17 +126,17 @@ class DeviceManager:
         self._write_checkpoint_if_possible()
 
     def disconnected(self, resource: str) -> None:
-        """Take all devices of `resource` for unhealthy, and stop whichever endpoint it has now."""
+        """Mark all devices of `resource` as unhealthy, and stop its current endpoint."""
         if endpoint := self.endpoints.get(resource):
             self.unhealthy.setdefault(resource, set()).update(self.healthy.get(resource, ()))
             if resource in self.healthy:
                 self.healthy[resource] = set()
             endpoint.stopped = True
 
-    # What the node shows
+    # The node's status
 
     def amounts(self) -> dict[str, Amount]:
-        """Count the devices of every resource whose plugin is there or has not been gone for long."""
+        """Count the devices of every resource whose plugin is connected or was disconnected only recently."""
         return {
             resource: Amount(
                 capacity=len(self.healthy.get(resource, ())) + len(self.unhealthy.get(resource, ())),
@@ -147,7 +147,7 @@ class DeviceManager:
         }
 
     def forget_gone(self) -> list[str]:
-        """Drop the resources whose plugin stayed away too long; return their names."""
+        """Drop the resources whose plugin was disconnected for too long; return their names."""
         gone = [resource for resource in self.healthy | self.unhealthy if self._is_gone(resource)]
         for resource in gone:
             for known in (self.endpoints, self.healthy, self.unhealthy):
@@ -157,15 +157,15 @@ class DeviceManager:
         return gone
 
     def knows(self, resource: str) -> bool:
-        """Is it one of a plugin's, now or by an allocation? Other resources are nobody's business here."""
+        """Return whether a plugin serves the resource, or an allocation has it. Other resources are ignored."""
         return resource in self.healthy or resource in self.allocated
 
-    # Who gets what
+    # Allocation
 
     async def allocate(self, pod_uid: str, container: ContainerSpec) -> None:
-        """Give a container what it asks for. AdmissionError: it cannot have it, though a part may stay booked.
+        """Allocate a container's devices. AdmissionError: that failed, though a part may stay allocated.
 
-        Containers of a pod come in their order in the spec. KubeletPanic: a plugin withdrew an ID during its Allocate.
+        Call it in the order of the containers in the spec. KubeletPanic: a plugin withdrew an ID during its Allocate.
         """
         self._admitted_last = pod_uid
         for other in [uid for uid in self._reusable if uid != pod_uid]:
@@ -177,7 +177,7 @@ class DeviceManager:
             reusable[resource] = before | grant.ids if container.kind is Kind.INIT else before - grant.ids
 
     async def before_start(self, pod_uid: str, container: ContainerSpec) -> None:
-        """Call PreStartContainer where it is required; allocate what was never allocated. AdmissionError: no start."""
+        """Call PreStartContainer where it is required; allocate missing devices. AdmissionError: no start."""
         missing = False
         for resource, needed in self._in_map_order(container.limits.items()):
             if not self.knows(resource) or needed == 0:
@@ -189,7 +189,7 @@ class DeviceManager:
             await self.allocate(pod_uid, container)
 
     def received(self, pod_uid: str, container: str) -> Received:
-        """Merge the answers for all resources of a container. Where two disagree, the order of a map decides."""
+        """Merge the answers for all resources of a container. The order of a Go map resolves conflicts."""
         envs: dict[str, str] = {}
         annotations: dict[str, str] = {}
         mounts: dict[str, Mount] = {}
@@ -214,11 +214,11 @@ class DeviceManager:
         return self.grants.get(pod_uid, {}).get(container, {})
 
     def numa_nodes(self, resource: str, device: str) -> tuple[int, ...]:
-        """Return the NUMA nodes that the latest list gives for a device, (-1,) if it gives none."""
+        """Return a device's NUMA nodes in the latest list; (-1,) if it has none."""
         return tuple(node.ID for node in self.listed[resource][device].topology.nodes) or (NO_NUMA_NODE,)
 
     def collect(self) -> None:
-        """Free the devices of pods that are no longer active; nothing else ever frees one."""
+        """Free the devices of pods that are no longer active; no other method frees devices."""
         if not self.sources_ready:
             return
         kept = {self._admitted_last} if self.version.keeps_pod_admitted_last else set[str | None]()
@@ -228,10 +228,10 @@ class DeviceManager:
         if ended:
             self._recount()
 
-    # What survives the process
+    # The checkpoint
 
     def read_checkpoint(self) -> None:
-        """Take over what the process before knew. A missing file is an empty one; a corrupt one is forgotten."""
+        """Restore the state of the previous process. A missing file counts as empty; a corrupt one is ignored."""
         try:
             found = device_checkpoint.read(self.checkpoint)
         except (FileNotFoundError, device_checkpoint.CorruptCheckpointError):
@@ -245,7 +245,7 @@ class DeviceManager:
             self.endpoints[resource] = Endpoint(None, None, stopped=True)
 
     def write_checkpoint(self) -> None:
-        """Write who holds what and which IDs are healthy. OSError: the directory is gone."""
+        """Write the allocations and the healthy IDs. OSError: the directory does not exist."""
 
         def any_order(items: Iterable[T]) -> list[T]:
             return self._in_map_order(items, self.orders)
@@ -266,7 +266,7 @@ class DeviceManager:
             self.write_checkpoint()
 
     def _in_map_order(self, items: Iterable[T], rng: random.Random | None = None) -> list[T]:
-        # Sorted first, for one seed to give one order whatever Python's own sets do. Items are keys, or pairs with one.
+        # Sorted first, so that a seed gives one order regardless of Python's sets. Items are keys, or pairs with one.
         ordered = sorted(items, key=lambda item: item if isinstance(item, str) else item[0])  # type: ignore[index]
         (rng or self.choices).shuffle(ordered)
         return ordered
@@ -307,8 +307,8 @@ class DeviceManager:
             if not answer.container_responses:
                 raise AdmissionError(f"no containers return in allocation response {answer}")
             grant = Grant(self._by_numa_node(resource, ids), answer.container_responses[0])
-            # Not entered into `allocated`, where the choice put the IDs: if a List freed another pod during the call,
-            # it has counted anew without them, and they can be given a second time. The real one does that too.
+            # The IDs are not added to `allocated` again, where the choice put them: if a List freed another pod during
+            # the call, it recounted without them, and they can be allocated twice. The real kubelet has this fault too.
             self.grants.setdefault(pod_uid, {}).setdefault(container.name, {})[resource] = grant
         if changed:
             try:

@@ -1,4 +1,4 @@
-"""A door in front of an RPC: open, held shut, or refusing."""
+"""A gate in front of an RPC: open, closed, or refusing calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RefusedError(Exception):
 
 
 class Gate:
-    """Every call passes through it. Starts open; one loop's, like the doubles that own it."""
+    """Every call passes through it. Starts open; belongs to one event loop, like the doubles that own it."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
@@ -26,23 +26,23 @@ class Gate:
         self._refusals_left: float = 0
         self._reached = asyncio.Event()
         self.waiting = 0
-        """Calls that stand before the closed door."""
+        """The number of calls that wait at the closed gate."""
 
     def __repr__(self) -> str:
         state = "open" if self._open.is_set() else f"held, {self.waiting} waiting"
         return f"<Gate {state}{', refusing' if self._refusals_left else ''}>"
 
     def hold(self) -> None:
-        """Let calls hang from now on, until `release` or until the caller gives up."""
+        """Let calls hang from now on, until `release` or until their callers give up."""
         self._open.clear()
         self._reached.clear()
 
     async def reached(self) -> None:
-        """Wait until a call stands before the door that was closed by `hold`."""
+        """Wait until a call has reached the gate that `hold` closed."""
         await self._reached.wait()
 
     def release(self) -> None:
-        """Let everyone through, those who wait first; forget refusals."""
+        """Open the gate, also for the waiting calls; forget refusals."""
         self._refusals_left = 0
         self._open.set()
 
@@ -53,7 +53,7 @@ class Gate:
         self._refusal, self._refusals_left = RefusedError(code, details), times
 
     async def passed(self) -> None:
-        """Wait until the call may go on. RefusedError: it may not."""
+        """Wait until the gate is open. RefusedError: the call is refused."""
         if not self._open.is_set():
             self.waiting += 1
             self._reached.set()

@@ -1,7 +1,7 @@
-"""A kubelet to develop against: real sockets and the real rules, and time passes only where a test says so.
+"""A kubelet for development and tests: real sockets and the real rules, and time passes only where a test says so.
 
-`Kubelet` stands for a node: what its kubelet process knows dies with the process, while pods, running containers, the
-node's status and the files stay. Files are real, so a test damages them itself: it may write nonsense to `checkpoint`,
+`Kubelet` represents a node: the state of its kubelet process ends with the process, while pods, running containers, the
+node's status and the files stay. The files are real, so a test can damage them: it may write nonsense to `checkpoint`,
 unlink it, or remove `device_plugin_dir`.
 """
 
@@ -44,14 +44,13 @@ _LONGEST_SOCKET_PATH = 107
 
 
 class Kubelet:
-    """The kubelet of one node under `root`, with everything around it that outlives its process.
+    """The kubelet of one node under `root`, with the state of the node that outlives its process.
 
-    Deterministic: what a real one leaves to the order of Go's maps comes from `seed`, and who gets which devices does
-    not depend on how often anyone asked in between. Belongs to one event loop.
-    `async with` starts it and stops it for good.
+    Deterministic: `seed` replaces the random order of Go's maps, and allocations do not depend on the number of queries
+    in between. Belongs to one event loop. `async with` starts it and stops it for good.
 
-    A plugin's or an agent's failures never raise here: they show in the returned pods, in `registrations`, `streams`
-    and `panics`. What raises is a test's own mistake, and `KubeletPanic` out of `admit`.
+    Failures of a plugin or an agent never raise here: they show in the returned pods, in `registrations`, `streams`
+    and `panics`. Only a test's own mistakes raise, and `admit` raises `KubeletPanic`.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class Kubelet:
         self.streams: list[Stream] = []
         self.panics: list[KubeletPanic] = []
         self.node_status: dict[str, Amount] = {}
-        """The node's status in the API: what `publish` found the last time. A scheduler sees nothing else."""
+        """The node's status in the API, as of the last `publish`. A scheduler sees only this."""
         self._listening = root / "listening"
         self._dialling = dialling or Dialling()
         self._numa_hint = None if numa_hint is None else frozenset(numa_hint)
@@ -111,7 +110,7 @@ class Kubelet:
 
     @property
     def up(self) -> bool:
-        """A kubelet process is there."""
+        """Whether a kubelet process is running."""
         return self._process is not None
 
     async def start(self, *, ready: bool = True) -> None:
@@ -131,7 +130,7 @@ class Kubelet:
             if container.running
         }
         if not self.checkpoint.exists():
-            # Without one the kubelet takes the node for a new one, other people's resources included.
+            # Without a checkpoint the kubelet treats the node as new, and resets all resources, also those of others.
             self.node_status = dict.fromkeys(self.node_status, Amount(0, 0))
         manager = DeviceManager(
             self.checkpoint,
@@ -173,7 +172,7 @@ class Kubelet:
     async def stop(self) -> None:
         """End the kubelet process, if there is one. Containers keep running, and its sockets stay as dead files.
 
-        That is all a kubelet does on its way out; SIGTERM and SIGKILL look the same to a plugin.
+        A stopping kubelet does no more; SIGTERM and SIGKILL look the same to a plugin.
         """
         if self._process is None:
             return
@@ -199,7 +198,7 @@ class Kubelet:
     async def sources_ready(self) -> None:
         """Deliver all pods of the API to the process, oldest first, which admits them again.
 
-        Only then it believes in its list of pods and frees the devices of those that are missing.
+        Only then does it treat its list of pods as complete, and free the devices of missing pods.
         """
         process = self._require()
         for known in self.pods:
@@ -274,7 +273,7 @@ class Kubelet:
         return gone
 
     def process_ended(self, pod: Pod) -> None:
-        """Let the processes of a pod that was deleted by force come to their end. KeyError: there are none."""
+        """End the processes of a pod that was deleted by force. KeyError: there are none."""
         del self._pods.left_behind[pod.uid]
 
     async def restart_container(self, pod: Pod, name: str) -> Pod:
@@ -292,7 +291,7 @@ class Kubelet:
         return self._pods.known(pod.uid) or pod
 
     def pod(self, pod: Pod | str) -> Pod:
-        """Return a pod as it is now, by an older view of it or by its name. KeyError: it is not in the API."""
+        """Return a pod's current state, by an older state or by its name. KeyError: it is not in the API."""
         if isinstance(pod, Pod):
             return self._pods.in_api[pod.uid]
         for known in self._pods.in_api.values():
@@ -307,7 +306,7 @@ class Kubelet:
 
     @property
     def running(self) -> tuple[Pod, ...]:
-        """All pods with a running process, those that were deleted by force included."""
+        """All pods with a running process, including those that were deleted by force."""
         return tuple(each for each in (*self.pods, *self._pods.left_behind.values()) if each.process_running)
 
     def device_health(self, pod: Pod) -> Mapping[str, Mapping[str, list[tuple[str, str]]]]:
@@ -348,7 +347,7 @@ class Kubelet:
 
     @property
     def allocated(self) -> Mapping[str, frozenset[str]]:
-        """The IDs that the kubelet will not give to another pod, by resource."""
+        """The IDs that the kubelet will not allocate to another pod, by resource."""
         return {resource: frozenset(ids) for resource, ids in self._require().manager.allocated.items() if ids}
 
     def publish(self) -> Mapping[str, Amount]:

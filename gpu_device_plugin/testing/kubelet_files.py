@@ -1,4 +1,4 @@
-"""The directories of a kubelet: at its start old sockets of plugins are wiped, and its own outlive it."""
+"""The kubelet double's directories: its start removes old plugin sockets, and its own sockets outlive its process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def wipe(device_plugin_dir: Path, checkpoint: Path, version: Version) -> None:
     """Remove the files that a kubelet removes at its start."""
     for entry in device_plugin_dir.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a plugin that ends removes its own sockets meanwhile
+        with contextlib.suppress(FileNotFoundError):  # a stopping plugin removes its own sockets meanwhile
             mode = entry.stat(follow_symlinks=False).st_mode
             unwanted = not stat.S_ISDIR(mode) if version.wipes_every_file else stat.S_ISSOCK(mode)
             if unwanted and entry != checkpoint:
@@ -26,10 +26,10 @@ def wipe(device_plugin_dir: Path, checkpoint: Path, version: Version) -> None:
 
 
 async def serve(server: grpc.aio.Server, socket: Path, listening: Path) -> None:
-    """Start a server at `socket`, which stays behind as a dead file when it stops, as a kubelet's does.
+    """Start a server at `socket`, which stays behind as a dead file after the server stops, like a kubelet's.
 
-    grpcio unlinks the path it listens on when it stops, so the server listens in the folder `listening`, and the path
-    the plugins know is a second name of that socket.
+    grpcio unlinks its listening path when it stops. So the server listens in the folder `listening`, and `socket` is a
+    hard link to that socket.
     """
     shutil.rmtree(hidden := listening / socket.parent.name, ignore_errors=True)
     hidden.mkdir()

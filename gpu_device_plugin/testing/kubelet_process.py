@@ -1,4 +1,4 @@
-"""One kubelet process: it admits the pods that it hears of, one after the other, and starts their containers."""
+"""One kubelet process: it admits the pods of its sources one by one, and starts their containers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KubeletProcess:
-    """Everything that ends with one kubelet process."""
+    """The state that ends with one kubelet process."""
 
     manager: DeviceManager
     registry: PluginRegistry
@@ -33,23 +33,23 @@ class KubeletProcess:
     node_status: Callable[[], Mapping[str, Amount]]
     start_gate: Gate
     on_panic: Callable[[KubeletPanic], Awaitable[None]]
-    """Called when the process dies of a pod."""
+    """Called when a pod makes the process panic."""
     seen: set[str] = field(default_factory=set)
     """UIDs of the pods that its sources have delivered."""
     sync_loop: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without deadline.
+    """Pods are admitted and removed one by one, in one loop that waits for every answer of a plugin without a timeout.
 
-    A lock that spans awaits is what we never do ourselves and what the real kubelet does.
+    This lock spans awaits, which our own code never does, because the real kubelet blocks like this.
     """
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def seen_pods(self, *, active_only: bool) -> list[Pod]:
-        """Return the pods that its sources have delivered; with `active_only` without those that have ended."""
+        """Return the pods that its sources have delivered; with `active_only`, without ended pods."""
         known = (self.pods.in_api.get(uid) for uid in sorted(self.seen))
         return [pod for pod in known if pod is not None and (pod.active or not active_only)]
 
     async def admit(self, pod: Pod, rejected: tuple[str, str] | None = None) -> Pod:
-        """Give a pod its devices and start its containers, or refuse it; see `Kubelet.admit`."""
+        """Allocate a pod's devices and start its containers, or refuse the pod; see `Kubelet.admit`."""
         async with self.sync_loop:
             if self.ended.is_set() or pod.uid not in self.pods.in_api:
                 return pod
@@ -89,7 +89,7 @@ class KubeletProcess:
         return shortage(pod, others, extended)
 
     async def start_containers(self, uid: str) -> None:
-        """Start those containers of a pod that have not been, up to the first that cannot be started."""
+        """Start the containers of a pod that were not started yet, up to the first that fails."""
         pods = self.pods
         pods.starting.add(uid)
         try:
@@ -137,7 +137,7 @@ class KubeletProcess:
         try:
             await work
         except AdmissionError:
-            # The end of a process cuts its calls short; that is no answer to anyone.
+            # The end of the process aborts its calls; that is not an answer of the plugin.
             if self.ended.is_set():
                 raise _EndedError from None
             raise

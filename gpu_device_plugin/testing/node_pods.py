@@ -1,4 +1,4 @@
-"""The pods of a node, which outlive its kubelet's process, and what still runs of those that are gone."""
+"""The pods of a node, which outlive its kubelet's process, including deleted pods with running containers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class NodePods:
     """Pods by UID."""
 
     def __init__(self) -> None:
-        """Hold none."""
+        """Start without pods."""
         self.in_api: dict[str, Pod] = {}
         self.left_behind: dict[str, Pod] = {}
-        """Pods that are gone from the API while their processes are not, or while their containers are starting."""
+        """Pods that were deleted from the API while their processes run, or while their containers are starting."""
         self.starting: set[str] = set()
-        """UIDs of the pods whose containers are being started."""
+        """UIDs of the pods with starting containers."""
 
     @property
     def oldest_first(self) -> tuple[Pod, ...]:
@@ -30,22 +30,22 @@ class NodePods:
         return tuple(sorted(self.in_api.values(), key=lambda each: each.created))
 
     def known(self, uid: str) -> Pod | None:
-        """Return a pod, even one that is gone from the API while something of it is left; None: there is none."""
+        """Return a pod, including one of `left_behind`; None if there is none."""
         return self.in_api.get(uid) or self.left_behind.get(uid)
 
     def put(self, pod: Pod) -> Pod:
-        """Keep a pod as it is now."""
+        """Store a pod's current state."""
         self.in_api[pod.uid] = pod
         return pod
 
     def put_container(self, uid: str, container: Container) -> None:
-        """Keep a container as it is now. KeyError: nothing is left of its pod."""
+        """Store a container's current state. KeyError: its pod does not exist, even in `left_behind`."""
         pods = self.in_api if uid in self.in_api else self.left_behind
         pod = pods[uid]
         pods[uid] = replace(pod, containers=tuple(container if c.name == container.name else c for c in pod.containers))
 
     def remove(self, uid: str, *, force: bool) -> Pod:
-        """Take a pod from the API, and return what is left of it; with `force` its processes run on."""
+        """Delete a pod from the API and return its last state; with `force` its processes keep running."""
         gone = self.in_api.pop(uid)
         if force and (gone.process_running or gone.uid in self.starting):
             self.left_behind[gone.uid] = gone
@@ -54,17 +54,17 @@ class NodePods:
 
 
 def stopped(pod: Pod) -> Pod:
-    """Return a pod of which no process runs."""
+    """Return the pod with all its containers stopped."""
     return replace(
         pod, containers=tuple(replace(container, started=False, running=False) for container in pod.containers)
     )
 
 
 def shortage(pod: Pod, others: Iterable[Pod], room: Mapping[str, int]) -> tuple[str, str] | None:
-    """Return reason and message where a pod does not fit beside others; None: it does.
+    """Return reason and message if a pod does not fit beside the others; None if it fits.
 
-    The check of the scheduler, done once more by the kubelet. Resources that are missing in `room` are nobody's:
-    without a plugin's first registration a pod runs without its devices.
+    The kubelet repeats this check of the scheduler. Resources that are missing in `room` are not checked: before a
+    plugin's first registration a pod runs without its devices.
     """
     others = tuple(others)
     for resource, requested in effective_requests(pod.spec).items():

@@ -47,7 +47,7 @@ class DeviceList:
     """One message of a ListAndWatch stream."""
 
     health: Mapping[str, str]
-    """What the plugin says of every device, by ID, in the order of the list."""
+    """The health of every device, by ID, in the order of the list."""
     size_bytes: int
 
 
@@ -61,18 +61,18 @@ class Stream:
     lists: list[DeviceList] = field(default_factory=list)
     open: bool = True
     error: str | None = None
-    """How it ended, in the words of Go's gRPC. None while it is open, or where the kubelet hung up."""
+    """The error that ended it, in the words of Go's gRPC. None while it is open, or if the kubelet closed it."""
 
 
 def go_text(error: grpc.aio.AioRpcError) -> str:
-    """Say what Go prints for the error of a call, which is what the owner of a refused pod gets to read."""
+    """Format a call's error like Go, as it appears in the message of a refused pod."""
     name = error.code().name
     code = "Canceled" if name == "CANCELLED" else "".join(word.capitalize() for word in name.split("_"))
     return f"rpc error: code = {code} desc = {error.details()}"
 
 
 class PluginClient:
-    """Calls a plugin over its socket. A call that fails is an AdmissionError, whatever the reason."""
+    """Calls a plugin over its socket. Every failed call raises AdmissionError."""
 
     def __init__(self, resource: str, socket: Path, authority: str, dialling: Dialling) -> None:
         self.resource = resource
@@ -83,7 +83,7 @@ class PluginClient:
             options=[
                 ("grpc.default_authority", authority),
                 ("grpc.max_receive_message_length", dialling.receive_limit),
-                # A plugin that comes back under the same socket name must not meet the connection of the one before.
+                # A restarted plugin with the same socket name must not get the connection of its predecessor.
                 ("grpc.use_local_subchannel_pool", 1),
             ],
         )
@@ -91,19 +91,19 @@ class PluginClient:
         self._lists: Any = None
 
     async def dial(self) -> None:
-        """Connect, trying again until the time for it is over. AdmissionError: nobody answered."""
+        """Connect, with retries until the dial timeout. AdmissionError: no plugin answered."""
         if not await within(self._dialling.dial_timeout_s, self._channel.channel_ready()):
             raise AdmissionError("failed to dial device plugin: context deadline exceeded")
 
     async def options(self) -> DevicePluginOptions:
-        """Ask which of the optional calls the plugin wants."""
+        """Call GetDevicePluginOptions, which names the optional calls that the plugin needs."""
         try:
             return await self._call(self._stub.GetDevicePluginOptions, Empty())
         except AdmissionError as error:
             raise AdmissionError(f"failed to get device plugin options: {error}") from error
 
     async def follow(self, stream: Stream, believe: Callable[[Iterable[Device]], None]) -> None:
-        """Hand every list of the plugin to `believe`; end with the stream, however it ends."""
+        """Pass every list of the plugin to `believe`; return at the end of the stream."""
         self._lists = self._stub.ListAndWatch(Empty())
         try:
             async for answer in self._lists:
@@ -126,7 +126,7 @@ class PluginClient:
             self._lists.cancel()
 
     async def close(self) -> None:
-        """End the connection with everything that runs over it."""
+        """Close the connection and all its calls."""
         await self._channel.close()
 
     async def preferred(self, available: list[str], must_include: list[str], size: int) -> list[str]:
@@ -145,7 +145,7 @@ class PluginClient:
         return await self._call(self._stub.Allocate, request)
 
     async def pre_start(self, ids: list[str]) -> None:
-        """Call PreStartContainer, the one call that has a deadline."""
+        """Call PreStartContainer, the only call with a timeout."""
         request = PreStartContainerRequest(devices_ids=ids)
         await self._call(self._stub.PreStartContainer, request, timeout_s=self._dialling.pre_start_timeout_s)
 
@@ -157,7 +157,7 @@ class PluginClient:
         except grpc.aio.UsageError as error:  # the channel was closed before the call
             raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error
         except asyncio.CancelledError as error:
-            # grpcio tells a caller whose channel is closed under it that it was cancelled itself.
+            # When a channel is closed during a call, grpcio raises CancelledError in the caller.
             if _task_is_cancelled():
                 raise
             raise AdmissionError("rpc error: code = Canceled desc = grpc: the client connection is closing") from error

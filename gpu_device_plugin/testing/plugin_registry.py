@@ -1,4 +1,4 @@
-"""Which device plugins a kubelet knows, by its Registration service."""
+"""The kubelet double's Registration service, and its registered device plugins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
 
 def is_extended_resource_name(name: str) -> bool:
-    """Would the kubelet let a plugin register this name (IsExtendedResourceName in pkg/apis/core/v1/helper)?"""
+    """Return whether a plugin may register this name (IsExtendedResourceName in pkg/apis/core/v1/helper)."""
     domain, slash, rest = name.partition("/")
     return (
         bool(slash)
@@ -50,13 +50,13 @@ def is_extended_resource_name(name: str) -> bool:
 
 @dataclass(slots=True)
 class Registration:
-    """One Register call, and what came of it."""
+    """One Register call and its outcome."""
 
     resource: str
     endpoint: str
     version: str
     options: DevicePluginOptions
-    """Those of the request; kubelets since 1.25 do not look at them."""
+    """The options of the request; kubelets since 1.25 ignore them."""
     error: str | None = None
     accepted: bool = False
 
@@ -74,7 +74,7 @@ class PluginRegistry(RegistrationServicer):
         registrations: list[Registration],
         streams: list[Stream],
     ) -> None:
-        """Serve `directory`; `registrations` and `streams` get what plugins do, over all processes of a kubelet."""
+        """Serve `directory`; `registrations` and `streams` record calls over all processes of a kubelet."""
         self._directory = directory
         self._manager = manager
         self._gate = gate
@@ -89,7 +89,7 @@ class PluginRegistry(RegistrationServicer):
     async def Register(
         self, request: RegisterRequest, context: grpc.aio.ServicerContext[RegisterRequest, Empty]
     ) -> Empty:
-        """Take a plugin in, after dialling back (kubelets before 1.25 answer first and dial then)."""
+        """Register a plugin after dialing back (kubelets before 1.25 answer first and dial then)."""
         registration = Registration(request.resource_name, request.endpoint, request.version, request.options)
         self._registrations.append(registration)
         try:
@@ -114,7 +114,7 @@ class PluginRegistry(RegistrationServicer):
                 client.hang_up()
 
     async def close(self) -> None:
-        """End every connection at once, with no consequence for the records: their process is dying."""
+        """Close every connection at once, without changes to the device manager: the process is ending."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -149,7 +149,7 @@ class PluginRegistry(RegistrationServicer):
             await client.dial()
             self._manager.connected(resource, client, await client.options() if options is None else options)
         except BaseException:
-            # By name, so the client of a plugin that works is forgotten too: then nobody notices when its stream ends.
+            # By name, so the client of a working plugin is forgotten too, and the end of its stream goes unnoticed.
             self._clients.pop(resource, None)
             await client.close()
             raise
@@ -173,6 +173,6 @@ class PluginRegistry(RegistrationServicer):
         task.add_done_callback(self._done)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        # One that failed is kept, for `close` to say so.
+        # A failed task is kept, so that `close` raises its error.
         if task.cancelled() or task.exception() is None:
             self._tasks.discard(task)

@@ -1,4 +1,4 @@
-"""The PodResources service v1, by which a kubelet lists the devices of its pods."""
+"""The kubelet double's PodResources service v1, which lists the devices of its pods."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class PodsSeen(Protocol):
-    """The pods one kubelet process has heard of, in no order."""
+    """The pods that the sources of one kubelet process have delivered, in no order."""
 
     def __call__(self, *, active_only: bool) -> Iterable[Pod]:
-        """Return them; with `active_only` without those that have ended."""
+        """Return the pods; with `active_only`, without ended pods."""
 
 
 def _entry(resource: str, device: str, numa_node: int) -> v1.ContainerDevices:
@@ -67,7 +67,7 @@ async def _unknown(context: grpc.aio.ServicerContext[Any, Any], method: str) -> 
 
 
 class PodResources(PodResourcesListerServicer):
-    """The service of version v1."""
+    """The v1.PodResourcesLister service."""
 
     def __init__(self, manager: DeviceManager, pods: PodsSeen, gate: Gate) -> None:
         self._manager = manager
@@ -79,7 +79,7 @@ class PodResources(PodResourcesListerServicer):
         request: v1.ListPodResourcesRequest,
         context: grpc.aio.ServicerContext[v1.ListPodResourcesRequest, v1.ListPodResourcesResponse],
     ) -> v1.ListPodResourcesResponse:
-        """List the pods there are, and free the devices of those that have ended."""
+        """List the pods, and free the devices of ended pods."""
         await _pass(self._gate, context)
         pods = tuple(self._pods(active_only=not self._manager.version.lists_terminal_pods))
         self._manager.collect()
@@ -108,7 +108,7 @@ class PodResources(PodResourcesListerServicer):
         request: v1.AllocatableResourcesRequest,
         context: grpc.aio.ServicerContext[v1.AllocatableResourcesRequest, v1.AllocatableResourcesResponse],
     ) -> v1.AllocatableResourcesResponse:
-        """List every healthy device, held or free."""
+        """List every healthy device, allocated or free."""
         await _pass(self._gate, context)
         if self._manager.version < Version(1, 21):
             await _unknown(context, "GetAllocatableResources")

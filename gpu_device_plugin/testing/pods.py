@@ -1,4 +1,4 @@
-"""Pods as their owners write them, and as a kubelet runs them."""
+"""Pod specs, and pods in the states that a kubelet gives them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """How a container of a pod runs, which decides whether its devices are handed on."""
+    """The kind of a container, which determines whether later containers reuse its devices."""
 
     INIT = "init"
-    """Runs to its end before the next one starts; its devices are used again by later containers."""
+    """Runs to completion before the next one starts; later containers reuse its devices."""
     SIDECAR = "sidecar"
     """An init container with `restartPolicy: Always`: keeps running, and keeps its devices."""
     APP = "app"
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerSpec:
-    """One container as its pod's owner wrote it. Quantities are whole devices; 0 is a quantity too."""
+    """One container of a pod's spec. Quantities are whole devices; 0 is allowed."""
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -32,13 +32,13 @@ class ContainerSpec:
 
 @dataclass(frozen=True, slots=True)
 class PodSpec:
-    """A pod bound to the node. `containers` holds init containers and sidecars first, as the kubelet walks them."""
+    """A pod bound to the node. `containers` has init containers and sidecars first, in the kubelet's order."""
 
     name: str
     containers: tuple[ContainerSpec, ...]
     namespace: str = "default"
     uid: str | None = None
-    """Made up from the kubelet's seed when not given."""
+    """None: generated from the kubelet's seed."""
     created: int | None = None
     """Place in the order of creation; by default pods are created in the order in which they are admitted."""
 
@@ -54,7 +54,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node that a plugin hands into a container."""
+    """A device node that a plugin adds to a container."""
 
     container_path: str
     host_path: str
@@ -63,7 +63,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What one start of a container got from all plugins together, after the kubelet's merge."""
+    """The merged answers of all plugins for one start of a container."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -78,11 +78,11 @@ class Container:
 
     spec: ContainerSpec
     devices: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The device IDs the kubelet booked for it, by resource."""
+    """The device IDs that the kubelet allocated to it, by resource."""
     received: Received = field(default_factory=Received)
-    """What its latest start got."""
+    """The plugins' answers for its latest start."""
     started: bool = False
-    """It was started, and an init container also ended well."""
+    """It was started; an init container has also succeeded."""
     running: bool = False
     restarts: int = 0
     waiting: str | None = None
@@ -96,7 +96,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as the API server would show it at one moment, with the devices that only the kubelet knows."""
+    """A snapshot of a pod in the API, with the devices that only the kubelet knows."""
 
     spec: PodSpec
     uid: str
@@ -115,7 +115,7 @@ class Pod:
 
     @property
     def terminal(self) -> bool:
-        """Nothing of it will run again."""
+        """None of its containers will run again."""
         return self.phase in {"Succeeded", "Failed"}
 
     @property
@@ -125,7 +125,7 @@ class Pod:
 
     @property
     def process_running(self) -> bool:
-        """Some process of it is alive, whatever the kubelet's records say."""
+        """Whether one of its processes runs, regardless of the kubelet's records."""
         return any(container.running for container in self.containers)
 
     @property
@@ -142,7 +142,7 @@ class Pod:
         raise KeyError(f"pod {self.name} has no container {name}")
 
     def devices(self, resource: str) -> frozenset[str]:
-        """Return all IDs of `resource` booked for any container of the pod."""
+        """Return all IDs of `resource` that are allocated to containers of the pod."""
         return frozenset[str]().union(*(container.devices.get(resource, ()) for container in self.containers))
 
 
@@ -166,7 +166,7 @@ def pod(
 
 
 def effective_requests(spec: PodSpec) -> dict[str, int]:
-    """Return what the pod takes of each resource at its peak, counted as the scheduler does."""
+    """Return the pod's peak request of each resource, as the scheduler computes it."""
     staying, peak = Counter[str](), Counter[str]()
     for container in spec.containers:
         for resource, wanted in container.limits.items():

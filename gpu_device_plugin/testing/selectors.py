@@ -1,4 +1,4 @@
-"""Which objects a field or label selector means, as the API server reads it."""
+"""Parse field and label selectors like the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SelectorError(ValueError):
 
 
 def field_selector(text: str, fields: Mapping[str, Callable[[Object], str]]) -> Test:
-    """Read ``spec.nodeName=a,status.phase!=Failed``; `fields` are those that the kind of object knows."""
+    """Read ``spec.nodeName=a,status.phase!=Failed``; `fields` are those that the kind of object supports."""
     tests: list[Test] = []
     for term in _terms(text):
         match = _PAIR.fullmatch(term)

@@ -579,7 +579,7 @@ async def test_certificates_that_are_renewed_are_used_without_a_restart(
         assert await asked(port, client(tmp_path, "old", "scheduler")) == "n"
         cert.write_bytes((tmp_path / "new.crt").read_bytes())
         assert await asked(port, client(tmp_path, "old", "scheduler")) == "n"
-        assert "goes on with the certificates read before" in caplog.text
+        assert "keeps using the certificates read before" in caplog.text
         key.write_bytes((tmp_path / "new.key").read_bytes())
         assert await asked(port, client(tmp_path, "new", "scheduler")) == "n"
         ca.write_bytes((tmp_path / "successor.crt").read_bytes())
@@ -595,8 +595,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     (tmp_path / "no.key").write_text("no key")
     cert = tmp_path / "server.crt"
     for key, why in (
-        ("other.key", "key values mismatch; give PEM files, and with a certificate the key that belongs to it"),
-        ("no.key", "give PEM files, and with a certificate the key that belongs to it"),
+        ("other.key", "key values mismatch; give PEM files, and the key that belongs to the certificate"),
+        ("no.key", "give PEM files, and the key that belongs to the certificate"),
         ("none.key", f"{tmp_path}/none.key: No such file or directory"),
         (".", "Is a directory"),
     ):

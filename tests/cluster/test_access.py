@@ -60,7 +60,7 @@ async def test_a_server_without_a_clock_is_one_all_the_same(headers: tuple[str, 
 async def test_whoever_answers_something_else_is_no_api_server() -> None:
     """A proxy on the way that wants people to sign in."""
     async with saying(b"<html>") as client:
-        with pytest.raises(UnavailableError, match="no version"):
+        with pytest.raises(UnavailableError, match="not a version"):
             await client.server()
-        with pytest.raises(UnavailableError, match="no review"):
+        with pytest.raises(UnavailableError, match="not a review"):
             await may(client, Right("get", "nodes"))

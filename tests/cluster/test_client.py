@@ -247,14 +247,14 @@ async def test_trouble_has_a_type_and_a_sentence(
 
 async def test_an_answer_that_is_no_list_is_no_list(server: ApiServer, client: Client) -> None:
     server.fail(Garbage())
-    with pytest.raises(UnavailableError, match="no list of objects"):
+    with pytest.raises(UnavailableError, match="not a list of objects"):
         await listed(client)
 
 
 async def test_an_answer_that_is_no_watch_is_no_watch(server: ApiServer, client: Client) -> None:
     server.fail(Garbage(b"<html>\n</html>\n"))
     async with client.watch(PODS, since="1") as events:
-        with pytest.raises(UnavailableError, match="no event of a watch"):
+        with pytest.raises(UnavailableError, match="not an event of a watch"):
             await anext(events)
 
 

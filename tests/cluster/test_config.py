@@ -121,9 +121,7 @@ def test_a_missing_kubeconfig_is_named(tmp_path: Path) -> None:
 
 def test_a_path_whose_tilde_the_shell_left_alone_is_said_to_be_one() -> None:
     """As in --api=~/.kube/config."""
-    with pytest.raises(
-        ClusterConfigError, match="a shell replaces ~ only at the beginning of a word, and not after a ="
-    ):
+    with pytest.raises(ClusterConfigError, match="a shell replaces ~ only at the beginning of a word, not after ="):
         from_kubeconfig(Path("~/.kube/config"))
 
 

@@ -82,7 +82,7 @@ DENIED = 'admission webhook "x" denied the request: no GPU pods on Fridays'
         (
             CALL,
             'pods "a" is forbidden: {Env: PASSWORD=hunter2}',
-            "403 Forbidden; the right is there, but an admission policy, a webhook or a quota is against it",
+            "403 Forbidden; the account has the right, but an admission policy, a webhook or a quota denied it",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_who_has_something_against_a_change_of_a_pod_is_named(
 ) -> None:
     """What they say of it is not repeated: it may quote the pod."""
     error = error_from(CALL, json.dumps({"reason": reason, "message": message}).encode(), status=status)
-    assert str(error) == f"patch pods default/a: {status} {reason}; {refuser} is against it"
+    assert str(error) == f"patch pods default/a: {status} {reason}; {refuser} denied it"
 
 
 def test_an_invalid_object_is_not_quoted() -> None:

@@ -241,7 +241,7 @@ async def test_what_cannot_be_given_back_is_said(
     async with standing(server, "a", PATIENT) as lease:
         await eventually(lambda: lease.leading)
         server.fail(Reset())
-    assert "is not given back, it expires" in caplog.text
+    assert "is not released, it expires" in caplog.text
     assert spec(server)["holderIdentity"] == "a"
 
 
@@ -261,10 +261,10 @@ async def test_a_missing_right_is_named_once(
         assert isinstance(lease.problem, ForbiddenError)
         server.allowed = None
         await eventually(lambda: lease.leading)
-    said = [record.message for record in caplog.records if "not to be had" in record.message]
+    said = [record.message for record in caplog.records if "cannot be acquired" in record.message]
     why = "403 Forbidden; grant 'create' on 'leases' of the API group coordination.k8s.io to the service account"
     assert said == [
-        f"the lease kube-system/gpushare is not to be had: create leases kube-system: {why}; trying again",
+        f"the lease kube-system/gpushare cannot be acquired or renewed: create leases kube-system: {why}; trying again",
     ]
 
 

@@ -68,5 +68,5 @@ async def test_it_waits_for_an_api_server_that_is_away(
         await eventually(lambda: server.get("nodes", "n")["metadata"]["labels"].get("gpus") == "8")
         running.cancel()
     assert [record.getMessage() for record in caplog.records] == [
-        "what we know of the GPUs is not on the node: get nodes n: 503 Down: away; trying again"
+        "the node's labels and annotations are not up to date: get nodes n: 503 Down: away; trying again"
     ]

@@ -146,7 +146,7 @@ async def test_what_the_watch_never_tells_is_shown_once_it_has_passed_the_list(
         await eventually(lambda: len(there.pods) == 3)
         assert names(there) == ["young", "old", "middle"]
     assert there.missed == 2
-    assert "a list of the pods put 2 right of which no watch told" in caplog.text
+    assert "a list corrected 2 pods that the watch had missed" in caplog.text
 
 
 async def test_a_namesake_is_another_pod_and_comes_last(server: ApiServer, eventually: Any) -> None:

@@ -103,7 +103,7 @@ async def test_what_a_policy_refuses_is_asked_for_again_until_it_is_let_through(
         await eventually(lambda: "0 waiting" in repr(writer))
         running.cancel()
     assert {(name, type(error), error.status) for name, error in told} == {("a", kind, code)}
-    assert str(told[0][1]).endswith("; ValidatingAdmissionPolicy size is against it")
+    assert str(told[0][1]).endswith("; ValidatingAdmissionPolicy size denied it")
     assert writer.dropped == 0
 
 

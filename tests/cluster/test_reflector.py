@@ -529,7 +529,7 @@ async def test_a_watch_that_ends_at_once_is_not_hammered(server: ApiServer, even
         server.fail(Garbage(b""), verbs={"watch"})
         server.close_watches()
         await eventually(lambda: isinstance(reflector.problem, UnavailableError))
-        assert "ended it at once" in str(reflector.problem)
+        assert "ended the watch at once" in str(reflector.problem)
 
 
 async def test_an_unreadable_object_is_counted_and_skipped(

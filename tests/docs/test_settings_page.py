@@ -19,9 +19,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Each can be given as a flag, as a variable of the environment, or in the file that `--config` (or `GPUSHARE_CONFIG`)
-names; a flag beats the variable, which beats the file. In the file a setting is called as its flag, without the dashes
-before it and with `_` for `-`:
+Set each as a flag, as an environment variable, or in the file that `--config` (or `GPUSHARE_CONFIG`) names; a flag
+overrides the variable, which overrides the file. In the file a setting has the name of its flag, without the leading
+dashes and with `_` for `-`:
 
 ```yaml
 share_size: 256MiB
@@ -29,17 +29,16 @@ policy: spread
 exclude_gpus: [GPU-6f1c2f4e-0d2b-4f0c-9a57-0a2f0b0c1d2e]
 ```
 
-Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command tells the form
-of every value, too, and words like `info` may be in capitals. Everything that is wrong is told at once, each thing with
-the place where it stands. Variables and the file may serve both programs: each passes over what only the other one
-knows, and refuses what neither does. A setting that was renamed is understood under its former name for one release
-more; the log names each place to change.
+Sizes are written like `256MiB` or `1GiB`, durations like `200ms`, `5s` or `2m`. `--help` after a command shows the form
+of every value, and words like `info` may be in capitals. All errors are reported at once, each with its place.
+Variables and the file may serve both programs: each ignores the settings of the other one, and refuses unknown ones. A
+renamed setting is valid under its former name for one more release; the log names each place to change.
 
 ## In the cluster
 
 The manifests and the chart have the settings in two ConfigMaps, `gpushare-node` for the agents and `gpushare-extender`
 for the extender. `--config` names the directory where they are mounted, and `default.yaml` in it is the file. It may be
-empty; a directory without any `.yaml` file is refused, for it is the wrong one.
+empty; a directory without any `.yaml` file is refused, because it is the wrong one.
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge \\
@@ -47,46 +46,47 @@ $ kubectl -n gpushare patch configmap gpushare-node --type=merge \\
 $ kubectl -n gpushare describe configmap gpushare-node
 ```
 
-`kubectl apply -f deploy/` and `helm upgrade` write there what their files and values say: change it in those too.
+`kubectl apply -f deploy/` and `helm upgrade` overwrite the ConfigMaps from their files and values: change these too.
 
-Both programs read their file or directory again when it changes. The kubelet brings a change of a ConfigMap to the
-containers within a minute or two. What the tables below say changes at once, does. The rest waits: the log names it,
-and where an agent waits an Event on its node, `SettingsWait`, with the command that starts this agent anew:
+Both programs read their file or directory again when it changes. The kubelet delivers a change of a ConfigMap to the
+containers within a minute or two. Settings that the tables below mark as changing at once do so. The others wait: the
+log names them, and for an agent so does an Event on its node, `SettingsWait`, with the command that restarts this
+agent:
 
 ```console
 $ kubectl get events --field-selector involvedObject.kind=Node
 $ kubectl -n gpushare delete pod -l app.kubernetes.io/component=node --field-selector spec.nodeName=NODE
 ```
 
-Nobody does that for you ([why](decisions/0013-settings-wait-for-a-person.md)), but any restart of an agent takes over
-what waits, a rollout's and a crash's too, with one exception: another `share_size` waits for as long as a container of
-the node holds shares, for the kubelet knows them by number, and in shares of another size the same memory could go
-out twice. Drain the node, and then restart its agent. A text that cannot be used leaves everything as it was; the log,
-and the Event `SettingsRefused`, name the file, the line and what is wrong.
+No program does that for you ([why](decisions/0013-settings-wait-for-a-person.md)), but every restart of an agent
+applies the waiting settings, also that of a rollout or a crash, with one exception: a changed `share_size` waits for as
+long as a container of the node holds shares, because the kubelet knows them by number, and in shares of another size
+the same memory could be allocated twice. Drain the node, and then restart its agent. An invalid file changes no
+setting; the log, and the Event `SettingsRefused`, name the file, the line and the error.
 
 ## A profile for some nodes
 
-Any other `.yaml` file of the directory is a profile. An agent adds it to `default.yaml`, and what both set is the
-profile's, where the label `gpu-device-plugin/config` of its node has the name of the file:
+Any other `.yaml` file of the directory is a profile. An agent adds it to `default.yaml`, and it overrides settings of
+that file, where the label `gpu-device-plugin/config` of its node has the name of the profile's file:
 
 ```console
 $ kubectl -n gpushare patch configmap gpushare-node --type=merge -p '{"data":{"large.yaml":"share_size: 4GiB"}}'
 $ kubectl label node NODE gpu-device-plugin/config=large
 ```
 
-Pods count in units: where nodes differ in `share_size`, choose the node by its label `gpu-device-plugin/share-mib`, or
-the same number is another amount on each. Label a node before it shares its GPUs, for another share size waits for a
-restart of its agent. A changed label counts within a minute, like a changed file. `default`, or no label at all, means
-`default.yaml` alone.
+Pods count in units: where nodes differ in `share_size`, choose the node by its label `gpu-device-plugin/share-mib`,
+because the same number is another amount on each. Label a node before it shares its GPUs, because a changed share size
+waits for a restart of its agent. A changed label takes effect within a minute, like a changed file. `default`, or no
+label at all, means `default.yaml` alone.
 
 While there are profiles, an agent shares nothing before it knows which one its node has: GPUs cut into shares of the
-wrong size would have to be drained. It waits for the API server for ten seconds, and then takes the profile that the
-node had last. Where the node never had one, or where the label names a profile that is not there, it goes on waiting:
-`/readyz`, the log and an Event (`SettingsRefused`) say for what, and it begins when label or ConfigMap are mended. An
-agent that runs keeps its settings when its label becomes wrong, and says so.
+wrong size would have to be drained. It waits for the API server for ten seconds, and then uses the last profile of the
+node. Where the node never had one, or where the label names a profile that does not exist, it keeps waiting: `/readyz`,
+the log and an Event (`SettingsRefused`) give the reason, and it starts when label or ConfigMap are corrected. A running
+agent keeps its settings when its label becomes invalid, and says so.
 
-Not in a profile, because an agent needs it before: `api`, `node_name`, `device_plugin_dir`, `pod_resources_socket`,
-`http` and `log_format`.
+Not allowed in a profile, because an agent needs them before it reads one: `api`, `node_name`, `device_plugin_dir`,
+`pod_resources_socket`, `http` and `log_format`.
 """
 AGENT = """
 ## The node agent: `gpu-device-plugin node`
@@ -126,12 +126,12 @@ def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
 
 def test_the_table_has_a_row_for_each_setting() -> None:
     rows = table(knobs_of(NodeSettings)).splitlines()
-    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Where the GPUs come from")
+    assert rows[2].startswith("| `--gpus` | `GPUSHARE_GPUS` | `nvml` | after a restart | Source of the GPUs: nvml")
     assert "| `--http` | `GPUSHARE_HTTP` | empty | after a restart | " in table(knobs_of(NodeSettings))
 
 
 def test_what_cannot_stand_in_a_profile_is_named() -> None:
-    (named,) = re.findall(r"^Not in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
+    (named,) = re.findall(r"^Not allowed in a profile, .*?: (.*?)\.$", HEAD, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"`(\w+)`", named)) == {knob.name for knob in knobs_of(NodeSettings) if not knob.in_profile}
 
 

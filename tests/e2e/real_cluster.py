@@ -17,6 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.patience import REAL_S, until
+from tests.real_node import (
+    cgroups,
+    child_of,
+    containerd_configuration,
+    kubelet_configuration,
+    make_cgroups,
+    removed_cgroups,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +44,6 @@ _TOOLS = (
     *("unshare", "setpriv", "nsenter", "mount", "ip"),
 )
 _CNI = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
-_CGROUPS = Path("/sys/fs/cgroup")
 _USERS = {
     "admin": ("admin", "system:masters"),
     "controllers": ("system:kube-controller-manager", "system:masters"),
@@ -62,30 +69,7 @@ echo up
 while :; do sleep 60 & wait; done # the first process of a PID namespace inherits orphans, and a shell buries them
 """
 
-_CONTAINERD = """
-version = 2
-root = "{home}/containerd"
-state = "/run/containerd"
-[grpc]
-  address = "/run/containerd/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{pause}"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{cni}"
-    conf_dir = "{home}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-{runtimes}
-"""
-# What NVIDIA's runtime adds to a container is drivers and devices, and here there are none.
-_RUNTIME = """
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}.options]
-      SystemdCgroup = false
-"""
+_CONTAINERD = "/run/containerd/containerd.sock"
 _NETWORK = {
     "cniVersion": "0.4.0",
     "name": "pods",
@@ -160,7 +144,7 @@ class RealCluster:
             self._holder.communicate()
         for process in self._running.values():
             process.wait()
-        _until(lambda: _removed_cgroups(self._cgroup), "the cgroups are gone")
+        _until(lambda: removed_cgroups(self._cgroup), "the cgroups are gone")
         shutil.rmtree(self.home)
 
     @property
@@ -193,7 +177,7 @@ class RealCluster:
     def stop_kubelet(self) -> None:
         """End the kubelet; containers go on."""
         process = self._running.pop("kubelet")
-        os.kill(_child(process.pid), signal.SIGTERM)
+        os.kill(child_of(process.pid), signal.SIGTERM)
         process.wait()
 
     def logs(self) -> str:
@@ -205,7 +189,7 @@ class RealCluster:
     # --- Starting -----------------------------------------------------------------------------------------------------
 
     def _make_a_place(self) -> None:
-        _make_cgroups(self._cgroup)
+        make_cgroups(self._cgroup)
         namespaces = ["--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
         # Whatever becomes of us, the first process goes with us, and all others with the first.
         holding = ["setpriv", "--pdeathsig=KILL", "unshare", *namespaces, "sh", "-ec", _INSIDE]
@@ -214,7 +198,7 @@ class RealCluster:
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline() == b"up\n"
-        self._inside = _child(self._holder.pid)
+        self._inside = child_of(self._holder.pid)
 
     def _start_control_plane(self) -> None:
         home = self.home
@@ -251,8 +235,16 @@ class RealCluster:
         (self.home / "cni").mkdir()
         (self.home / "cni" / "pods.conflist").write_text(json.dumps(_NETWORK), encoding="utf-8")
         (self.home / "kubelet.json").write_text(json.dumps(self._kubelet_configuration()), encoding="utf-8")
-        runtimes = "".join(_RUNTIME.format(name=name) for name in ("runc", "nvidia"))
-        configuration = _CONTAINERD.format(home=self.home, cni=_cni(), pause=PAUSE, runtimes=runtimes)
+        configuration = containerd_configuration(
+            root=f"{self.home}/containerd",
+            state="/run/containerd",
+            address=_CONTAINERD,
+            sandbox=PAUSE,
+            networks=f"{self.home}/cni",
+            cni=_cni(),
+            # NVIDIA's runtime adds drivers and devices to a container, and here there are none.
+            runtimes=("runc", "nvidia"),
+        )
         (self.home / "containerd.toml").write_text(configuration, encoding="utf-8")
         self._spawn("containerd", "containerd", "--config", str(self.home / "containerd.toml"))
         _until(lambda: self._try(*self._ctr(), "version"), "containerd answers")
@@ -269,28 +261,13 @@ class RealCluster:
         }
 
     def _kubelet_configuration(self) -> dict[str, Any]:
-        return {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{self._cgroup}",
-            "failCgroupV1": False,
-            "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
-            "failSwapOn": False,
-            "enforceNodeAllocatable": [],
-            "makeIPTablesUtilChains": False,
-            "localStorageCapacityIsolation": False,
-            "imageGCHighThresholdPercent": 100,
-            "evictionHard": {"memory.available": "10Mi"},
+        return kubelet_configuration(
+            containerd=_CONTAINERD,
+            cgroup=self._cgroup,
             # How soon the scheduler hears of a GPU in whole use; by default after 10 s.
-            "nodeStatusUpdateFrequency": "2s",
-            # How soon a changed ConfigMap reaches the containers; by default within a minute.
-            "syncFrequency": "5s",
-            "registerNode": True,
-            "resolvConf": "",
-        }
+            nodeStatusUpdateFrequency="2s",
+            registerNode=True,
+        )
 
     def _spawn(self, name: str, *command: str) -> None:
         with (self.home / f"{name}.log").open("ab") as log:
@@ -310,7 +287,7 @@ class RealCluster:
         return self._try("busybox", "wget", "-q", "-O", "-", url)
 
     def _ctr(self) -> tuple[str, ...]:
-        return ("ctr", "-a", "/run/containerd/containerd.sock", "-n", "k8s.io")
+        return ("ctr", "-a", _CONTAINERD, "-n", "k8s.io")
 
     def _kubectl(self, *words: str) -> bool:
         return self._try(str(self.kube / "kubectl"), *words)
@@ -326,36 +303,7 @@ class RealCluster:
 
 def remove_what_killed_ones_left() -> None:
     """Remove the folders and cgroups of clusters whose starter was killed; their programs have died with it."""
-    for found in (*Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), *_roots(f"{_PREFIX}*")):
+    for found in (*Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"), *cgroups(f"{_PREFIX}*")):
         if not Path(f"/proc/{found.name.removeprefix(_PREFIX)}").exists():
-            _until(lambda name=found.name: _removed_cgroups(name), "the cgroups are gone")  # type: ignore[misc]
+            _until(lambda name=found.name: removed_cgroups(name), "the cgroups are gone")  # type: ignore[misc]
             shutil.rmtree(Path(tempfile.gettempdir()) / found.name, ignore_errors=True)
-
-
-def _roots(name: str) -> list[Path]:
-    """Return the cgroups of this name: one of each controller with cgroup v1, otherwise one."""
-    return [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
-
-
-def _make_cgroups(name: str) -> None:
-    parents = [each.parent for each in _CGROUPS.glob("*/tasks")] or [_CGROUPS]
-    for parent in parents:
-        (parent / name).mkdir()
-        # A cpuset of cgroup v1 begins with nothing, and then nothing can run in it.
-        for each in ("cpuset.cpus", "cpuset.mems") if (parent / "tasks").exists() else ():
-            if (parent / name / each).exists():
-                (parent / name / each).write_text((parent / each).read_text())
-
-
-def _removed_cgroups(name: str) -> bool:
-    for root in _roots(name):
-        for directory, _, _ in os.walk(root, topdown=False):
-            try:
-                os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
-            except OSError:
-                return False
-    return True
-
-
-def _child(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])

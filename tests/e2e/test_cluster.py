@@ -351,7 +351,7 @@ def test_a_changed_setting_counts_without_a_restart(settings: Cluster) -> None:
     change, describe, *_ = commands_of("settings.md", "In the cluster")
     settings.shell(change)
     assert "spread" in settings.shell(describe)
-    told = "GPUs are chosen by another policy now"
+    told = "the policy for choosing GPUs changed"
     settings.until(lambda: told in log_of(settings, agent), "the agent follows the ConfigMap", quiet_s=2 * REAL_S)
     settings.kubectl("create", "--filename=-", given=pod("past", {GPU_MEM: 1}, scheduler="default-scheduler"))
     position = settings.until(lambda: notes_of(settings, "past").get("ALIYUN_COM_GPU_MEM_IDX"), "the agent tells where")

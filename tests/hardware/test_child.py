@@ -110,7 +110,7 @@ def test_a_driver_that_cannot_be_opened_is_an_error_message_and_no_traceback() -
     )
     error = json.loads(child.stdout)["error"]
     assert error["kind"] == "other"
-    assert "'T5' is not a model that is known here" in error["what"]
+    assert "'T5' is not a known model" in error["what"]
     assert child.stderr == b""
 
 

@@ -22,7 +22,7 @@ Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[Hardwar
 
 NAME = "libnvidia-ml.so.1"
 E_MACHINE = slice(18, 20)
-ADVICE = "; the file is damaged, or is not for this image; install the driver anew, or use the image of this node's"
+ADVICE = "; the file is damaged, or is not for this image; reinstall the driver, or use the image for this node's"
 
 
 def compiled(folder: Path, source: str) -> Path:

@@ -260,7 +260,7 @@ async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(
         await until(hardware, lambda view: view.inventory.gpus)
         gpus.now(failure="no-driver")
         view = await until(hardware, lambda view: view.state is State.NO_DRIVER and healthy(view) == [False, False])
-        assert believed(view)[0].reasons[0].startswith("nobody could read it for 0.5 s, because of the driver: ")
+        assert believed(view)[0].reasons[0].startswith("it could not be read for 0.5 s, because of the driver: ")
         gpus.now(failure="none")
         await until(hardware, lambda view: healthy(view) == [True, True])
 
@@ -507,7 +507,7 @@ async def test_a_description_that_breaks_while_it_is_used_is_told_and_used_again
 
 
 def test_a_description_that_makes_no_sense_is_refused_before_anything_starts() -> None:
-    with pytest.raises(DescriptionError, match=r"fake:4xT5: gpus\.model: 'T5' is not a model that is known here"):
+    with pytest.raises(DescriptionError, match=r"fake:4xT5: gpus\.model: 'T5' is not a known model"):
         Hardware("fake:4xT5")
 
 
@@ -578,7 +578,7 @@ async def test_a_message_of_a_wrong_shape_ends_the_process_that_wrote_it_and_not
 ) -> None:
     command = speaking(tmp_path, line, at_first=at_first)
     async with watching("fake:1xT4", command=command) as hardware:
-        told = await until(hardware, lambda view: "wrote what is no answer (" in view.sentence)
+        told = await until(hardware, lambda view: "wrote an invalid answer (" in view.sentence)
         assert told.state is State.OTHER
         view = await until(hardware, lambda view: view.state is State.WATCHING)
         assert [gpu.uuid for gpu in view.inventory.gpus] == ["GPU-a"]
@@ -588,7 +588,7 @@ async def test_a_message_of_a_wrong_shape_ends_the_process_that_wrote_it_and_not
 async def test_a_first_answer_without_gpus_is_none(watching: Watching, until: Until, tmp_path: Path) -> None:
     command = speaking(tmp_path, b'{"answer": {"probes": []}}\n', at_first=True)
     async with watching("fake:1xT4", command=command) as hardware:
-        await until(hardware, lambda view: view.sentence.startswith("the process that speaks to the driver wrote what"))
+        await until(hardware, lambda view: view.sentence.startswith("the process that speaks to the driver wrote an"))
         await until(hardware, lambda view: view.state is State.WATCHING)
 
 

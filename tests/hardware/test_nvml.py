@@ -547,7 +547,7 @@ def test_b11_b4_without_events_the_gpus_are_watched_by_asking_and_that_is_told(l
     library.fails[function] = NOT_SUPPORTED
     driver = Nvml(library, "/nowhere")
     assert driver.inventory()["troubles"] == [
-        "this driver reports no events, so failures are found only by asking every GPU in turn"
+        "this driver reports no events, so failures are found only by reading every GPU in turn"
     ]
     assert driver.wait_events(0) == []
     del library.fails[function]

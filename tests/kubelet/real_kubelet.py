@@ -24,6 +24,7 @@ from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, P
 from gpu_device_plugin.testing.versions import Version
 from tests.patience import eventually, stretched
 from tests.ports import free_port
+from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,28 +33,8 @@ if TYPE_CHECKING:
 
 _TOOLS = ("containerd", "ctr", "runc", "unshare", "nsenter", "busybox")
 _NODE = "real"
-_CGROUPS = Path("/sys/fs/cgroup")
+_IMAGE = "docker.io/local/test:1"
 _FOREVER = "2147483647"
-
-_CONTAINERD = """
-version = 2
-root = "{root}/root"
-state = "{root}/state"
-[grpc]
-  address = "{root}/containerd.sock"
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "docker.io/local/test:1"
-  disable_apparmor = true
-  restrict_oom_score_adj = true
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    conf_dir = "{root}/cni"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "native"
-  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
-    runtime_type = "io.containerd.runc.v2"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
-      SystemdCgroup = false
-"""
 
 # What a container prints is how the test sees what it received.
 _TELL = "env; awk '{print \"mount\", $2, $4}' /proc/mounts; for d in /dev/*; do echo device $d; done; echo told"
@@ -65,6 +46,7 @@ class RealKubelet:
     def __init__(self) -> None:
         self._root = Path(tempfile.mkdtemp(prefix="real"))
         self._manifests = self._root / "manifests"
+        self._containerd_socket = f"{self._root}/containerd.sock"
         self._port = free_port()
         self._holder: subprocess.Popen[bytes] | None = None
         self._containerd: subprocess.Popen[bytes] | None = None
@@ -116,7 +98,7 @@ class RealKubelet:
     async def _make_a_place(self) -> None:
         for name in ("manifests", "logs", "cni"):
             (self._root / name).mkdir()
-        self._make_cgroups()
+        make_cgroups(self._cgroup)
         # The kubelet's directory for device plugins cannot be configured, so /var/lib is another one for it. All
         # processes end with the first of their PID namespace.
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation=private"]
@@ -128,8 +110,16 @@ class RealKubelet:
         self._holder = subprocess.Popen([*namespaces, "sh", "-c", script], stdout=subprocess.PIPE)  # noqa: ASYNC220
         assert self._holder.stdout is not None
         await asyncio.to_thread(self._holder.stdout.readline)
-        self._inside = _child(self._holder.pid)
-        (self._root / "containerd.toml").write_text(_CONTAINERD.format(root=self._root))
+        self._inside = child_of(self._holder.pid)
+        configuration = containerd_configuration(
+            root=f"{self._root}/root",
+            state=f"{self._root}/state",
+            address=self._containerd_socket,
+            sandbox=_IMAGE,
+            networks=f"{self._root}/cni",
+            runtimes=("runc",),
+        )
+        (self._root / "containerd.toml").write_text(configuration)
         self._containerd = self._spawn("containerd", "containerd", "--config", str(self._root / "containerd.toml"))
         image = self._root / "image.tar"
         _write_image(image)
@@ -146,7 +136,7 @@ class RealKubelet:
         for process in (self._containerd, self._kubelet):
             if process is not None:
                 await asyncio.to_thread(process.wait)
-        await eventually(self._remove_cgroups)
+        await eventually(lambda: removed_cgroups(self._cgroup))
         shutil.rmtree(self._root, ignore_errors=True)
 
     async def admit(self, spec: PodSpec) -> Pod:
@@ -210,7 +200,7 @@ class RealKubelet:
 
     async def stop(self) -> None:
         if self._kubelet is not None and self._kubelet.poll() is None:
-            os.kill(_child(self._kubelet.pid), signal.SIGTERM)
+            os.kill(child_of(self._kubelet.pid), signal.SIGTERM)
             await asyncio.to_thread(self._kubelet.wait)
         self._kubelet = None
 
@@ -245,7 +235,7 @@ class RealKubelet:
         return await asyncio.to_thread(self._spawn("run", *command).wait) == 0
 
     def _ctr(self) -> tuple[str, ...]:
-        return ("ctr", "-a", f"{self._root}/containerd.sock", "-n", "k8s.io")
+        return ("ctr", "-a", self._containerd_socket, "-n", "k8s.io")
 
     async def _succeeded(self, uid: str) -> bool:
         return (await self.look(uid)).phase == "Succeeded"
@@ -301,59 +291,23 @@ class RealKubelet:
         # Each line begins with a time, the stream and a flag.
         return [line.split(" ", 3)[-1] for log in sorted(logs)[-1:] for line in log.read_text().splitlines()]
 
-    def _make_cgroups(self) -> None:
-        # One hierarchy for every controller (cgroup v1); with cgroup v2 the kubelet makes its own.
-        for controller in _CGROUPS.glob("*/tasks"):
-            mine = controller.parent / self._cgroup
-            mine.mkdir(exist_ok=True)
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                if (mine / name).exists():
-                    (mine / name).write_text((mine.parent / name).read_text())
-
-    def _remove_cgroups(self) -> bool:
-        for mine in _CGROUPS.glob(f"*/{self._cgroup}"):
-            for directory, _, _ in os.walk(mine, topdown=False):
-                try:
-                    os.rmdir(directory)  # noqa: PTH106  (a cgroup is removed though files are in it)
-                except OSError:
-                    return False
-        return True
-
     def _configuration(self) -> dict[str, Any]:
-        cgroups_v1 = (_CGROUPS / "cpu").exists()
-        return {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
-            "authorization": {"mode": "AlwaysAllow"},
-            "cgroupDriver": "cgroupfs",
-            "failCgroupV1": False,
-            "address": "127.0.0.1",
-            "port": free_port(),
-            "readOnlyPort": self._port,
-            "healthzPort": 0,
-            "containerRuntimeEndpoint": f"unix://{self._root}/containerd.sock",
-            "staticPodPath": str(self._manifests),
-            "podLogsDir": str(self._root / "logs"),
-            "failSwapOn": False,
-            "enforceNodeAllocatable": [],
-            "makeIPTablesUtilChains": False,
-            "localStorageCapacityIsolation": False,
-            "imageGCHighThresholdPercent": 100,
-            "evictionHard": {"memory.available": "10Mi"},
-            "fileCheckFrequency": "1s",
-            "syncFrequency": "5s",
-            "registerNode": False,
-            "resolvConf": "",
-        } | ({"cgroupRoot": f"/{self._cgroup}"} if cgroups_v1 else {})
+        return kubelet_configuration(
+            containerd=self._containerd_socket,
+            cgroup=self._cgroup,
+            address="127.0.0.1",
+            port=free_port(),
+            readOnlyPort=self._port,
+            healthzPort=0,
+            staticPodPath=str(self._manifests),
+            podLogsDir=str(self._root / "logs"),
+            fileCheckFrequency="1s",
+            registerNode=False,
+        )
 
 
 def _kubelet() -> str:
     return f"{os.environ['KUBE_BIN']}/kubelet"
-
-
-def _child(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
@@ -361,7 +315,7 @@ def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:
         stay = "" if container.kind is Kind.INIT else f"; trap 'exit 0' TERM; sleep {_FOREVER} & wait"
         return {
             "name": container.name,
-            "image": "docker.io/local/test:1",
+            "image": _IMAGE,
             "imagePullPolicy": "Never",
             "command": ["/bin/busybox", "sh", "-c", _TELL + stay],
             "resources": {"limits": {resource: str(wanted) for resource, wanted in container.limits.items()}},
@@ -411,7 +365,7 @@ def _write_image(path: Path) -> None:
         }
     ).encode()
     config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = [{"Config": config_name, "RepoTags": ["docker.io/local/test:1"], "Layers": [f"{layer_name}/layer.tar"]}]
+    manifest = [{"Config": config_name, "RepoTags": [_IMAGE], "Layers": [f"{layer_name}/layer.tar"]}]
     path.write_bytes(
         _archive(
             {

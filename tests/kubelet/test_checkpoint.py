@@ -91,7 +91,7 @@ def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_never_an_empty_one(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "c").write_bytes(content)
-    with pytest.raises(CheckpointUnreadableError, match=r"/c is damaged .* the kubelet writes it anew"):
+    with pytest.raises(CheckpointUnreadableError, match=r"/c is damaged .* the kubelet rewrites it"):
         read(tmp_path / "c")
 
 
@@ -113,7 +113,7 @@ def test_what_is_not_the_kubelets_own_file_holds_nobody_up_and_is_not_believed(t
             path.symlink_to(written(tmp_path / "another", entry({"-1": ["a"]})))
         case _:
             path.symlink_to(tmp_path / "missing")
-    with pytest.raises(CheckpointUnreadableError, match=r"/c is not the kubelet's checkpoint: .*; remove it, and rest"):
+    with pytest.raises(CheckpointUnreadableError, match=r"/c is not the kubelet's checkpoint: .*; remove it and rest"):
         read(path)
 
 

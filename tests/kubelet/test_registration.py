@@ -52,11 +52,11 @@ async def test_a_kubelet_that_refuses_is_quoted() -> None:
 async def test_a5_a_missing_socket_is_told_from_a_dead_one() -> None:
     with short_folder() as folder:
         kubelet = Kubelet(folder)
-        assert "the socket is not there; the kubelet is not running, or" in await refused_by(kubelet)
+        assert "the socket does not exist; the kubelet is not running, or" in await refused_by(kubelet)
         await kubelet.start()
         await kubelet.stop()
         assert kubelet.registration_socket.exists()
-        assert "nobody answers" in await refused_by(kubelet)
+        assert "no process answers" in await refused_by(kubelet)
 
 
 async def test_a5_a_socket_on_which_nobody_serves_is_not_waited_for_for_ever() -> None:
@@ -74,7 +74,7 @@ async def test_a5_a_kubelet_that_hangs_in_register_is_given_up() -> None:
     with short_folder() as folder:
         async with Kubelet(folder) as kubelet:
             kubelet.register_gate.hold()
-            assert "the kubelet took the call and did not answer in time" in await refused_by(
+            assert "the kubelet accepted the call and did not answer in time" in await refused_by(
                 kubelet, timeout_s=stretched(0.3)
             )
             kubelet.register_gate.release()

@@ -517,7 +517,7 @@ async def test_a5_a_dead_kubelet_socket_is_tried_again_and_again_until_somebody_
             left.bind(str(one.kubelet.registration_socket))
         one.launch()
         await eventually(lambda: bool(one.complaints))
-        assert "nobody answers" in one.complaints[0]
+        assert "no process answers" in one.complaints[0]
         await one.kubelet.start()
         await one.met()
 
@@ -526,7 +526,7 @@ async def test_a5_a_kubelet_that_is_started_late_is_registered_with() -> None:
     async with node(kubelet=False) as one:
         one.launch()
         await eventually(lambda: bool(one.complaints))
-        assert "the socket is not there" in one.complaints[0]
+        assert "the socket does not exist" in one.complaints[0]
         await one.kubelet.start()
         await one.met()
 

@@ -60,7 +60,9 @@ def test_a_directory_for_sockets_is_accepted(folder: Path) -> None:
 
 
 def test_a6_a_missing_directory_is_named_with_where_the_right_one_is(folder: Path) -> None:
-    with pytest.raises(DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*whatever its --root"):
+    with pytest.raises(
+        DirectoryError, match=r"missing is not a directory.*--device-plugin-dir.*regardless of its --root"
+    ):
         check_directory(folder / "missing")
 
 
@@ -211,7 +213,7 @@ def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_written_there(fol
         NodeLock(folder).take()
     lock.unlink()
     lock.hardlink_to(elsewhere)
-    with pytest.raises(DirectoryError, match=r"gpushare/lock: it is another file too, by a hard link; remove it"):
+    with pytest.raises(DirectoryError, match=r"gpushare/lock: it has another name, a hard link; remove it"):
         NodeLock(folder).take()
     lock.unlink()
     os.mkfifo(lock)
@@ -223,14 +225,14 @@ def test_a_lock_that_leads_elsewhere_is_refused_and_nothing_is_written_there(fol
 def test_a_folder_of_ours_that_leads_elsewhere_is_refused(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     (folder / "gpushare").symlink_to("elsewhere")
-    with pytest.raises(DirectoryError, match="what leads to it is a symbolic link"):
+    with pytest.raises(DirectoryError, match="a part of its path is a symbolic link"):
         NodeLock(folder).take()
     assert list((folder / "elsewhere").iterdir()) == []
 
 
 def test_a_lock_that_cannot_be_made_says_why(folder: Path) -> None:
     (folder / "gpushare").touch()
-    with pytest.raises(DirectoryError, match=r"making the lock .*gpushare/lock: File exists"):
+    with pytest.raises(DirectoryError, match=r"creating the lock .*gpushare/lock: File exists"):
         NodeLock(folder).take()
 
 

@@ -70,4 +70,4 @@ def test_a_word_that_cannot_be_kept_is_a_warning(tmp_path: Path, caplog: pytest.
     (tmp_path / "gpushare").symlink_to("elsewhere")
     StateFile(tmp_path, PROFILE).write("big")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert "what the next agent of this node has to know is not written down" in caplog.messages
+    assert "the state for the next agent of this node cannot be written" in caplog.messages

@@ -91,7 +91,7 @@ async def test_an_error_of_the_system_ends_in_1_and_its_cause_is_told(caplog: py
         caplog.clear()
         assert await until_stopped(fails(error), "work", {}) == 1
         (record,) = caplog.records
-        assert (record.getMessage(), record.exc_info is not None) == ("ends, to be started anew", True)
+        assert (record.getMessage(), record.exc_info is not None) == ("exits for a restart", True)
         assert record.why == "the address is taken"  # type: ignore[attr-defined]
 
 

@@ -151,5 +151,5 @@ async def test_a_former_name_in_a_file_is_warned_of_when_it_is_read_again(
     rereading.look()
     assert taken == [1.0]
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path}/extender.yaml, line 1, drain: this name goes with the next release; write vanished_grace"
+        f"{tmp_path}/extender.yaml, line 1, drain: the next release removes this name; write vanished_grace"
     ]

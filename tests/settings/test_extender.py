@@ -68,7 +68,7 @@ def test_what_people_write_becomes_a_value(name: str, text: str, field: str, val
         ({"gpu_policy": "x"}, "--gpu-policy: 'x' is unknown; write binpack or spread"),
         ({"api": "off"}, None),
         ({"vanished_grace": "30"}, "--vanished-grace: '30' is not a duration; write it like 5s, 200ms or 2m"),
-        ({"bind_timeout": "0s"}, "--bind-timeout: '0s' is too short; it has to be longer than nothing"),
+        ({"bind_timeout": "0s"}, "--bind-timeout: '0s' is too short; it has to be longer than 0s"),
         ({"tls_cert": "tls.crt"}, "--tls-cert: 'tls.crt' is not an absolute path; begin it with /"),
         ({"lease_name": "My Lease"}, None),
         ({"lease_namespace": "a/b"}, None),
@@ -96,7 +96,7 @@ def test_a_certificate_is_of_no_use_without_its_key() -> None:
 
 def test_clients_cannot_be_checked_without_tls() -> None:
     assert complaint({"client_ca": "/ca.crt"}) == (
-        "--client-ca and tls_cert (by default): clients show certificates over TLS only; give tls_cert and tls_key too"
+        "--client-ca and tls_cert (by default): client certificates need TLS; give tls_cert and tls_key too"
     )
 
 
@@ -106,7 +106,7 @@ def test_two_resources_of_one_name_are_refused() -> None:
 
 def test_an_election_needs_a_lease() -> None:
     assert complaint({"leader_election": "true", "lease_name": ""}) == (
-        "--leader-election and --lease-name: leaders are elected by a Lease, which needs a name"
+        "--leader-election and --lease-name: leader election needs a lease_name; give one"
     )
 
 
@@ -216,7 +216,7 @@ def test_a_former_name_is_understood_wherever_it_stands_with_a_warning_that_says
     file = tmp_path / "extender.yaml"
     file.write_text("gpu_policy: spread\ndrain: 1s\n", encoding="utf-8")
     flags, environ = {"config": str(file)}, {"GPUSHARE_DRAIN": "2s"}
-    goes = "this name goes with the next release; write"
+    goes = "the next release removes this name; write"
     in_file = f"{file}, line 2, drain: {goes} vanished_grace"
     in_environment = f"GPUSHARE_DRAIN: {goes} GPUSHARE_VANISHED_GRACE"
     for sources, seconds, warnings in (
@@ -238,7 +238,7 @@ def test_the_present_name_beats_the_former_one_beside_it_and_a_file_names_a_sett
     file = tmp_path / "extender.yaml"
     file.write_text("vanished_grace: 2s\ndrain: 1s\n", encoding="utf-8")
     assert complaint({"config": str(file)}) == (
-        f"{file}, line 2, drain: it is set twice in this file; remove one of the lines"
+        f"{file}, line 2, drain: this file sets it twice; remove one of the lines"
     )
 
 

@@ -200,15 +200,15 @@ def test_resource_names_that_the_kubelet_refuses(name: str) -> None:
         ({"policy": "spred"}, "--policy: 'spred' is unknown; did you mean spread?"),
         ({"policy": "x"}, "--policy: 'x' is unknown; write binpack or spread"),
         ({"share_size": "1GB"}, "--share-size: '1GB' is not an amount of memory; did you mean 1GiB?"),
-        ({"share_size": "0GiB"}, "--share-size: '0GiB' is too little; 1MiB is the least"),
+        ({"share_size": "0GiB"}, "--share-size: '0GiB' is too little; the least is 1MiB"),
         ({"nvml_timeout": "5"}, "--nvml-timeout: '5' is not a duration; write it like 5s, 200ms or 2m"),
-        ({"nvml_timeout": "0s"}, "--nvml-timeout: '0s' is too short; it has to be longer than nothing"),
+        ({"nvml_timeout": "0s"}, "--nvml-timeout: '0s' is too short; it has to be longer than 0s"),
         ({"refusal_limit": "-1"}, "--refusal-limit: '-1' is not a whole number from 0 to 1000000"),
         ({"fatal_xids": "13,x"}, "--fatal-xids: 'x' is not a whole number from 1 to 9999"),
         ({"pre_start": "yes"}, "--pre-start: 'yes' is neither true nor false"),
-        ({"resources": ""}, "--resources: nothing is named; choose from memory, count"),
+        ({"resources": ""}, "--resources: the list is empty; choose from memory, count"),
         ({"resources": "gpu-mem"}, "--resources: 'gpu-mem' is unknown; write memory or count"),
-        ({"api": "in-cluser"}, "--api: 'in-cluser' leads to no API server; did you mean in-cluster?"),
+        ({"api": "in-cluser"}, "--api: 'in-cluser' does not name an API server; did you mean in-cluster?"),
         ({"exclude_gpus": "GPU-1"}, None),
         ({"gpus": "4xT4"}, None),
         ({"http": "9445"}, None),
@@ -253,7 +253,7 @@ def test_a_variable_that_means_nothing_is_not_passed_over(variable: str, hint: s
             "share-size: 1GiB",
             "line 1, share-size: there is no such setting; did you mean share_size?",
         ),
-        ("policy: spread\npolicy: binpack\n", "line 2, policy: it is set twice in this file; remove one of the lines"),
+        ("policy: spread\npolicy: binpack\n", "line 2, policy: this file sets it twice; remove one of the lines"),
         ("policy: [spread]", "line 1, policy: a single value is needed here, written like binpack|spread"),
         (
             "fatal_xids: {79: yes}",
@@ -271,35 +271,35 @@ def test_a_wrong_line_of_a_file_is_named(tmp_path: Path, text: str, sentence: st
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     flags = in_file(tmp_path, "- policy")
-    assert complaint(flags) == (
-        f"{flags['config']}: a file of settings has lines like policy: spread, and this one has not"
-    )
+    assert complaint(flags) == (f"{flags['config']}: this is not a file of settings; write lines like policy: spread")
 
 
 def test_a_configmap_is_no_file_of_settings_but_holds_one(tmp_path: Path) -> None:
     text = "apiVersion: v1\nkind: ConfigMap\ndata:\n  default.yaml: |\n    policy: spread\n"
     flags = in_file(tmp_path, text)
     assert complaint(flags) == (
-        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only what stands "
-        "behind default.yaml, with lines like policy: spread"
+        f"{flags['config']}: this is an object of the Kubernetes API; of a ConfigMap write here only the "
+        "value of the key default.yaml, with lines like policy: spread"
     )
 
 
 def test_a_file_that_is_no_yaml_is_refused_with_its_line(tmp_path: Path) -> None:
     flags = in_file(tmp_path, "policy: spread\ndevices: [cdi\n")
-    assert complaint(flags).startswith(f"{flags['config']}, line 3: this is not YAML: ")
+    assert complaint(flags).startswith(f"{flags['config']}, line 3: this is not valid YAML: ")
 
 
 def test_a_file_with_forbidden_characters_is_refused(tmp_path: Path) -> None:
     flags = in_file(tmp_path, "policy: \x01")
-    assert complaint(flags).startswith(f"{flags['config']}: this is not YAML: ")
+    assert complaint(flags).startswith(f"{flags['config']}: this is not valid YAML: ")
 
 
 @pytest.mark.parametrize("text", ['policy: "\\U0011FFFF"', 'policy: "\\UFFFFFFFF"', "policy: " + "[" * 3000])
 def test_what_the_parser_itself_stumbles_over_is_refused(tmp_path: Path, text: str) -> None:
     """A code that is no character, one that is no number for it, and more brackets than it can count."""
     flags = in_file(tmp_path, text)
-    assert complaint(flags) == (f"{flags['config']}: this is not YAML: the text cannot be parsed; correct it there")
+    assert complaint(flags) == (
+        f"{flags['config']}: this is not valid YAML: the text cannot be parsed; correct it there"
+    )
 
 
 def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_missing_file_is_named_with_where_it_was_asked_for(tmp_path: Path) -> 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
     path.write_bytes(b"\xff\xfe")
-    assert "it is not UTF-8 text" in complaint({"config": str(path)})
+    assert "this is not UTF-8 text" in complaint({"config": str(path)})
 
 
 def test_two_resources_of_one_name_are_refused_with_both_places() -> None:
@@ -390,7 +390,7 @@ def test_a_directory_without_a_file_of_settings_is_refused(tmp_path: Path, names
     for name in names:
         (tmp_path / name).write_text("share_size: 2GiB", encoding="utf-8")
     assert complaint({"config": str(tmp_path)}) == (
-        f"--config: there is no file of settings in {tmp_path}; name it default.yaml there, where it may be empty, or "
+        f"--config: there is no file of settings in {tmp_path}; create default.yaml there, which may be empty, or "
         "name the right directory"
     )
     (tmp_path / "default.yaml").touch()
@@ -445,7 +445,7 @@ def test_a_default_under_a_name_that_nobody_reads_is_refused(tmp_path: Path, nam
     """Its share size would silently not count."""
     (tmp_path / name).write_text("share_size: 2GiB", encoding="utf-8")
     assert complaint({"config": str(tmp_path)}) == (
-        f"{tmp_path}/{name}: it is not read under this name; call it default.yaml"
+        f"{tmp_path}/{name}: a file of this name is ignored; rename it to default.yaml"
     )
 
 
@@ -478,7 +478,7 @@ def test_what_an_agent_needs_before_it_knows_its_profile_stands_in_none(tmp_path
     for name in apart:
         in_folder(tmp_path, default=f"{name}: ''" if name == "http" else "", big=f"policy: spread\n{name}: x")
         assert complaint_about({"config": str(tmp_path)}, "big") == (
-            f"{tmp_path}/big.yaml, line 2, {name}: an agent needs it before it knows its profile; "
+            f"{tmp_path}/big.yaml, line 2, {name}: an agent needs this before it knows its profile; "
             "write it in default.yaml"
         )
 
@@ -511,7 +511,7 @@ def test_what_is_no_file_of_settings_is_named_and_holds_nobody_up(tmp_path: Path
         case _:
             with path.open("wb") as file:
                 file.truncate(1 << 40)
-            why = ": it has more than 65536 bytes, as none of its kind has"
+            why = ": it has more than 65536 bytes, the limit for such a file"
     assert complaint({"config": str(tmp_path if folder else path)}) == (
         f"--config: cannot read {path}{why}; name a YAML or JSON file, or a directory with default.yaml"
     )
@@ -536,7 +536,9 @@ def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
         "--fatal-xids",
         f"{path}, line 4, probe_interval and blind_after (by default)",
     ]
-    assert str(error).startswith(f"7 things are wrong: (1) {path}, line 1, polcy: there is no such setting; did you")
+    assert str(error).startswith(
+        f"7 errors in the settings: (1) {path}, line 1, polcy: there is no such setting; did you"
+    )
     assert "\n" not in str(error)
 
 
@@ -548,7 +550,7 @@ def test_a_file_of_nothing_but_mistakes_is_not_told_whole(tmp_path: Path) -> Non
     with pytest.raises(SettingsError) as caught:
         read(in_file(tmp_path, "".join(f"xyz{number}: 1\n" for number in range(5000))))
     assert len(caught.value.sentences) == 11
-    assert caught.value.sentences[-1] == "4990 more are wrong; correct these first"
+    assert caught.value.sentences[-1] == "4990 more errors; correct these first"
 
 
 @pytest.mark.parametrize("name", ["GPUSHARE_LOG_LEVEL", "log-level", "--log-level", "LOG_LEVEL", "LogLevel"])

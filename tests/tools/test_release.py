@@ -348,7 +348,7 @@ def test_make_says_which_version_it_wants() -> None:
         check=False,
     )
     assert done.returncode != 0
-    assert done.stdout == "Say which: make release VERSION=x.y.z\n"
+    assert done.stdout == "Name the version: make release VERSION=x.y.z\n"
 
 
 # --- The description on PyPI -----------------------------------------------------------------------------------------

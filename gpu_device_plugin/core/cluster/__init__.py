@@ -1,1 +1,1 @@
-"""The decisions about many nodes and one pod."""
+"""Scheduling decisions: one pod, many nodes."""

@@ -1,8 +1,8 @@
-"""What a pod asks of a node's GPUs, as parts each of which lies on GPUs of its own choice.
+"""A pod's GPU demand, split into parts that are placed independently of each other.
 
-The kubelet hands the devices of an ordinary init container on to the containers after it and takes them before all
-others, so those containers end up on the same GPU. They form one part; its size is the most that is held at any moment,
-and stays: the kubelet frees the devices of an init container only with its pod. (Kubernetes 1.36,
+The kubelet reuses the devices of an ordinary init container for the containers after it, before it takes any others,
+so those containers end up on the same GPU. They form one part. Its size is the most that its containers hold at any
+moment, for the life of the pod: the kubelet frees the devices of an init container only with its pod. (Kubernetes 1.36,
 pkg/kubelet/cm/devicemanager/manager.go, Allocate and devicesToAllocate.)
 """
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _MOST_PARTS = 16
-"""Each is placed beside all others, by trying. A node has no more than 16 GPUs, nearly always."""
+"""The packer searches for room for all parts at once. Hardly any node has more than 16 GPUs."""
 _MOST_SHARES = 1 << 20
-"""No GPU has more, however small its shares. A pod that asks for more has a quantity of memory there, `10Gi`."""
+"""No GPU has more, however small its shares. A larger amount is a quantity of memory, such as `10Gi`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Containers that are served from the same GPUs. Parts of different pods are equal if they ask the same."""
+    """Containers that share the same GPUs. Parts of different pods are equal if their demands are."""
 
     demand: Demand
     members: tuple[tuple[Container, int], ...] = field(default=(), compare=False)
-    """Each container with the amount that it asks."""
+    """Each container with its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """All that a pod asks. Equal for pods that are equal to a scheduler."""
+    """The GPU demand and the wishes of a pod; pods that a scheduler may treat alike have equal ones."""
 
     parts: tuple[Part, ...] = ()
     wishes: Wishes = NO_WISHES
@@ -50,13 +50,13 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Impossible:
-    """A pod that no node can ever serve; the sentence is for its owner."""
+    """A demand that no node can ever meet; the sentence is for the pod's owner."""
 
     sentence: str
 
 
 def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
-    """Return what a pod asks of `resources`; no parts if it asks for nothing."""
+    """Return a pod's demand for `resources`; it has no parts if the pod has no limit of any."""
     resources = tuple(resources)
     try:
         _check_containers(pod, resources)
@@ -70,7 +70,7 @@ def ask(pod: Pod, resources: Iterable[Resource]) -> Ask | Impossible:
 
 
 class _ImpossibleError(ValueError):
-    """No node can ever give this; the message is for the pod's owner."""
+    """No node can ever meet the demand; the message is for the pod's owner."""
 
 
 def _check_containers(pod: Pod, resources: Sequence[Resource]) -> None:
@@ -103,7 +103,7 @@ def _check_size(parts: Sequence[Part]) -> None:
 
 
 def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
-    """Return the parts of a pod by its containers alone, whatever else is written on it."""
+    """Return the parts of a pod by its containers alone; labels and annotations are not read."""
     return tuple(
         Part(Demand(resource.kind, amount), tuple(members))
         for resource in resources
@@ -112,14 +112,14 @@ def parts_of(pod: Pod, resources: Iterable[Resource]) -> tuple[Part, ...]:
 
 
 def amount_of(pod: Pod, resource: Resource) -> int:
-    """Return what the parts of a pod ask of a resource together."""
+    """Return the sum of the parts of a pod that ask for a resource."""
     return sum(amount for amount, _ in _parts(pod, resource))
 
 
 def _gpus_each(pod: Pod) -> int:
     text = pod.labels.get(SPLIT_LABEL, "1")
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
-        raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is no number of GPUs; write 2, for example")
+        raise MalformedAnnotationError(f"the pod label {SPLIT_LABEL} is not a number of GPUs; write 2, for example")
     if int(text) > MOST_GPUS:
         raise MalformedAnnotationError(
             f"the pod label {SPLIT_LABEL} asks for {int(text)} GPUs, and no node can have more than {MOST_GPUS}"
@@ -128,27 +128,27 @@ def _gpus_each(pod: Pod) -> int:
 
 
 def _split(parts: tuple[Part, ...], gpus: int) -> tuple[Part, ...]:
-    """Return the parts with the one that asks for memory spread evenly over so many GPUs."""
+    """Return the parts, with the one that asks for memory spread evenly over `gpus` GPUs."""
     memory = [part for part in parts if part.demand.kind is Kind.MEMORY]
     if gpus == 1 or not memory:
         return parts
     if len(memory) > 1 or len(memory[0].members) > 1:
         raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} splits the GPU memory of one container, and several of this pod ask for "
-            "some; let only one ask, or remove the label"
+            f"the pod label {SPLIT_LABEL} splits the GPU memory of one container, and several containers of "
+            "this pod ask for some; let only one ask, or remove the label"
         )
     amount = memory[0].demand.amount
     if amount % gpus:
         raise MalformedAnnotationError(
-            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, over which a gpu-mem of {amount} cannot be split "
-            "evenly; ask for a multiple"
+            f"the pod label {SPLIT_LABEL} asks for {gpus} GPUs, and a gpu-mem of {amount} cannot be split evenly "
+            "over them; ask for a multiple"
         )
     split = Part(Demand(Kind.MEMORY, amount, gpus), memory[0].members)
     return tuple(split if part is memory[0] else part for part in parts)
 
 
 def _parts(pod: Pod, resource: Resource) -> Iterable[tuple[int, Sequence[tuple[Container, int]]]]:
-    """Yield the size of each part that containers form, in the order in which the kubelet serves them, and them."""
+    """Yield each part's size and containers, in the order in which the kubelet allocates for them."""
     members: list[tuple[Container, int]] = []
     kept = handed_on = 0
     for container in pod.containers:

@@ -1,4 +1,4 @@
-"""A node as a pod meets it: which room its GPUs have beside the pods that are there."""
+"""A node as a candidate for a pod: the room on its GPUs beside the pods that count on it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The rooms of a node in the few numbers that most questions need."""
+    """A node's free and used shares, in the few numbers that decide most requests."""
 
     frees: tuple[int, ...] = ()
-    """Shares free on each GPU that gives shares, the most first."""
+    """Free shares of each GPU that gives shares, the most first."""
     sizes: tuple[int, ...] = ()
     """Shares of each healthy GPU, the most first."""
     shared: tuple[int, ...] = ()
-    """Those of `frees` of GPUs of which some shares are in use: a pod that fits there leaves the unused ones unused."""
+    """The `frees` of partly used GPUs, the most first: a pod that fits there leaves the unused GPUs unused."""
     unused: tuple[int, ...] = ()
-    """Positions of the healthy GPUs of which nothing is in use."""
+    """Positions of the healthy GPUs that no pod uses."""
     used: int = 0
-    """Shares in use of the healthy GPUs; a GPU in whole use counts in full."""
+    """Shares in use on the healthy GPUs; a GPU in whole use counts in full."""
     total: int = 0
     """Shares of the healthy GPUs."""
     failed: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class Summary:
 
     @property
     def best(self) -> int:
-        """Most shares free on one GPU."""
+        """The most free shares on one GPU."""
         return self.frees[0] if self.frees else 0
 
 
@@ -49,8 +49,8 @@ class Candidate:
     rooms: tuple[Room, ...] = ()
     summary: Summary = Summary()
     like: str = field(init=False, repr=False, compare=False)
-    """All that can be said to a pod that does not fit here depends on, but for what is free and which models the GPUs
-    are. A text, since Python reckons the hash of a text only once."""
+    """A key for the reason why a pod does not fit here: every input of it but free shares and GPU models. A string,
+    since Python computes the hash of a string only once."""
 
     def __post_init__(self) -> None:
         gpus = self.gpus
@@ -60,16 +60,16 @@ class Candidate:
 
 
 def candidate(name: str, gpus: NodeGpus, usages: Iterable[Usage]) -> Candidate:
-    """Return a node with what pods take of it."""
+    """Return a node with the room that `usages` leave on it."""
     rooms = rooms_of(gpus, usages)
     return Candidate(name, gpus, rooms, summary(rooms))
 
 
 def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
-    """Return every GPU as a demand meets it.
+    """Return the room on every GPU.
 
-    What is taken of an unknown GPU is taken of each that it may be, so that nothing is promised twice: unplaced shares
-    of every GPU, an unplaced whole GPU of every one that is not in shared use.
+    Usage of an unknown GPU is subtracted from every GPU that it may be, so that no share is promised twice: unplaced
+    shares from every GPU, an unplaced whole GPU from every one that is not in shared use.
     """
     used = dict.fromkeys([gpu.position for gpu in gpus.gpus], 0)
     whole: set[int] = set()
@@ -85,7 +85,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
         unplaced_shares += usage.unplaced_shares
         unplaced_gpus += usage.unplaced_gpus
     if len(used) > len(gpus.gpus) or not whole <= used.keys():
-        # Seldom, and of all pods together: to ask each takes a fifth longer, and a search for victims does little else.
+        # Rare, so done once for the sum of all pods: to do it pod by pod makes a search for victims a fifth slower.
         together = Usage(tuple(used.items()), tuple(whole), unplaced_shares, unplaced_gpus)
         listed = together.as_listed({gpu.position for gpu in gpus.gpus})
         unplaced_shares, unplaced_gpus = listed.unplaced_shares, listed.unplaced_gpus
@@ -105,7 +105,7 @@ def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:
 
 
 def summary(rooms: Sequence[Room]) -> Summary:
-    """Return some rooms in a few numbers."""
+    """Return the numbers that summarize `rooms`."""
     healthy = [room for room in rooms if room.healthy]
     total = sum(room.total for room in healthy)
     return Summary(

@@ -1,17 +1,17 @@
-"""How long a search may take, in steps: without a clock, so that the same question has the same answer everywhere."""
+"""A search's budget, counted in steps and not in seconds: the same request has the same answer on every machine."""
 
 from __future__ import annotations
 
 
 class TooLongError(Exception):
-    """A search has no steps left; nothing may be remembered of what it was about to find out."""
+    """A search has no steps left. Its unfinished result must not be cached."""
 
 
 class Effort:
-    """The steps that a search has left. How long a step takes is for the search to say."""
+    """The steps that a search has left. Each search defines how long its step takes."""
 
     def __init__(self, steps: int) -> None:
-        """Begin with so many."""
+        """Start with `steps`."""
         self._steps = steps
         self._left = steps
 
@@ -20,19 +20,19 @@ class Effort:
 
     @property
     def spent(self) -> int:
-        """How many steps have been taken."""
+        """The number of steps taken."""
         return self._steps - self._left
 
     def renew(self) -> None:
-        """Begin another search with all steps."""
+        """Restore the whole budget for another search."""
         self._left = self._steps
 
     def spend(self, steps: int) -> None:
-        """Take note of steps that were taken."""
+        """Count steps that were taken; never raises."""
         self._left -= steps
 
     def take(self, steps: int) -> None:
-        """Take note of steps that were taken. Raises TooLongError if no step is left."""
+        """Count steps that were taken. Raises TooLongError if no step is left."""
         self.spend(steps)
         self.check()
 

@@ -1,4 +1,4 @@
-"""Which pods of a node would have to end for a pod to fit there: as few as possible, then with as little memory."""
+"""Find the fewest pods of a node, then those with the least memory, whose end would make room for a pod."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.usage import Occupant
 
 _MOST_SETS = 1000
-"""So many sets of one size are compared; where there are more, the answer may be larger than it has to be. A set takes
-a tenth of a millisecond."""
+"""The most sets of one size that are compared; where there are more, the answer may be larger than necessary. A set
+takes 0.1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Pods whose end, together, makes room."""
+    """Pods that make room if all of them end."""
 
     pods: tuple[Occupant, ...]
     """By namespace and name."""
     shares: int = 0
-    """What they have together; an unknown whole GPU counts as large as the largest."""
+    """The sum of their shares; an unknown whole GPU counts as the node's largest."""
     fewest: bool = True
-    """No smaller set does, and none of this size with less memory; False: not all of them were compared."""
+    """No smaller set makes room, nor one of this size with less memory; False: not all sets were compared."""
 
 
 def ends_needed(ask: Ask, node: NodeView) -> Ends | None:
@@ -75,12 +75,12 @@ def _compared(
     fits: Callable[[Collection[Occupant]], bool],
     cost: Callable[[Collection[Occupant]], tuple[object, ...]],
 ) -> tuple[frozenset[Occupant], bool]:
-    """Compare all sets of pods that might make room, where it is not enough to look at one GPU after the other.
+    """Compare all sets of pods that might make room, where a search GPU by GPU is not exact.
 
-    The pod gets at most so many GPUs, and pods that are on none of them can stay.
+    The pod gets at most `gpus` GPUs, and pods on none of them can stay.
 
     Returns:
-        The best set, True; or, where there are too many, one that is no worse than the known one, False.
+        The best set and True; or, where there are too many sets, one no worse than `known` and False.
     """
     emptiest_first = sorted(search.sizes, key=lambda at: len(search.touching([at])))
     gpus = min(gpus, len(emptiest_first))

@@ -1,4 +1,4 @@
-"""Put a whole pod onto one node, or say why it does not fit there."""
+"""Place all parts of a pod on the GPUs of one node, or say why it does not fit there."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_STEPS = 1000
-"""A pod of several parts is put together by trying, and after so many steps it is taken for one that does not fit. Six
-containers on eight GPUs that are all different take a few dozen; a step takes some microseconds."""
+"""A pod of several parts is placed by a search, and does not fit if the search takes more steps. Six containers on
+eight GPUs that are all different take a few dozen; a step takes some microseconds."""
 
 TOGETHER = "its GPUs have no room for all containers of the pod together"
 
@@ -36,7 +36,7 @@ class Fit:
     """A pod's place on a node."""
 
     placements: tuple[Placement, ...]
-    """One for each part of what it asks, in their order."""
+    """One for each part of its demand, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,36 +44,36 @@ class Unfit:
     """Why a pod does not fit on a node."""
 
     sentence: str
-    """Completes "on this node ...". Equal for many nodes where it can be: kube-scheduler counts equal ones together."""
+    """Completes "on this node ...". The same text on many nodes where possible: kube-scheduler counts equal reasons."""
     unresolvable: bool
-    """No pod of this node could make room by ending; kube-scheduler then looks for none to evict here."""
+    """Even if all pods of this node ended, there would be no room; kube-scheduler then looks for no victims here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Whether all demands of a pod go onto some GPUs at once, by how much these have free and nothing else."""
+    """The result of packing all demands of a pod onto GPUs that differ by their free shares alone."""
 
     taken: tuple[tuple[int, ...], ...] | None
-    """For each demand for memory, in the order of `_order`, what its GPUs have free before it takes its part of them;
-    None: no way was found. Whole are the GPUs that have the least."""
+    """For each demand for memory, in the order of `_order`, the free shares of its GPUs before it takes its own; None:
+    no packing was found. Demands for whole GPUs get the GPUs with the fewest free shares."""
     steps: int
-    """How many it took to find that out, each of some microseconds."""
+    """How many steps the search took, each of some microseconds."""
 
 
 Pack: TypeAlias = "Callable[[tuple[int, ...], tuple[int, ...]], Packing]"
-"""A `Packer` for the demands of one pod, or what remembers its answers."""
+"""A `Packer` for the demands of one pod, or a cache in front of one."""
 
 
 def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
-    """Say why a pod does not fit on `node`, None if it does: as `fit` decides, without placing anything.
+    """Return why a pod does not fit on `node`, None if it does: the verdict of `fit`, without a placement.
 
     Args:
-        ask: what the pod asks; without any part it fits everywhere.
-        node: the node with what is taken of it.
-        pack: what to ask instead of a `Packer`.
+        ask: the pod's demand; without any part it fits everywhere.
+        node: the node with its free room.
+        pack: used in place of a `Packer`.
     """
     if len(ask.parts) == 1 and not ask.wishes.choosy:
-        # Asked of every node for nearly every pod.
+        # The path of nearly every pod, for every node.
         return unfit_by_kind(ask, node) or _too_large(ask.parts[0].demand, node, node.summary)
     if not ask.parts:
         return None
@@ -85,8 +85,8 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     """Choose GPUs of `node` for every part of a pod.
 
     Args:
-        ask: what the pod asks; without any part it fits everywhere.
-        node: the node with what is taken of it.
+        ask: the pod's demand; without any part it fits everywhere.
+        node: the node with its free room.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
     """
     if not ask.parts:
@@ -104,7 +104,7 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
 def _packed(
     ask: Ask, node: Candidate, rooms: Sequence[Room], pack: Pack | None = None
 ) -> tuple[tuple[int, ...], ...] | Unfit:
-    """Find a way to place all parts of a pod, or say why there is none."""
+    """Return a packing of all parts of a pod, or why there is none."""
     why = unfit_by_kind(ask, node) or _alone(ask, node, rooms)
     if why is not None and (why.unresolvable or len(ask.parts) == 1):
         return why
@@ -119,7 +119,7 @@ def _packed(
 
 
 def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
-    """Say why a pod fits on no node of this kind, whatever its GPUs are and have free; None if some may do."""
+    """Return why a pod fits on no node of this kind, whatever the models and free room of its GPUs; None if it may."""
     if node.gpus.problem:
         return Unfit(node.gpus.problem, unresolvable=True)
     if not node.rooms:
@@ -131,11 +131,11 @@ def unfit_by_kind(ask: Ask, node: Candidate) -> Unfit | None:
 
 def _beyond_gpushare(ask: Ask, node: Candidate) -> Unfit | None:
     if any(part.demand.kind is Kind.COUNT for part in ask.parts):
-        return Unfit("its device plugin gives out no whole GPUs", unresolvable=True)
-    # It knows the pod by its sum and the GPU by `IDX`. Where there is only one GPU it needs to know neither.
+        return Unfit("its device plugin does not allocate whole GPUs", unresolvable=True)
+    # It finds the pod by the sum of its limits and the GPU by `IDX`. On a node with one GPU it needs neither.
     if len(node.rooms) > 1 and (len(ask.parts) > 1 or ask.parts[0].demand.gpus > 1):
         return Unfit(
-            "its device plugin serves only pods of which one container takes memory of one GPU", unresolvable=True
+            "its device plugin serves only pods with one container that takes memory of one GPU", unresolvable=True
         )
     return None
 
@@ -153,13 +153,13 @@ def allowed(ask: Ask, node: Candidate) -> tuple[Room, ...]:
 
 
 def _among(node: Candidate, rooms: Sequence[Room]) -> str:
-    return "" if len(rooms) == len(node.rooms) else ", among those that the pod's annotations allow"
+    return "" if len(rooms) == len(node.rooms) else ", among the GPUs that the pod's annotations allow"
 
 
 def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
-    """Say why a part of a pod does not even fit alone into the rooms that are allowed, None if each does."""
+    """Return why some part of a pod does not fit even alone into the allowed rooms, None if each part does."""
     if not rooms:
-        return Unfit("no GPU is one that the pod's annotations allow", unresolvable=True)
+        return Unfit("the pod's annotations allow none of its GPUs", unresolvable=True)
     numbers = node.summary if len(rooms) == len(node.rooms) else summary(rooms)
     answers = [why for part in ask.parts if (why := _too_large(part.demand, node, numbers)) is not None]
     first = min(answers, key=lambda why: not why.unresolvable, default=None)
@@ -167,7 +167,7 @@ def _alone(ask: Ask, node: Candidate, rooms: Sequence[Room]) -> Unfit | None:
 
 
 def _too_large(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None:
-    """Say why one demand does not fit into the rooms of which these are the numbers, None if it does."""
+    """Return why one demand does not fit into the rooms that `numbers` summarizes, None if it does."""
     if not numbers.sizes:
         return Unfit("no GPU is healthy", unresolvable=True)
     return (_too_many if demand.kind is Kind.COUNT else _too_much)(demand, node, numbers)
@@ -196,7 +196,7 @@ def _too_much(demand: Demand, node: Candidate, numbers: Summary) -> Unfit | None
 
 
 def _too_small(wanted: int, each: int, node: Candidate, numbers: Summary) -> str:
-    """Say that too few GPUs have so many shares, and whether that is for those that are out of service."""
+    """Say that too few GPUs have `each` shares, and whether GPUs out of service are the reason."""
     large = sum(size >= each for size in numbers.failed)
     if wanted > 1:
         in_service = sum(size >= each for size in numbers.sizes)
@@ -222,36 +222,36 @@ def _memory(shares: int, node: Candidate) -> str:
 
 
 class Packer:
-    """Finds out whether all demands of one pod go together onto some GPUs; what depends on the pod alone is kept."""
+    """Packs all demands of one pod onto the GPUs of a node; precomputes all that depends on the pod alone."""
 
     def __init__(self, demands: Sequence[Demand]) -> None:
         """Pack `demands`."""
         ordered = [demands[n] for n in _order(demands)]
         self.whole = sum(demand.amount for demand in ordered if demand.kind is Kind.COUNT)
-        """How many GPUs are taken whole."""
+        """The number of GPUs that the pod takes whole."""
         self.pieces = [(demand.gpus, demand.amount // demand.gpus) for demand in ordered if demand.kind is Kind.MEMORY]
-        """From how many GPUs how many shares each, by demand."""
-        # What the n-th piece and all after it take in all, and the smallest part of any.
+        """(GPUs, shares of each) of every demand for memory."""
+        # By n: the sum of shares of the n-th piece and all after it, and the fewest shares per GPU of any of them.
         self._sums = list(accumulate((gpus * each for gpus, each in reversed(self.pieces)), initial=0))[::-1]
         self._least = list(accumulate((each for _, each in reversed(self.pieces)), min))[::-1]
 
     def left(self, frees: Sequence[int], idle: Sequence[int]) -> list[int] | None:
-        """Return what is free once whole GPUs are taken, the least first; None if there are too few of them."""
+        """Return the free shares that remain once whole GPUs are taken, the least first; None if too few are idle."""
         if self.whole > len(idle):
             return None
         left = sorted(frees)
         for free in sorted(idle)[: self.whole]:
-            # Those with the least: nothing that is left could do more than what is left so.
+            # Those with the fewest free shares: no other choice leaves more room.
             left.remove(free)
         return left
 
     def __call__(self, frees: Sequence[int], idle: Sequence[int], most_steps: int = _MOST_STEPS) -> Packing:
-        """Try it.
+        """Search for a packing.
 
         Args:
-            frees: shares free on each GPU that gives shares.
-            idle: of those GPUs, which may also be taken whole: shares free on each.
-            most_steps: when to give up.
+            frees: the free shares of each GPU that gives shares.
+            idle: the free shares of each of those GPUs that may also be taken whole.
+            most_steps: the search gives up after these.
         """
         left = self.left(frees, idle)
         if left is None:
@@ -285,7 +285,7 @@ class Packer:
 
 
 def _order(demands: Sequence[Demand]) -> list[int]:
-    """Return in which order demands are placed: whole GPUs first, for they need GPUs that are not in use."""
+    """Return the order in which demands are placed: whole GPUs first, for they need GPUs that are not in use."""
     return sorted(
         range(len(demands)),
         key=lambda n: (demands[n].kind is not Kind.COUNT, -demands[n].gpus, -demands[n].amount, n),
@@ -293,14 +293,14 @@ def _order(demands: Sequence[Demand]) -> list[int]:
 
 
 def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shares free on each GPU that gives shares, and on each unused one: for a `Packer`."""
+    """Return the arguments of a `Packer`: the free shares of each GPU that gives shares, and of each unused GPU."""
     return tuple(room.free for room in rooms if room.gives_shares), tuple(room.free for room in rooms if room.unused)
 
 
 def _preferred(
     demands: Sequence[Demand], rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
 ) -> dict[int, Placement] | None:
-    """Give the largest demand the best place that leaves room for all others, then the next; None if it takes long."""
+    """Place each demand, the largest first, best where all later ones still have room; None if that takes too long."""
     order = _order(demands)
     found: dict[int, Placement] = {}
     steps = _MOST_STEPS
@@ -323,7 +323,7 @@ def _preferred(
 def _as_packed(
     demands: Sequence[Demand], rooms: Sequence[Room], taken: Sequence[tuple[int, ...]]
 ) -> dict[int, Placement]:
-    """Place demands in the way that a `Packer` has found."""
+    """Place demands as a `Packer` has found."""
     found: dict[int, Placement] = {}
     idle = sorted((room for room in rooms if room.unused), key=lambda room: room.free)
     left = {room.position: room.free for room in rooms if room.gives_shares}
@@ -347,7 +347,7 @@ def _as_packed(
 def _ways(
     demand: Demand, rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
 ) -> Iterator[Placement]:
-    """Yield the ways to place one demand, the preferred first; then, of ways that leave the same room, one of each."""
+    """Yield the ways to place one demand: the preferred one, then one of each group that leaves the same room."""
     best = place(demand, rooms, rank, closeness)
     yield from () if isinstance(best, Refusal) else (best,)
     memory = demand.kind is Kind.MEMORY
@@ -364,7 +364,7 @@ def _ways(
 
 
 def groups(alike: Sequence[Sequence[T]], size: int) -> Iterator[tuple[T, ...]]:
-    """Yield the groups that differ by more than which of several of the same kind they take."""
+    """Yield the groups of `size` members that differ by how many they take of each kind in `alike`."""
     if not size:
         yield ()
     elif sum(map(len, alike)) >= size:
@@ -374,12 +374,12 @@ def groups(alike: Sequence[Sequence[T]], size: int) -> Iterator[tuple[T, ...]]:
 
 
 def _likeness(room: Room) -> _Likeness:
-    """Return all of a room but which it is."""
+    """Return all of a room but its position: rooms with the same likeness are interchangeable."""
     return room.total, room.free, room.healthy, room.shared, room.whole
 
 
 def _without(rooms: Sequence[Room], placement: Placement) -> tuple[Room, ...]:
-    """Return what room a placement leaves; a GPU taken whole has no share left, and a share of it is in use."""
+    """Return the room that a placement leaves; a GPU taken whole has no free share, and counts as shared."""
     taken = dict(placement.shares)
     return tuple(
         replace(room, free=room.free - taken[room.position], shared=True) if room.position in taken else room

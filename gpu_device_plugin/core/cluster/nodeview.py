@@ -1,4 +1,4 @@
-"""A node as people look at it: its GPUs, and which pods are on which."""
+"""A node for display: its GPUs, and the pods on each."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one pod has of one GPU."""
+    """The part of one GPU that one pod holds."""
 
     pod: Occupant
     shares: int
-    """All of the GPU's where it is taken whole."""
+    """All shares of the GPU where the pod holds it whole."""
     whole: bool = False
 
 
@@ -33,24 +33,24 @@ class GpuView:
 
     gpu: ListedGpu
     room: Room
-    """As a demand meets it; what is on an unknown GPU of the node is taken off every one."""
+    """The room for another pod; usage of an unknown GPU of the node is subtracted from every GPU."""
     held: tuple[Held, ...] = ()
 
     @property
     def used(self) -> int:
-        """Shares that are known to be in use; more than there are where too much was given away."""
+        """Shares known to be in use; more than the GPU has where it is overcommitted."""
         shared = sum(held.shares for held in self.held if not held.whole)
         return max(shared, self.gpu.shares if any(held.whole for held in self.held) else 0)
 
     @property
     def free(self) -> int:
-        """Shares that one demand could get."""
+        """Shares that one demand could take."""
         return self.room.free if self.room.healthy and not self.room.whole else 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node that shares its GPUs, or claims to."""
+    """One node that shares its GPUs, or advertises that it does."""
 
     candidate: Candidate
     pods: tuple[Occupant, ...] = ()
@@ -60,7 +60,7 @@ class NodeView:
     unschedulable: bool = False
     """Cordoned."""
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Of the resources that are managed; none of one that the kubelet does not know."""
+    """By name of each managed resource that the kubelet knows."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -75,7 +75,7 @@ class NodeView:
 
     @property
     def used(self) -> int:
-        """Shares in use, wherever they are."""
+        """Shares in use, on known and unknown GPUs."""
         return sum(view.used for view in self.gpus()) + self.unplaced
 
     @property
@@ -99,7 +99,7 @@ class NodeView:
         return tuple(GpuView(gpu, rooms[gpu.position], tuple(held[gpu.position])) for gpu in listed)
 
     def loose(self) -> Mapping[Occupant, Usage]:
-        """Return what pods have of unknown GPUs, or of GPUs that the node does not list, and nothing else of them."""
+        """Return by pod only its usage of unknown GPUs, or of GPUs that the node does not list."""
         sizes = self.candidate.gpus.sizes
         found = ((pod, pod.usage.as_listed(sizes)) for pod in self.pods)
         return {
@@ -109,11 +109,11 @@ class NodeView:
         }
 
     def amount(self, shares: int) -> str:
-        """Write shares of this node as memory, or as a bare number where their size is not known."""
+        """Format shares of this node as memory, or as a bare number where their size is unknown."""
         share_mib = self.candidate.gpus.share_mib
         return str(shares) if share_mib is None else format_mib(shares * share_mib)
 
     def amounts(self, usage: Usage) -> list[str]:
-        """Write what a pod takes of this node: its shares, its whole GPUs, or both."""
+        """Format a pod's usage of this node: its shares, its whole GPUs, or both."""
         shares = [self.amount(usage.all_shares)] if usage.all_shares else []
         return [*shares, *([f"{usage.all_gpus} whole"] if usage.all_gpus else [])]

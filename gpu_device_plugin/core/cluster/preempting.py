@@ -1,4 +1,4 @@
-"""Which pods to evict from a node so that a pod of higher priority fits there."""
+"""Choose the pods to evict from a node so that a pod of higher priority fits there."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SHARES, _WHOLE = "GPU shares", "whole GPUs"
 
 @dataclass(frozen=True, slots=True)
 class Preemptor:
-    """The pod that wants in."""
+    """The pod for which others are evicted."""
 
     ask: Ask
     priority: int
-    """Only pods of a lower one are evicted for it."""
+    """Only pods of lower priority are evicted for it."""
     requests: Mapping[str, int] | None = field(default_factory=dict)
-    """What it asks of a node besides, by resource; None: it asks for more than can be added up."""
+    """Its requests for other resources, by name; None: it has demands that cannot be summed."""
 
 
 def choose_on_each(
@@ -98,7 +98,7 @@ def choose(
 
 
 class _Choice:
-    """Which pods to evict from one node, and how long it took to find out."""
+    """The choice of victims on one node, and the steps that it took."""
 
     def __init__(
         self,
@@ -204,10 +204,10 @@ class _Choice:
 
 
 class _Sums:
-    """Whether a node has enough in all once some pods are gone: what kube-scheduler's own victims were chosen for.
+    """The sums of a node's resources without some pods: the criterion by which kube-scheduler chose its own victims.
 
-    What else is on the node is not known here. But it suffices without those victims, and a pod that gets back all that
-    it asks fits too, since no node gives more than it has; but for GPUs, which can fail while pods are on them.
+    Pods without GPUs are not known here. But the sums suffice without kube-scheduler's victims; they also suffice if
+    evictions free all that the pod asks, since no node is overcommitted, except in GPUs, which can fail under pods.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the scheduler writes on a pod for its place, so that the node's agent gives it exactly that."""
+"""Write a pod's placement as annotations, from which the node's agent allocates exactly these GPUs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, str]:
-    """Return the annotations that promise a pod its place; none for a pod that asks for nothing.
+    """Return the annotations that promise a pod its GPUs; none for a pod without a GPU limit.
 
     Args:
-        ask: what the pod asks, with its containers.
-        found: its place.
+        ask: the pod's demand, with its containers.
+        found: its placement.
         gpus: the GPUs of the node.
         now_ns: nanoseconds since the epoch.
     """
@@ -46,7 +46,7 @@ def promise(ask: Ask, found: Fit, gpus: NodeGpus, now_ns: int) -> Mapping[str, s
 
 
 def _members(part: Part, placement: Placement) -> list[dict[int, int]]:
-    """Return what each container of a part is promised: shares by position."""
+    """Return the promise to each container of a part: shares by GPU position."""
     if part.demand.kind is Kind.MEMORY:
         if part.demand.gpus > 1:
             return [dict(placement.shares)]
@@ -55,7 +55,7 @@ def _members(part: Part, placement: Placement) -> list[dict[int, int]]:
     promised: list[dict[int, int]] = []
     first = 0
     for container, amount in part.members:
-        # An init container has its GPUs for a while, the others after it keep theirs.
+        # The containers after an init container reuse its GPUs; any other container keeps its own.
         start = first
         if container.kind is not ContainerKind.INIT:
             first += amount

@@ -1,4 +1,4 @@
-"""How well a node suits a pod among those on which it fits, 0 to 10, by policy."""
+"""Score the nodes on which a pod fits from 0 to 10, by policy."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ MOST = 10
 """The highest score that kube-scheduler expects of an extender."""
 
 _FULLNESS = 6
-"""How much of the score of `binpack` says how full the node gets; the rest says what the pod spoils there."""
+"""The part of the `binpack` score that measures how full the node gets; the rest measures what the pod spoils."""
 _CLOSEST = max(Closeness) * 100
 _MOST_GROUPS = 70
-"""So many groups of GPUs are compared: 4 of 8."""
+"""The most groups of GPUs that are compared: as many as there are of 4 in 8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a pod asks, as a score sees it."""
+    """A pod's demand in the numbers that its score depends on."""
 
     memory: tuple[tuple[int, int], ...]
     """(shares of each GPU, GPUs) of each part that asks for memory."""
     counts: tuple[tuple[int, int], ...]
     """(GPUs, pairs of them, at least 1) of each part that asks for whole GPUs."""
     shares: int
-    """For memory, in all."""
+    """The sum of all shares that it asks for."""
     whole: int
-    """GPUs, in all."""
+    """The sum of all whole GPUs that it asks for."""
     spoilable: int
-    """How many the pod could spoil: GPUs for memory, and pairs of whole ones."""
+    """The units that the pod could spoil: GPUs for memory, and pairs of whole ones."""
 
     def full(self, used: int, total: int, healthy: int) -> float:
-        """Return how much of a node is in use when the pod is there, 0 to 1, by its shares and its healthy GPUs.
+        """Return the used fraction of a node once the pod is there, 0 to 1, by its shares and its healthy GPUs.
 
         A whole GPU counts as the average one.
         """
@@ -53,7 +53,7 @@ class Wanted:
 
 
 def wanted(ask: Ask) -> Wanted:
-    """Return what a pod asks."""
+    """Return a pod's demand as its score needs it."""
     demands = [part.demand for part in ask.parts]
     memory = tuple((demand.amount // demand.gpus, demand.gpus) for demand in demands if demand.kind is Kind.MEMORY)
     counts = tuple((demand.amount, max(1, comb(demand.amount, 2))) for demand in demands if demand.kind is Kind.COUNT)
@@ -70,8 +70,8 @@ def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     """Return how well a node suits a pod; 0 also where it does not fit.
 
     Args:
-        ask: what the pod asks.
-        node: the node with what is taken of it.
+        ask: the pod's demand.
+        node: the node with its free room.
         node_policy: `binpack` or `spread`, where the pod does not say.
         gpu_policy: which GPU is preferred, where neither pod nor node says.
     """
@@ -81,9 +81,9 @@ def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
 def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     """Return `score` of a node on which the pod fits.
 
-    `spread` likes nodes by what remains free. `binpack` likes full nodes, and among these the ones on which memory
-    comes from GPUs that are in shared use already, and whole GPUs are well connected. Each part of a pod is looked at
-    as if it were alone, so that nothing need be placed for it.
+    `spread` prefers nodes by the fraction that remains free. `binpack` prefers full nodes, and among these the ones
+    whose memory comes from GPUs that are already in shared use, and whose whole GPUs are well connected. Each part of a
+    pod is scored as if it were alone, so that no placement is necessary.
     """
     numbers, wish = node.summary, wanted(ask)
     if not numbers.total or not wish.spoilable:
@@ -102,16 +102,16 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
 
 
 def score_for(policy: str, full: float, spared: float) -> int:
-    """Return the score of a node that gets this full, where the pod spoils nothing (1), all (0) or some of it."""
+    """Return the score of a node by its used fraction, and by the fraction of spoilable units that the pod spares."""
     if policy == "spread":
         return round(MOST * (1 - full))
     return round(_FULLNESS * full + (MOST - _FULLNESS) * spared)
 
 
 def connected(links: Links, unused: Sequence[int], amount: int) -> float:
-    """Return how well the best connected of the groups of so many GPUs is, 0 to 1; more NVLinks count no more than one.
+    """Return how well the best connected group of `amount` GPUs is connected, 0 to 1; several NVLinks count as one.
 
-    One GPU alone is connected as well as can be. Where there are many groups, one is built from the closest two.
+    One GPU alone scores 1. Where there are too many groups, one is grown from the closest pair.
     """
     if amount == 1:
         return 1.0

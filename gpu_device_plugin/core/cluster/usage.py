@@ -1,6 +1,6 @@
-"""What a pod takes of its node's GPUs, by its own request and by what is written on it of the place.
+"""A pod's usage of its node's GPUs, by its limits and by the promise in its annotations.
 
-An annotation alone is never believed: how much comes from the request, only where from the annotation.
+Annotations alone are not trusted: the amount comes from the pod's limits, and only the GPU from the annotation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What is taken, by GPU position where it is known."""
+    """GPU shares and whole GPUs in use, by GPU position where it is known."""
 
     shares: tuple[tuple[int, int], ...] = ()
     """(position, shares), by position."""
@@ -34,31 +34,31 @@ class Usage:
     unplaced_shares: int = 0
     """Shares on unknown GPUs: the scheduler that bound the pod wrote no promise on it."""
     unplaced_gpus: int = 0
-    """Whole GPUs, likewise."""
+    """Unknown whole GPUs, for the same reason."""
     settling_shares: tuple[int, ...] = ()
-    """Positions of GPUs of which shares were in use until a moment ago: they cannot be had whole yet."""
+    """Positions of GPUs whose shares were in use until a moment ago: they are not available whole yet."""
     settling_whole: tuple[int, ...] = ()
-    """Positions of GPUs that were in whole use until a moment ago: shares of them cannot be had yet."""
+    """Positions of GPUs that were in whole use until a moment ago: their shares are not available yet."""
 
     @property
     def unplaced(self) -> bool:
-        """Whether it is unknown where some of it lies."""
+        """Whether the GPU of some of it is unknown."""
         return bool(self.unplaced_shares or self.unplaced_gpus)
 
     @property
     def all_shares(self) -> int:
-        """Shares, known or unknown where; none of GPUs taken whole."""
+        """Shares on known and unknown GPUs, without those of GPUs taken whole."""
         return sum(shares for _, shares in self.shares) + self.unplaced_shares
 
     @property
     def all_gpus(self) -> int:
-        """Whole GPUs, likewise."""
+        """Whole GPUs, known and unknown."""
         return len(self.whole) + self.unplaced_gpus
 
     def as_listed(self, positions: Container[int]) -> Usage:
-        """Return the same on a node that lists the GPUs of these positions, and no others.
+        """Return the same usage on a node that lists the GPUs of these positions, and no others.
 
-        A GPU that the node does not list (any more) may be any of those that it lists: what is there is unplaced.
+        A GPU that the node does not list (any more) may be any of those that it lists: usage of it becomes unplaced.
         """
         unlisted = [shares for position, shares in self.shares if position not in positions]
         unlisted_gpus = sum(position not in positions for position in self.whole) if self.whole else 0
@@ -73,16 +73,16 @@ class Usage:
         )
 
     def size(self, sizes: Mapping[int, int]) -> int:
-        """Return all of it in shares, on a node with GPUs of these sizes by position; an unknown GPU is the largest."""
+        """Return the usage in shares, by the shares of each GPU of the node; an unknown GPU counts as the largest."""
         largest = max(sizes.values(), default=0)
         whole = sum(sizes.get(position, largest) for position in self.whole)
         return self.all_shares + whole + self.unplaced_gpus * largest
 
     @property
     def settling(self) -> Usage:
-        """What remains of it for a moment when its pod has ended.
+        """The usage that remains for a moment after its pod has ended.
 
-        The node's agent has to see the end before it opens a GPU to the other resource, and the kubelet to hear of it.
+        The node's agent has to see that end before it offers the GPU as the other resource, and the kubelet that offer.
         """
         return Usage(settling_shares=tuple(position for position, _ in self.shares), settling_whole=self.whole)
 
@@ -92,25 +92,25 @@ NOTHING = Usage()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Occupant:
-    """A pod that counts on a node. It is equal to itself alone, which makes sets of them quick."""
+    """A pod that counts on a node. Compared by identity, which makes sets of occupants fast."""
 
     uid: str
     usage: Usage
     priority: int = 0
     terminating: bool = False
-    """It ends without being evicted; its room will be there, if it is not yet."""
+    """It is ending without an eviction; its room is about to become free."""
     requests: Mapping[str, int] | None = field(default_factory=dict)
-    """What it takes of the node besides, by resource; None: unknown, as is what becomes free without it."""
+    """Its requests for other resources, by name; None: unknown, and so is the amount that its eviction frees."""
     namespace: str = ""
     name: str = ""
 
     def __str__(self) -> str:
-        """Return the name by which people know it."""
+        """Return ``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
 
 def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
-    """Return what a pod takes while it is bound and has not ended; unplaced what cannot be understood of its place."""
+    """Return the usage of a bound pod that has not ended; unplaced where no readable promise names its GPU."""
     resources = tuple(resources)
     asked = {resource.kind: amount for resource in resources if (amount := amount_of(pod, resource))}
     if not asked:
@@ -133,9 +133,9 @@ def usage_of(pod: Pod, resources: Iterable[Resource]) -> Usage:
 
 
 def _held(part: Part, promised: Mapping[tuple[str, Kind], Promise]) -> Mapping[int, int]:
-    """Return how much of a part is known to lie on which GPU: what its containers keep, or have left to hand on.
+    """Return the shares of a part by known GPU: those that its containers keep, or have left for reuse.
 
-    The rule is the one by which the part has its size. A promise of more than that is not understood.
+    The rule is that of the part's size (`asking`). A promise of more than that size is discarded.
     """
     memory = part.demand.kind is Kind.MEMORY
     kept: dict[int, int] = {}

@@ -1,6 +1,6 @@
-"""Which pods have to go so that a pod fits on a node: GPU by GPU, the fewest that make room there.
+"""Search GPU by GPU for the fewest pods of a node whose removal makes room for a pod.
 
-Two questions rest on this search: which pods to evict (`preempting`), and which pods would have to end (`ending`).
+Two decisions use this search: which pods to evict (`preempting`), and which pods would have to end (`ending`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_SETS = 300
 class VictimSearch:
     """The sets of pods that make room on one node.
 
-    A place is what the pod could get there: so many shares of some GPUs, by position; 0 for a whole GPU.
+    A place is one choice of GPUs for the pod: the shares that it takes of each, by position; 0 for a whole GPU.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Everything that is written on pods and nodes and in containers' variables, each with one codec."""
+"""The annotations and labels of pods and nodes and the variables of containers, each with one codec."""

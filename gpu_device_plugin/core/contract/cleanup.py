@@ -1,4 +1,4 @@
-"""Which of the things on a node sharing has left there, and what removes them when the node shares its GPUs no more."""
+"""Find the labels, annotations and capacity that sharing left on a node, and make the patches that remove them."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ if TYPE_CHECKING:
 
 
 def switched_on(labels: Mapping[str, str]) -> bool:
-    """Return whether a node is meant to share its GPUs."""
+    """Return whether a node's label enables the sharing of its GPUs."""
     return labels.get(SWITCH_LABEL) == SWITCHED_ON
 
 
 def our_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Return those labels of a node that the agent wrote; others with our prefix are somebody's settings."""
+    """Return the labels of a node that the agent writes; other labels with our prefix are users' settings."""
     return tuple(sorted(label for label in labels if label in AGENT_LABELS or label.startswith(MODEL_LABELS)))
 
 
 def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
-    """Return those annotations of a node that the agent wrote."""
+    """Return the annotations of a node that the agent writes."""
     return tuple(key for key in annotations if key == NODE_GPUS)
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What is left of sharing on one node."""
+    """The labels, annotations and capacity that sharing left on one node."""
 
     node: str
     labelled: bool
-    """It still has the label by which people switch sharing on."""
+    """The node still has the label that enables sharing."""
     labels: tuple[str, ...] = ()
     annotations: tuple[str, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Of our resources; the kubelet keeps these keys for ever, with 0 once it has forgotten the agent."""
+    """Of our resources. The kubelet never removes these keys; it sets them to 0 once it has dropped the plugin."""
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.annotations or self.capacity)
 
     def __str__(self) -> str:
-        """Return what there is, in words."""
+        """Return the leftovers in words."""
         kinds = {"labels": self.labels, "annotations": self.annotations, "capacity": self.capacity}
         return "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in kinds.items() if keys)
 
     @property
     def metadata_patch(self) -> Mapping[str, object]:
-        """The merge patch that removes labels and annotations, the switch too; empty: there are none."""
+        """The merge patch that removes the labels, `SWITCH_LABEL` too, and the annotations; empty if there are none."""
         labels = (*self.labels, *([SWITCH_LABEL] if self.labelled else []))
         return _removing("metadata", {"labels": labels, "annotations": self.annotations})
 
     @property
     def status_patch(self) -> Mapping[str, object]:
-        """The merge patch of the status that removes our resources; empty: there are none."""
+        """The merge patch of the status that removes our resources; empty if there are none."""
         return _removing("status", {"capacity": self.capacity, "allocatable": self.capacity})
 
 
@@ -70,6 +70,6 @@ def leftovers(
     capacity: Mapping[str, int],
     resources: Iterable[str],
 ) -> Leftovers:
-    """Return what is left on a node with all of these labels, annotations and capacity; `resources` are ours."""
+    """Return the leftovers among a node's labels, annotations and capacity; `resources` are the names of ours."""
     ours = {name: capacity[name] for name in resources if name in capacity}
     return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours)

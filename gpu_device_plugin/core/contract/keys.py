@@ -1,7 +1,7 @@
-"""The names of everything that is written on pods and nodes. What stands under them is the codecs' business.
+"""The keys of the annotations and labels on pods and nodes; the codecs define the values.
 
 The pod annotations are those of Alibaba's gpushare, so that its extender can drive this plugin and its tools can read
-what this plugin writes; `ALLOCATION` is the one that its successor ACK writes and that gpushare's inspect reads.
+the annotations of this plugin; `ALLOCATION` is the one that its successor ACK writes and gpushare's inspect reads.
 """
 
 # --- On a pod: its GPUs (`promises`) ----------------------------------------------------------------------------------
@@ -13,68 +13,68 @@ POD = "ALIYUN_COM_GPU_MEM_POD"
 DEV = "ALIYUN_COM_GPU_MEM_DEV"
 """Shares of the GPU."""
 ASSIGNED = "ALIYUN_COM_GPU_MEM_ASSIGNED"
-"""``"false"`` as the scheduler writes it, ``"true"`` once the kubelet has given the devices out."""
+"""The scheduler writes ``"false"``, the agent ``"true"`` once the kubelet has allocated the devices."""
 ASSUME_TIME = "ALIYUN_COM_GPU_MEM_ASSUME_TIME"
-"""When the scheduler promised, in nanoseconds since the epoch."""
+"""Time of the scheduler's promise, in nanoseconds since the epoch."""
 ALLOCATION = "scheduler.framework.gpushare.allocation"
-"""JSON ``{"<container index>": {"<GPU position>": <shares>}}``: where each container's devices are. Tells more than
-`IDX` can, and is believed before it. A GPU given whole has all of its shares."""
+"""JSON ``{"<container index>": {"<GPU position>": <shares>}}``: the GPUs of each container. More precise than `IDX`,
+and takes precedence over it. A whole GPU has all of its shares."""
 INIT_ALLOCATION = "gpu-device-plugin/init-allocation"
-"""The same for init containers and sidecars, by their index among ``initContainers``; `ALLOCATION` has none of them."""
+"""The same for init containers and sidecars, by their index among ``initContainers``; `ALLOCATION` omits them."""
 POD_ANNOTATIONS = frozenset({IDX, POD, DEV, ASSIGNED, ASSUME_TIME, ALLOCATION, INIT_ALLOCATION})
 
 STATIC_POD = "kubernetes.io/config.mirror"
-"""On the API's copy of a static pod: the UID by which the kubelet itself knows the pod. The kubelet writes it."""
+"""On the mirror pod of a static pod: the UID by which the kubelet itself knows the pod. The kubelet writes it."""
 SPLIT_LABEL = "aliyun.com/gpu-count"
-"""Pod label of Alibaba's ACK: over how many GPUs the gpu-mem of the pod is split, in equal parts."""
+"""Pod label of Alibaba's ACK: the number of GPUs over which the pod's gpu-mem is split in equal parts."""
 
-# --- On a pod: which GPUs its owner wants (`wishes`) ------------------------------------------------------------------
+# --- On a pod: the wishes of its owner (`wishes`) ---------------------------------------------------------------------
 
 GPU_POLICY = "gpu-device-plugin/gpu-policy"
-"""Which GPU of a node it prefers, a name in `POLICIES`."""
+"""The policy by which the pod's GPU on a node is chosen, a name in `POLICIES`."""
 NODE_POLICY = "gpu-device-plugin/node-policy"
-"""Which node it prefers, a name in `POLICIES`."""
+"""The policy by which the pod's node is chosen, a name in `POLICIES`."""
 USE_MODEL = "gpu-device-plugin/use-model"
-"""Only GPUs of these models, with commas between them."""
+"""Only GPUs of these models, separated by commas."""
 AVOID_MODEL = "gpu-device-plugin/avoid-model"
 USE_UUID = "gpu-device-plugin/use-uuid"
-"""Only these GPUs, with commas between them."""
+"""Only these GPUs, separated by commas."""
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
-"""What programs keep of a pod's annotations and labels."""
+"""The annotations and labels of a pod that programs keep."""
 
 # --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
 
 NODE_GPUS = "gpu-device-plugin/gpus"
-"""Annotation: every GPU with what a scheduler needs to know of it, as JSON."""
+"""Annotation: every GPU with the facts that a scheduler needs, as JSON."""
 NODE_LABELS = "gpu-device-plugin/"
-"""Prefix of the labels; others with this prefix are people's."""
+"""Prefix of the agent's labels; users own the other labels with this prefix."""
 MODEL_LABELS = f"{NODE_LABELS}product."
-"""Prefix of the labels that name a model each."""
+"""Prefix of the labels that name one GPU model each."""
 AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy")
 )
 """All other labels of the agent."""
 
-# --- On a node, written by people -------------------------------------------------------------------------------------
+# --- On a node, written by administrators -----------------------------------------------------------------------------
 
 SWITCH_LABEL = "gpushare"
-"""The label that a person puts on a node to have its GPUs shared, and that the DaemonSet selects by."""
+"""The label that enables sharing on a node; the DaemonSet selects nodes by it."""
 SWITCHED_ON = "true"
 PLACEMENT_LABEL = "ack.node.gpu.placement"
 """Of Alibaba's ACK: the policy by which GPUs of this node are chosen."""
 CONFIG_LABEL = "gpu-device-plugin/config"
-"""The profile of settings that the agent of this node has."""
+"""The settings profile of this node's agent."""
 DEFAULT_PROFILE = "default"
-"""What `CONFIG_LABEL` may say where the node has no other settings than all have."""
+"""A value of `CONFIG_LABEL` for nodes without settings of their own."""
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
-"""What programs keep of a node's annotations and labels that place pods on it."""
+"""The annotations and labels of a node that the programs which place pods keep."""
 
 
 class MalformedAnnotationError(ValueError):
-    """A value under one of these names that cannot be read; the message names key and fault, not the value's owner."""
+    """The value of one of these keys cannot be parsed; the message names key and fault, but no pod or node."""

@@ -1,4 +1,4 @@
-"""The GPUs of a node, as its agent lists them for schedulers; without an agent, what the node offers is divided."""
+"""The GPUs of a node as its agent lists them for schedulers; without that list, equal parts of the node's capacity."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
 
 NODE_GPUS_VERSION = 1
-"""Of the format. A minor version of the agent may add fields to it, which are passed over."""
+"""Version of the annotation's format. A minor release of the agent may add fields, which older readers ignore."""
 
 AWAY = "its GPU agent has ended, or is being restarted"
-"""Until it is back the kubelet would refuse every pod that comes, and for good."""
+"""Until the agent serves again, the kubelet would reject every new pod with GPUs, and that pod would fail for good."""
 
 _MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
@@ -31,17 +31,17 @@ _UNEXPLAINED = "it is out of service"
 
 @dataclass(frozen=True, slots=True)
 class ListedGpu:
-    """One GPU of some node."""
+    """One GPU in the list of a node."""
 
     position: int
-    """Its place in the node's list, which ``ALIYUN_COM_GPU_MEM_IDX`` means."""
+    """Its place in the node's list, the number in ``ALIYUN_COM_GPU_MEM_IDX``."""
     shares: int
     uuid: str = ""
-    """Empty where the node does not say, as with gpushare's own device plugin."""
+    """Empty if the node does not list it, as with gpushare's own device plugin."""
     model: str = ""
     memory_mib: int | None = None
     unhealthy: str = ""
-    """Why it is out of service; empty: it is not."""
+    """Why it is out of service; empty if it is in service."""
     numa: int | None = None
     reserved_mib: int | None = None
     pci: str = ""
@@ -49,23 +49,23 @@ class ListedGpu:
 
 @dataclass(frozen=True, slots=True)
 class NodeGpus:
-    """All GPUs of a node that are shared, by position."""
+    """All shared GPUs of a node, by position."""
 
     gpus: tuple[ListedGpu, ...] = ()
     share_mib: int | None = None
-    """None where the node does not say."""
+    """None if unknown."""
     policy: str | None = None
-    """Which GPU is preferred on it, a name in `POLICIES`; None: as the scheduler's configuration says."""
+    """The policy for its GPUs, a name in `POLICIES`; None: the scheduler's configuration decides."""
     driver: str | None = None
     away: bool = False
-    """The node's agent is about to end, or does not serve yet."""
+    """The node's agent is shutting down, or does not serve yet."""
     divided: bool = False
-    """Reckoned from totals: the node's device plugin is not ours, and gives no whole GPUs."""
+    """Computed from the capacity: the node's device plugin is not ours, and allocates no whole GPUs."""
     links: Links = NO_LINKS
     problem: str = ""
-    """Why nothing is to be placed on it though it claims to have GPUs; empty: nothing stands in the way."""
+    """Why no pod may be placed on the node although it reports GPUs; empty if pods may be placed."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
-    """Of all of its GPUs."""
+    """The models of all its GPUs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "models", frozenset([gpu.model for gpu in self.gpus]))
@@ -86,11 +86,11 @@ def gpus_of_node(
     count: int,
     known: MutableMapping[str, Links] | None = None,
 ) -> NodeGpus:
-    """Return the GPUs of a node by all that stands on it.
+    """Return the GPUs of a node by its annotations, labels and capacity.
 
     Args:
-        annotations: of the node; that of its agent is believed before all else.
-        labels: of the node; that of the policy is believed before the agent.
+        annotations: of the node; the agent's list takes precedence over the capacity.
+        labels: of the node; the policy's label takes precedence over the agent's list.
         memory: shares in its capacity.
         count: GPUs in its capacity.
         known: see `read_node_gpus`.
@@ -109,9 +109,9 @@ def gpus_of_node(
 
 
 def by_division(memory: int, count: int) -> NodeGpus:
-    """Return the GPUs of a node that says only how many it has, and how much memory in all.
+    """Return the GPUs of a node that reports only their number and their total memory.
 
-    Gpushare's device plugin says no more, and takes all GPUs of a node for equal.
+    Gpushare's device plugin reports no more, and treats all GPUs of a node as equal.
     """
     if not 0 < count <= min(memory, MOST_GPUS):
         return NO_GPUS
@@ -126,9 +126,9 @@ def node_gpus(
     Args:
         shares: the GPUs that are shared.
         inventory: for the links between them and the driver's version.
-        unhealthy: for each GPU (by UUID) that is out of service the reason.
-        policy: which GPU this node prefers.
-        away: no pod is to come, because the agent is about to end or does not serve yet.
+        unhealthy: the reason for each GPU (by UUID) that is out of service.
+        policy: the policy for this node's GPUs.
+        away: no pod should be placed here, because the agent is shutting down or does not serve yet.
     """
     return NodeGpus(
         tuple(
@@ -157,7 +157,7 @@ def node_gpus(
 
 
 def write_node_gpus(node: NodeGpus) -> str:
-    """Return the value of the annotation `NODE_GPUS`, as compact JSON. What is not known is left out."""
+    """Return the value of the annotation `NODE_GPUS`, as compact JSON. Unknown values are left out."""
     fields = {
         "version": NODE_GPUS_VERSION,
         "shareMiB": node.share_mib,
@@ -186,22 +186,22 @@ def _fields(gpu: ListedGpu) -> Mapping[str, object]:
 
 
 def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -> NodeGpus:
-    """Read the annotation `NODE_GPUS` of a node. Fields that are not known are ignored, for agents newer than this.
+    """Parse the annotation `NODE_GPUS` of a node. Unknown fields are ignored: the agent may be newer than the reader.
 
     Args:
         text: the annotation.
-        known: the links of nodes read before, by how they are written. Those of a machine with 8 GPUs take 7 kB, and
-            machines of one kind have the same.
+        known: a cache of the links parsed before, by their text. The links of a machine with 8 GPUs take 7 kB, and
+            machines of one kind have equal links.
 
     Raises:
-        MalformedAnnotationError: it cannot be read; the message says where.
+        MalformedAnnotationError: it cannot be parsed; the message names the fault.
     """
     try:
         node: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _malformed("is not JSON") from error
     if not isinstance(node, dict):
-        raise _malformed("is no JSON object")
+        raise _malformed("is not a JSON object")
     if node.get("version") != NODE_GPUS_VERSION:
         raise _malformed(f"is of another version than {NODE_GPUS_VERSION}; upgrade the older of agent and scheduler")
     listed = node.get("gpus")
@@ -209,7 +209,7 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         raise _malformed(f"has no list of at most {MOST_GPUS} gpus")
     gpus = {gpu.position: gpu for gpu in map(_gpu, listed)}
     if len(gpus) != len(listed):
-        raise _malformed("has two gpus of one index")
+        raise _malformed("has two gpus with the same index")
     return NodeGpus(
         tuple([gpus[position] for position in sorted(gpus)]),
         share_mib=_whole(node, "shareMiB", 1),
@@ -222,7 +222,7 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
 
 def _gpu(fields: Any) -> ListedGpu:
     if not isinstance(fields, dict):
-        raise _malformed("has a gpu that is no JSON object")
+        raise _malformed("has a gpu that is not a JSON object")
     healthy = fields.get("healthy", True) is True
     # Machines of one kind have the same names and slots: one text of each is enough for thousands of nodes.
     return ListedGpu(
@@ -239,10 +239,10 @@ def _gpu(fields: Any) -> ListedGpu:
 
 
 def _links(links: Any, end: str, known: MutableMapping[str, Links]) -> Links:
-    """Return the links of a node whose annotation has this behind the last key ``"links"``."""
+    """Return the links of a node; `end` is the annotation's text after its last key ``"links"``."""
     if not isinstance(links, list):
-        raise _malformed("has links that are no list")
-    # An end with one brace closes the node alone, so that the key is the node's. That takes a tenth of the time.
+        raise _malformed("has links that are not a list")
+    # An end with one brace closes only the node's object, so the key is the node's. This takes a tenth of repr's time.
     written = end if end.count("}") == 1 else repr(links)
     if written not in known:
         known[written] = Links(tuple(sorted(map(_link, links))))
@@ -252,7 +252,7 @@ def _links(links: Any, end: str, known: MutableMapping[str, Links]) -> Links:
 def _link(link: Any) -> tuple[int, int, Closeness, int]:
     match link:
         case [int(a), int(b), str(level), int(nvlinks)] if a != b:
-            # A level of a newer agent says at least that there is some way.
+            # An unknown level, of a newer agent, still says that the two GPUs are connected.
             return min(a, b), max(a, b), _LEVELS.get(level, Closeness.UNKNOWN), min(max(nvlinks, 0), 99)
         case _:
             raise _malformed('has a link that is not of the form [0, 1, "nvlink", 4]')
@@ -261,13 +261,13 @@ def _link(link: Any) -> tuple[int, int, Closeness, int]:
 def _whole(fields: Mapping[str, Any], key: str, least: int, most: int = _MOST_SHARES) -> int:
     value = fields.get(key)
     if type(value) is not int or not least <= value <= most:
-        raise _malformed(f"has for {key} no whole number from {least} to {most}")
+        raise _malformed(f"has no whole number from {least} to {most} for {key}")
     return value
 
 
 def _text(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key)
-    # JSON can hold lone surrogates, which no answer of ours could.
+    # JSON can hold lone surrogates, which our answers, in UTF-8, cannot.
     return value if isinstance(value, str) and value.isprintable() else ""
 
 

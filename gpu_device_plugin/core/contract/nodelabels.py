@@ -1,4 +1,4 @@
-"""The labels by which pods choose nodes for their GPUs, as the node's agent writes them."""
+"""The node labels that the agent writes, by which pods select nodes for their GPUs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
 
 _LONGEST = 63
-"""Characters of a label's value, and of its name behind the slash."""
+"""Most characters of a label's value, and of its name after the slash."""
 
 
 def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[str, str]:
-    """Return the labels that are true of a node, their values made fit for a label.
+    """Return the labels of a node, with valid values.
 
-    A node with several models gets the name of each as a label of its own, so that none hides another.
+    A node with several models has one label for each, so that none hides another.
     """
     models = sorted({shared.gpu.product for shared in shares.gpus})
     labels = {
@@ -37,6 +37,6 @@ def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[st
 
 
 def label_value(text: str) -> str:
-    """Return `text` as a label value may look: at most 63 of ``[A-Za-z0-9._-]``, alphanumeric at both ends."""
+    """Return `text` as a valid label value: at most 63 of ``[A-Za-z0-9._-]``, alphanumeric at both ends."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char in "._-") else "-" for char in text)
     return kept[:_LONGEST].strip("-_.")

@@ -1,6 +1,6 @@
-"""Where a pod's containers have their GPUs, as it stands on the pod: promised by a scheduler, then told by the agent.
+"""The GPUs of a pod's containers in the pod's annotations: promised by a scheduler, then reported by the agent.
 
-Both write an `Allocation`; each reads from it a `Promise` for every container.
+Both write an `Allocation`; each reads a `Promise` for every container from it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 MOST_TEXT = 1 << 16
-"""Characters of an annotation of ours on a pod; a longer one is refused before it is parsed. The longest that we write
-ourselves is shorter: `MOST_CONTAINERS` containers with all of a node's GPUs each."""
+"""Most characters of one of our annotations on a pod; a longer one is refused before it is parsed. The longest that we
+write ourselves is shorter: `MOST_CONTAINERS` containers with all of a node's GPUs each."""
 MOST_CONTAINERS = 64
-"""Of one pod that name our resources. Each is placed, and has its place in `ALLOCATION`."""
+"""Most containers of one pod that request our resources. Each is placed, and has its entry in `ALLOCATION`."""
 
 _LARGEST = 1 << 20  # no node has more GPUs, no GPU more shares
 _PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
@@ -44,18 +44,18 @@ _PLACES = frozenset({IDX, ALLOCATION, INIT_ALLOCATION})
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What the annotations of a pod say of the place of its containers."""
+    """The GPUs of a pod's containers, as its annotations list them."""
 
     app: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Shares by the container's index and the GPU's position."""
     init: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
-    """Likewise, of init containers and sidecars."""
+    """Likewise, for init containers and sidecars."""
     single: int | None = None
-    """The one GPU of containers that have no entry."""
+    """Position of the one GPU of all containers without an entry."""
 
     @classmethod
     def of(cls, places: Iterable[tuple[Container, Mapping[int, int]]], positions: Iterable[int]) -> Allocation:
-        """Return that of containers with shares of these GPUs, by position; `positions` are all, one or several."""
+        """Return the allocation of containers with their shares by position; `positions` are all of their GPUs."""
         by_index: tuple[dict[int, Mapping[int, int]], dict[int, Mapping[int, int]]] = {}, {}
         for container, shares in places:
             by_index[container.kind is not ContainerKind.APP][container.index] = shares
@@ -64,7 +64,7 @@ class Allocation:
 
 
 def write_allocation(allocation: Allocation) -> Mapping[str, str]:
-    """Return the annotations that say it. A text longer than `MOST_TEXT` is left out: nobody would read it."""
+    """Return the annotations of an allocation. A text longer than `MOST_TEXT` is left out: every reader refuses it."""
     lists = {ALLOCATION: allocation.app, INIT_ALLOCATION: allocation.init}
     texts = {key: json.dumps(by_index, separators=(",", ":")) for key, by_index in lists.items() if by_index}
     if allocation.single is not None:
@@ -73,10 +73,10 @@ def write_allocation(allocation: Allocation) -> Mapping[str, str]:
 
 
 def read_allocation(annotations: Mapping[str, str]) -> Allocation:
-    """Read the annotations of a pod. A GPU with none of the shares is not among them.
+    """Parse the annotations of a pod. A GPU with zero shares is left out.
 
     Raises:
-        MalformedAnnotationError: an annotation of ours is there and makes no sense.
+        MalformedAnnotationError: one of our annotations cannot be parsed.
     """
     return Allocation(
         _by_index(ALLOCATION, annotations),
@@ -109,40 +109,40 @@ def _number(key: str, value: object) -> int:
         return value
     text = value if isinstance(value, str) else ""
     if not (len(text) <= 9 and text.isascii() and text.isdigit() and int(text) <= _LARGEST):
-        raise MalformedAnnotationError(f"{key} holds something that is not a whole number from 0 to {_LARGEST}")
+        raise MalformedAnnotationError(f"{key} holds a value that is not a whole number from 0 to {_LARGEST}")
     return int(text)
 
 
-# --- What it means for a container ------------------------------------------------------------------------------------
+# --- The promises to containers ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a scheduler promised one container of one resource: (GPU position, shares) by position."""
+    """A scheduler's promise of one resource to one container: (GPU position, shares) by position."""
 
     shares: tuple[tuple[int, int], ...]
 
     def split(self, amount: int) -> int:
-        """Return over how many GPUs it spreads `amount` shares in equal parts; 1 if it does not."""
+        """Return the number of GPUs over which it spreads `amount` shares in equal parts; 1 if it does not."""
         number = len(self.shares)
         return number if number and all(count * number == amount for _, count in self.shares) else 1
 
 
 def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
-    """Read the promises on a pod, by container name and kind of resource.
+    """Parse the promises on a pod, by container name and kind of resource.
 
-    An annotation counts only for what the pod itself asks: a promise of another size is malformed. Ordinary init
+    An annotation counts only for the pod's own request: a promise of another size is malformed. Ordinary init
     containers have no index of their own in `ALLOCATION`; they get the GPUs of the pod's other containers.
 
     Raises:
-        MalformedAnnotationError: an annotation of ours is there and makes no sense.
+        MalformedAnnotationError: one of our annotations cannot be parsed, or contradicts the request.
     """
     if pod.annotations.keys().isdisjoint(_PLACES):
         return {}
     allocation = read_allocation(pod.annotations)
     app = allocation.app
-    # Where an init container's shares are that has no entry. Who knows only `ALLOCATION` means: with the first that
-    # asks for some.
+    # The GPU of an init container without an entry. Schedulers that know only `ALLOCATION` mean the GPU of the first
+    # container with shares.
     handed_on = next((min(app[index]) for index in sorted(app) if app[index]), allocation.single)
     found = {
         (container.name, resource.kind): _promise(container, resource.kind, amount, allocation, handed_on)
@@ -154,7 +154,7 @@ def promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind
 
 
 def readable_promises(pod: Pod, resources: Iterable[Resource]) -> Mapping[tuple[str, Kind], Promise]:
-    """As `promises`; none where they are malformed."""
+    """As `promises`, but empty if an annotation is malformed."""
     try:
         return promises(pod, resources)
     except MalformedAnnotationError:
@@ -176,12 +176,12 @@ def _promise(
     if size != amount:
         raise MalformedAnnotationError(
             f"{key} promises {size} of gpu-{'mem' if kind is Kind.MEMORY else 'count'} to container "
-            f"{container.name!r}, which asks {amount}"
+            f"{container.name!r}, which requests {amount}"
         )
     return Promise(tuple(sorted(shares.items())))
 
 
-# --- What the agent writes of it --------------------------------------------------------------------------------------
+# --- The agent's annotations ------------------------------------------------------------------------------------------
 
 
 def assignment(
@@ -191,26 +191,26 @@ def assignment(
     sizes: Sequence[int],
     now_ns: int,
 ) -> Mapping[str, str]:
-    """Return the annotations to write once the kubelet has given a pod its devices; empty if they stand already.
+    """Return the annotations to write once the kubelet has allocated a pod's devices; empty if all are there already.
 
-    On a pod that a scheduler promised nothing, all of them, so that schedulers and people know where it is.
+    A pod without a promise gets all of them, so that schedulers and people know its GPUs.
 
-    On others `ASSIGNED` becomes true, and where the devices are on other GPUs than promised (the kubelet asks without
-    naming the pod, and equal pods can be swapped), the promise is corrected to what is. An `IDX` that stands alone is
-    not changed for that, but told better by `ALLOCATION`: gpushare's extender keeps memory booked where `IDX` was when
-    it wrote it, and frees, when the pod ends, where `IDX` is then. It never reads `ALLOCATION`; whoever does, reads it
-    first. `INIT_ALLOCATION` is written where an init container or a sidecar is elsewhere than the others let expect.
+    On other pods `ASSIGNED` becomes true, and a promise of GPUs other than the allocated ones is corrected (the kubelet
+    calls without naming the pod, and equal pods can be swapped). An `IDX` without `ALLOCATION` stays, and `ALLOCATION`
+    is added: gpushare's extender reserves memory on the GPU of the `IDX` that it wrote, and when the pod ends it frees
+    memory on the GPU of the present `IDX`. It never reads `ALLOCATION`; the programs that do read it before `IDX`.
+    `INIT_ALLOCATION` is written if an init container or a sidecar has other GPUs than the other annotations imply.
 
     Args:
         pod: the pod with its annotations.
-        actual: (position, shares) that each container really has, by container name and kind; all of them. A whole GPU
-            counts with all of its shares.
+        actual: the allocated shares by position, for every container name and kind of the pod. A whole GPU counts with
+            all of its shares.
         resources: the resources that we advertise.
         sizes: the shares of each GPU, by position.
         now_ns: nanoseconds since the epoch.
     """
     used = {kind: {position for (_, k), gpus in actual.items() if k is kind for position in gpus} for kind in Kind}
-    # Gpushare knows gpu-mem only, so that of a pod with both resources its key tells of gpu-mem.
+    # Gpushare knows only gpu-mem, so its keys describe the gpu-mem of a pod with both resources.
     positions = used[Kind.MEMORY] or used[Kind.COUNT]
     if not positions:
         return {}
@@ -232,7 +232,7 @@ def assignment(
         alone = ALLOCATION not in before and bool(promised)
         if IDX in before and not alone:
             keys.add(IDX)
-        # Containers of one pod on different GPUs are more than one number can tell.
+        # One number cannot describe containers of one pod on different GPUs.
         if alone or ALLOCATION in before or len(positions) > 1:
             keys.add(ALLOCATION)
     after = replace(pod, annotations={**before, **{key: complete[key] for key in keys & complete.keys()}})
@@ -258,7 +258,7 @@ def _held_at_once(pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
 def _kept(
     promised: Mapping[tuple[str, Kind], Promise], pod: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]
 ) -> bool:
-    """Return whether every container of a pod is where it was promised to be; a whole GPU is one whatever its size."""
+    """Return whether every container of a pod has its promised GPUs; of a whole GPU the number of shares is ignored."""
     names = {container.name for container in pod.containers}
     for (name, kind), gpus in actual.items():
         shares = dict(promised[name, kind].shares) if (name, kind) in promised else {}

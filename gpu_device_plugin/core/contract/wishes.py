@@ -1,4 +1,4 @@
-"""Which GPUs a pod's owner wants it to have."""
+"""The wishes of a pod's owner, by the pod's annotations: required and excluded GPUs, and policies."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 _MOST_NAMES = 64
-"""In one annotation; every model of the cluster is compared with each."""
+"""Most names in one annotation; every model of the cluster is compared with each."""
 _MOST_TEXT = 4096
-"""Characters of one annotation. The UUIDs of 64 GPUs take 2,623."""
+"""Most characters of one annotation. The UUIDs of 64 GPUs take 2,623."""
 _MOST_MODELS = 1000
-"""So many are remembered; then all are forgotten. Clusters have a handful."""
+"""Most models in the cache; a full cache is cleared. Clusters have a handful."""
 
 
 def _words(text: str) -> str:
-    """Return the words of a name in small letters, with a space before and behind each."""
+    """Return the words of a name in lower case, with a space before and after each."""
     return f" {' '.join(re.findall(r'[0-9a-z]+', text.lower()))} "
 
 
@@ -39,7 +39,7 @@ def _any_of(models: Iterable[str], words: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the annotations on a pod say of the GPUs it wants."""
+    """The wishes in the annotations of one pod."""
 
     use_models: tuple[str, ...] = ()
     """Only GPUs of one of these models; empty: of any."""
@@ -50,14 +50,14 @@ class Wishes:
     avoid_uuids: Collection[str] = frozenset()
     """None of these GPUs."""
     gpu_policy: str | None = None
-    """Which GPU within a node, a name in `POLICIES`; None: as the node or the configuration says."""
+    """The policy by which a GPU of a node is chosen, a name in `POLICIES`; None: the node or the settings decide."""
     node_policy: str | None = None
-    """Which node, likewise."""
+    """The policy by which a node is chosen, likewise."""
     _use: tuple[str, ...] = field(init=False, repr=False, compare=False)
     """`use_models` as `_words`."""
     _avoid: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _models: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Which models are allowed, as far as somebody has asked."""
+    """A cache: whether a model is allowed."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_use", tuple(map(_words, self.use_models)))
@@ -65,14 +65,14 @@ class Wishes:
 
     @property
     def choosy(self) -> bool:
-        """Whether some GPU might be refused."""
+        """Whether they may exclude a GPU."""
         return bool(self.use_models or self.avoid_models or self.use_uuids or self.avoid_uuids)
 
     def allow_model(self, model: str) -> bool:
-        """Return whether GPUs of a model may be given to the pod. On a node that does not name its GPUs it is empty.
+        """Return whether the pod may have GPUs of a model, which is empty on a node that does not name its GPUs.
 
-        Upper and lower case are the same, and so are all characters between words: ``a100-sxm4`` is an
-        ``NVIDIA A100-SXM4-80GB``, ``A10`` is not.
+        Case and the characters between words are ignored: ``a100-sxm4`` matches ``NVIDIA A100-SXM4-80GB``, ``A10``
+        does not.
         """
         found = self._models.get(model)
         if found is None:
@@ -85,7 +85,7 @@ class Wishes:
         return (not self._use or _any_of(self._use, words)) and not _any_of(self._avoid, words)
 
     def allow_uuid(self, uuid: str) -> bool:
-        """Return whether one GPU may be given to the pod as far as its UUID decides."""
+        """Return whether the pod may have one GPU, as far as its UUID decides."""
         return (not self.use_uuids or uuid in self.use_uuids) and uuid not in self.avoid_uuids
 
 
@@ -93,10 +93,10 @@ NO_WISHES = Wishes()
 
 
 def read_wishes(annotations: Mapping[str, str]) -> Wishes:
-    """Read a pod's annotations.
+    """Parse the wishes in a pod's annotations.
 
     Raises:
-        MalformedAnnotationError: one of ours cannot be understood; to guess could give the pod the wrong GPU.
+        MalformedAnnotationError: one of ours cannot be parsed; a guess could give the pod the wrong GPU.
     """
     wishes = Wishes(
         use_models=_list(annotations, USE_MODEL),

@@ -1,1 +1,1 @@
-"""What a GPU, a share, a pod and a place on a GPU are."""
+"""The types that every decision uses: GPUs, memory, resources, shares, pods, policies and placements."""

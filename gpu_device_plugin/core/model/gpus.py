@@ -1,4 +1,4 @@
-"""What a GPU is: the facts about the hardware that the rest of the program reasons with."""
+"""GPUs and the links between them: the facts about the hardware on which decisions rest."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_GPUS = 64
-"""Of one node. The largest machines have 16, and to choose whole GPUs among many takes long."""
+"""Most GPUs of one node. The largest machines have 16, and the choice of whole GPUs among many takes long."""
 
 
 class Closeness(IntEnum):
     """How two GPUs of one node are connected, the closest last, so that greater is closer.
 
-    The steps are those of NVML's ``nvmlGpuTopologyLevel_t`` with NVLink on top; NVML calls the farthest ``SYSTEM``.
+    The levels are those of NVML's ``nvmlGpuTopologyLevel_t`` with NVLink on top; NVML calls the farthest ``SYSTEM``.
     """
 
     UNKNOWN = 0
@@ -41,7 +41,7 @@ class Gpu:
     uuid: str
     """``GPU-`` and 36 characters; stable over reboots, driver upgrades and slots. The only name used for a decision."""
     index: int
-    """NVML's index, in PCI order. For people; it shifts when a GPU disappears."""
+    """NVML's index, in PCI order. For display only: it shifts when a GPU disappears."""
     product: str
     """The product name as NVML prints it, for example ``Tesla T4``."""
     total_mib: int
@@ -53,9 +53,9 @@ class Gpu:
     pci_bus_id: str | None = None
     numa_node: int | None = None
     mig: bool = False
-    """In MIG mode: listed for people, not shared."""
+    """In MIG mode: shown to people, not shared."""
     memory_limits: bool = False
-    """Its driver can hold the processes of a cgroup to an amount of memory (NVML's nvmlDeviceGetMemoryLimits_v1)."""
+    """Its driver can limit the GPU memory of a cgroup's processes (NVML's nvmlDeviceGetMemoryLimits_v1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """How the shared GPUs of a node are connected. Nodes of one kind can share one, quickly found among others."""
+    """The connections between the shared GPUs of a node. Nodes of one kind can share one value, hashed once."""
 
     pairs: tuple[tuple[int, int, Closeness, int], ...] = ()
-    """Two positions each, the lower one first, how they are connected, and the number of NVLinks."""
+    """For each pair: two positions, the lower one first, their closeness, and the number of NVLinks."""
     _values: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)
 
@@ -96,10 +96,10 @@ NO_LINKS = Links()
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All GPUs of a node in NVML order, with what NVML knows of the way between them."""
+    """All GPUs of a node in NVML order, with the links that NVML reports between them."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[Link, ...] = ()
     driver_version: str | None = None
     cgroup: int | None = None
-    """The version of control groups on the node; None: it is not known."""
+    """The node's cgroup version; None if unknown."""

@@ -1,4 +1,4 @@
-"""MiB arithmetic, and how large one share of a GPU is."""
+"""Amounts of memory in MiB: parse and format them, and cut GPUs into shares of one size."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ MIB_PER_GIB = 1024
 MAX_DEVICE_IDS = 4000
 """Most device IDs advertised for one resource. With more, the kubelet's bookkeeping grows with the square of their
 number (0.6 s under its lock at 10,000), and past about 60,000 the list exceeds the 4 MiB that it accepts and the node
-silently offers nothing. Measured on kubelet 1.36.2."""
+silently advertises nothing. Measured on kubelet 1.36.2."""
 
 _SIZE = re.compile(r"(?P<number>[0-9]{1,12})\s*(?P<unit>MiB|Mi|GiB|Gi)", re.ASCII)
 _ALMOST = re.compile(r"(?P<number>[0-9]{1,12})\s*(?:(?P<unit>[MG])i?)?B?", re.ASCII | re.IGNORECASE)
-# Sizes that people can reckon with. Others are allowed; these are the ones we propose.
+# The sizes that messages propose. Others are allowed.
 _ROUND_SIZES_MIB = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, *(MIB_PER_GIB * n for n in (1, 2, 4, 8, 16, 32, 64)))
 
 
 class InvalidSizeError(ValueError):
-    """A text that is no amount of memory; its message says what is accepted."""
+    """The text is not an amount of memory; the message names the accepted forms."""
 
 
 def parse_mib(text: str) -> int:
-    """Read ``256MiB``, ``1GiB``, ``256Mi`` or ``1Gi`` as a number of MiB.
+    """Parse ``256MiB``, ``1GiB``, ``256Mi`` or ``1Gi`` as a number of MiB.
 
     Raises:
         InvalidSizeError: the text is none of these.
@@ -40,7 +40,7 @@ def parse_mib(text: str) -> int:
 
 
 def _meant(text: str) -> str:
-    """Ask for the amount that somebody seems to mean who writes another unit, or none."""
+    """Return a hint: the amount that a text with another unit, or none, probably means, or else two examples."""
     match = _ALMOST.fullmatch(text.strip())
     if match is None:
         return "write it like 256MiB or 1GiB"
@@ -49,17 +49,17 @@ def _meant(text: str) -> str:
 
 
 def format_mib(mib: int) -> str:
-    """Write MiB the way people read it: ``8 GiB``, ``7.5 GiB``, ``300 MiB``. Never rounded."""
+    """Format MiB for people: ``8 GiB``, ``7.5 GiB``, ``300 MiB``. Never rounded."""
     if mib % (MIB_PER_GIB // 4) == 0 and abs(mib) >= MIB_PER_GIB:
         return f"{mib / MIB_PER_GIB:.2f}".rstrip("0").removesuffix(".") + " GiB"
     return f"{mib} MiB"
 
 
 def shares_of(gpu: Gpu, share_mib: int, reserve_mib: int = 0) -> int:
-    """Return into how many shares of `share_mib` MiB a GPU is cut.
+    """Return the number of shares of `share_mib` MiB that a GPU is cut into.
 
-    What the driver reserves and `reserve_mib` (kept back on every GPU by configuration) are not given away. A GPU in
-    MIG mode gives none.
+    The memory that the driver reserves and `reserve_mib` (kept back on every GPU by configuration) are not shared. A
+    GPU in MIG mode has no shares.
     """
     if gpu.mig:
         return 0

@@ -17,51 +17,51 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.policy import Rank
 
-# Up to so many groups of whole GPUs are all compared; where there are more, groups are built step by step, one from
-# each GPU, and these compared. 3 of 16 are 560 groups, 5 of 10 are 252; 8 of 16 would be 12,870.
+# Up to this number of groups of whole GPUs, all are compared; beyond it, one group is grown greedily from each GPU, and
+# these are compared. 3 of 16 are 560 groups, 5 of 10 are 252; 8 of 16 would be 12,870.
 _MOST_GROUPS = 600
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one container asks of one resource."""
+    """One container's request for one resource."""
 
     kind: Kind
     amount: int
     """Shares in all, or whole GPUs."""
     gpus: int = 1
-    """Over how many GPUs shares are spread in equal parts. More than one only where a scheduler promised it."""
+    """The number of GPUs with equal parts of the shares. More than one only where a scheduler promised it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """One GPU as a demand meets it."""
+    """The state of one GPU as far as a demand depends on it."""
 
     position: int
     total: int
-    """Shares it is cut into."""
+    """Shares that it is cut into."""
     free: int
-    """Shares that may be given to this demand."""
+    """Shares that are available to this demand."""
     healthy: bool = True
     shared: bool = False
     """A share of it is in use."""
     whole: bool = False
-    """It is in use as a whole."""
+    """It is in use as a whole GPU."""
 
     @property
     def gives_shares(self) -> bool:
-        """Whether shares may come from it, as far as it has any free."""
+        """Whether its free shares, if any, may be allocated."""
         return self.healthy and not self.whole
 
     @property
     def unused(self) -> bool:
-        """Whether it may be taken as a whole."""
+        """Whether it may be allocated as a whole GPU."""
         return self.healthy and not self.whole and not self.shared
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A demand, met."""
+    """The GPUs chosen for a demand."""
 
     demand: Demand
     shares: tuple[tuple[int, int], ...]
@@ -85,13 +85,13 @@ class Obstacle(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A demand, not met: for each GPU the reason and its free shares."""
+    """A demand that cannot be met: for each GPU the reason and its free shares."""
 
     demand: Demand
     reasons: tuple[tuple[Room, Obstacle], ...] = ()
 
     def sentence(self, share_mib: int) -> str:
-        """Say it to the owner of the pod, who knows neither shares nor device IDs."""
+        """Return the sentence for the owner of the pod, who knows neither shares nor device IDs."""
         if self.demand.kind is Kind.COUNT:
             return self._whole_sentence()
         asked = f"GPU memory: {format_mib(self.demand.amount * share_mib)} asked"
@@ -103,7 +103,7 @@ class Refusal:
 
     def _why_no_memory(self, share_mib: int) -> str:
         if not self.reasons:
-            return "this node has no GPU that is shared"
+            return "this node has no shared GPU"
         each = self.demand.amount // self.demand.gpus
         largest = max(room.total for room, _ in self.reasons)
         if largest < each and self.demand.gpus == 1:
@@ -141,10 +141,10 @@ def place(
     """Choose GPUs for `demand` out of `rooms`.
 
     Args:
-        demand: what is asked.
+        demand: the container's request.
         rooms: every GPU of the node.
         rank: the policy, see `POLICIES`.
-        closeness: how well two GPUs (by position) are connected, more is better; counts for whole GPUs.
+        closeness: how well two GPUs (by position) are connected, more is better; only whole GPUs are chosen by it.
         must: positions that have to be part of the placement.
     """
     rooms = sorted(rooms, key=lambda room: room.position)
@@ -176,13 +176,13 @@ def _obstacle(kind: Kind, each: int, room: Room) -> Obstacle | None:
 def _closest(
     candidates: Sequence[int], size: int, closeness: Callable[[int, int], int], must: frozenset[int]
 ) -> tuple[int, ...]:
-    """Return the group of `size` candidates that are best connected and leave the best connected others behind."""
+    """Return the best connected group of `size` candidates; among equals, the one whose rest is best connected."""
     order = sorted(candidates)
     links = {a: {b: closeness(min(a, b), max(a, b)) for b in order if b != a} for a in order}
     sums = {a: sum(links[a].values()) for a in order}
 
     def worth(group: Sequence[int]) -> tuple[int, int, Sequence[int]]:
-        """What is inside a group, then what is among the others: all but each of the group has, counted once."""
+        """Rank by the links inside the group, then by those among the others: all links but the group's, each once."""
         inside = sum(links[a][b] for a, b in combinations(group, 2))
         return -inside, sum(sums[a] for a in group) - inside, group
 

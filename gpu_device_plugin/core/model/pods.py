@@ -1,4 +1,4 @@
-"""What each container of a pod asks for."""
+"""Pods and their containers, reduced to the fields that decisions about GPUs need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ContainerKind(StrEnum):
     """How the kubelet treats a container's devices."""
 
     INIT = "init"
-    """Ends before the others begin; its devices go to the containers after it."""
+    """Ends before the others begin; the containers after it reuse its devices."""
     SIDECAR = "sidecar"
     """An init container with ``restartPolicy: Always``: it keeps its devices."""
     APP = "app"
@@ -22,19 +22,19 @@ class ContainerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container of a pod, reduced to what concerns us."""
+    """A container of a pod, reduced to the fields that we use."""
 
     name: str
     kind: ContainerKind
     index: int
     """Its place within ``initContainers`` or within ``containers``."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Whole numbers asked of the resources that we manage; resources not asked for are absent."""
+    """Whole numbers of the resources that we manage; resources that it does not request are absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as the Kubernetes API describes it, reduced to what concerns us."""
+    """A pod as the Kubernetes API describes it, reduced to the fields that we use."""
 
     uid: str
     namespace: str
@@ -46,20 +46,20 @@ class Pod:
     deleting: bool = False
     """A deletion timestamp is set; the containers may still run."""
     priority: int = 0
-    """Pods of a higher one may evict pods of a lower one."""
+    """Pods of a higher priority may preempt pods of a lower one."""
     created: str = ""
     """RFC 3339, in UTC, so that texts sort like times."""
     resource_version: str = field(default="", compare=False)
-    """Not compared: the kubelet patches the status of every GPU pod about once a minute, with nothing in it for us."""
+    """Not compared: the kubelet patches the status of every GPU pod about once a minute, in no field that we use."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()
     """In the order in which the kubelet allocates for them: init containers and sidecars, then the others."""
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
-    """What kube-scheduler adds up for it of other resources, CPU in thousandths; None: it cannot be told what becomes
-    free without it. Only of a pod with containers, and where it was asked for."""
+    """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
+    pod's end frees is unknown. Only for a pod with containers, and where the reader asks for it."""
 
     @property
     def ended(self) -> bool:
-        """Whether all containers have ended for good."""
+        """Whether all containers have terminated for good."""
         return self.phase in {"Succeeded", "Failed"}

@@ -1,4 +1,4 @@
-"""Which GPU is preferred among those that fit: rank functions in one table."""
+"""The policies by which one of the fitting GPUs is chosen: rank functions in one table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ POLICIES: Mapping[str, Rank] = MappingProxyType(
         "spread": lambda free: -free,
     }
 )
-"""`binpack` fills one GPU before the next and keeps others whole; `spread` takes the emptiest."""
+"""`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest."""
 
 
 def policy_in_force(label: str, setting: str) -> str:
-    """Return the policy of a node: what its label names goes before the setting of its agent, if it names one."""
+    """Return the policy of a node: its label if that names a policy, otherwise the setting of its agent."""
     return label if label in POLICIES else setting

@@ -1,4 +1,4 @@
-"""gpu-mem and gpu-count: two values of one type."""
+"""The extended resources gpu-mem and gpu-count: two values of one type."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """What one device ID of a resource stands for."""
+    """The hardware that one device ID of a resource stands for."""
 
     MEMORY = "memory"
     """A share: a fixed amount of one GPU's memory."""
@@ -16,7 +16,7 @@ class Kind(StrEnum):
 
     @property
     def other(self) -> Kind:
-        """The kind that describes the same hardware, and with which a GPU is never used at the same time."""
+        """The other kind for the same hardware; no GPU is used through both kinds at the same time."""
         return Kind.COUNT if self is Kind.MEMORY else Kind.MEMORY
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.model.gpus import Gpu, Inventory, Link
 
-# Also what dcgm-exporter splits a device ID at to find the GPU.
+# dcgm-exporter splits a device ID at the same separator to find the GPU.
 _SEPARATOR = "::"
 
 
@@ -24,17 +24,17 @@ class TooManySharesError(ValueError):
 
 
 def _names(gpu: Gpu) -> frozenset[str]:
-    """Return by what an administrator may name a GPU."""
+    """Return the names by which an administrator may exclude a GPU."""
     return frozenset({gpu.uuid, str(gpu.index)})
 
 
 def unknown_exclusions(excluded: Iterable[str], inventory: Inventory) -> str:
-    """Say which of the GPUs to leave alone are not there, and what to do; empty: all are, or there is no GPU at all."""
+    """Return a sentence on the excluded GPUs that the node does not have; empty if it has all of them, or no GPU."""
     known = frozenset[str]().union(*map(_names, inventory.gpus))
     unknown = [name for name in excluded if name not in known] if known else []
     if not unknown:
         return ""
-    return f"--exclude-gpus names {', '.join(unknown)}, which no GPU of this node is; see nvidia-smi -L, and use UUIDs"
+    return f"--exclude-gpus names {', '.join(unknown)}, but this node has no such GPU; see nvidia-smi -L, and use UUIDs"
 
 
 def share_id(uuid: str, number: int) -> str:
@@ -43,9 +43,9 @@ def share_id(uuid: str, number: int) -> str:
 
 
 def parse_id(device_id: str) -> tuple[str, int | None]:
-    """Return the GPU's UUID and the number of the share, None for a whole GPU. Every text has an answer."""
+    """Return the GPU's UUID and the number of the share, None for a whole GPU. Never fails."""
     uuid, separator, number = device_id.partition(_SEPARATOR)
-    # No kubelet hands out more digits; Python refuses to read some thousands of them.
+    # No kubelet allocates an ID with more digits; Python refuses to convert some thousands of them.
     if separator and number.isascii() and number.isdigit() and len(number) <= 9:
         return uuid, int(number)
     return device_id, None
@@ -57,9 +57,9 @@ class SharedGpu:
 
     gpu: Gpu
     position: int
-    """Its place in our list, 0..n-1: what ``ALIYUN_COM_GPU_MEM_IDX`` means. Never changes while the process lives."""
+    """Its place in the node's list, 0..n-1: the number in ``ALIYUN_COM_GPU_MEM_IDX``. Constant while the agent runs."""
     shares: tuple[str, ...]
-    """The device IDs of its shares; the one of the whole GPU is its UUID."""
+    """The device IDs of its shares; the device ID of the whole GPU is its UUID."""
 
     def ids(self, kind: Kind) -> tuple[str, ...]:
         """Return the device IDs of this GPU for one kind of resource."""
@@ -68,10 +68,10 @@ class SharedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """All GPUs of a node that are shared, and every device ID they are advertised as.
+    """All shared GPUs of a node, and every device ID that they are advertised as.
 
-    It only grows: an ID that a kubelet was once shown stays listed while the process lives, because a kubelet (1.20 to
-    1.36 at least) panics when an ID vanishes between its question and our answer to Allocate.
+    It only grows: an ID that was once advertised stays listed while the agent runs, because a kubelet (1.20 to 1.36 at
+    least) panics when an ID vanishes between its call of Allocate and our answer.
     """
 
     share_mib: int
@@ -82,10 +82,10 @@ class Shares:
     _places: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def with_inventory(self, inventory: Inventory, excluded: Iterable[str] = (), limit: int = MAX_DEVICE_IDS) -> Shares:
-        """Return these shares with what `inventory` knows better, and with its new GPUs behind the known ones.
+        """Return these shares with the present facts of `inventory`, and with its new GPUs behind the known ones.
 
-        A known GPU keeps its position and its IDs, whatever became of it. `excluded` are UUIDs or NVML indexes (as
-        text) of GPUs that the administrator keeps out; `limit` is the most device IDs of one resource.
+        A known GPU always keeps its position and its IDs. `excluded` are UUIDs or NVML indexes (as text) of GPUs that
+        the administrator excludes; `limit` is the most device IDs of one resource.
 
         Raises:
             TooManySharesError: the share size gives more IDs than `limit`; the message names one that fits.
@@ -125,7 +125,7 @@ class Shares:
 
     @property
     def why_none(self) -> str:
-        """Why not one of the GPUs is shared, and what decides about that; empty: one is, or there is none at all."""
+        """Why no GPU is shared, with the settings that decide it; empty if one is shared, or the node has no GPU."""
         if self.gpus or not self.left_out:
             return ""
         counts = Counter(why for _, why in self.left_out)
@@ -142,7 +142,7 @@ class Shares:
         return None if place is None else self.gpus[place[0]]
 
     def links(self, links: Iterable[Link]) -> Links:
-        """Return how the shared GPUs are connected."""
+        """Return the connections between the shared GPUs, by position."""
         position = {shared.gpu.uuid: shared.position for shared in self.gpus}
         ends = ((position.get(link.a, -1), position.get(link.b, -1), link) for link in links)
         return Links(

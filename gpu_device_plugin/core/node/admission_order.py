@@ -1,4 +1,4 @@
-"""In which order the kubelet admits the pods of its node, as lists and a watch tell it."""
+"""The order in which a kubelet admits the pods of its node, derived from lists and a watch."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ if TYPE_CHECKING:
 class AdmissionOrder:
     """The pods bound to one node, in the order of their admission, as far as it is known.
 
-    The kubelet admits pods in the order of their bindings, and a watch tells of them in that order. A list does not:
-    pods that are new in one are ordered by age, then by name. Where a watch goes on from before the list, it tells of
-    them once more; until it has, or has come as far as the list, they are not shown.
+    The kubelet admits pods in the order of their bindings, and a watch delivers their events in that order. A list has
+    no order: its new pods are ordered by age, then by name. A watch that continues from before the list delivers their
+    events again; until it has, or has reached the version of the list, these pods are not shown.
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    """By UID; those whose place is known, then the others."""
+    """By UID: the pods whose order is known, then the others."""
     unordered: frozenset[str] = frozenset()
-    """Pods new in a list, of which the watch has not told yet."""
+    """UIDs of pods that are new in a list, and of which the watch has delivered no event yet."""
     unexplained: frozenset[str] = frozenset()
-    """Pods in which a list differed from what the watch had told, and of which it has told nothing since."""
+    """UIDs of pods that a list changed, added or removed, and of which the watch has delivered no event since."""
 
     @property
     def shown(self) -> Mapping[str, Pod]:
-        """The pods whose place is known, by UID."""
+        """The pods whose order is known, by UID."""
         if not self.unordered:
             return self.pods
         return {uid: pod for uid, pod in self.pods.items() if uid not in self.unordered}
 
     def begun_with(self, listed: Iterable[Pod]) -> AdmissionOrder:
-        """Return the order after a list with which a watch begins: nothing else will tell the order of its new pods."""
+        """Return the order after the list at which a watch begins: no event will show the order of its new pods."""
         return AdmissionOrder(self._with_list(listed))
 
     def compared_with(self, listed: Iterable[Pod]) -> AdmissionOrder:
-        """Return the order after a list beside a watch that goes on, and tells what led to it. `settled` ends that."""
+        """Return the order after a list beside a watch, which still delivers the events before it, up to `settled`."""
         pods = self._with_list(listed)
         changed = {uid for uid, pod in pods.items() if self.pods.get(uid) != pod} | (self.pods.keys() - pods.keys())
         new = pods.keys() - self.pods.keys()
         return AdmissionOrder(pods, (self.unordered | new) & pods.keys(), self.unexplained | changed)
 
     def replayed(self, uid: str, *, deleted: bool) -> AdmissionOrder:
-        """Return the order after the watch told of a pod what a list had shown already."""
+        """Return the order after an event of a pod that a list had anticipated."""
         unexplained = self.unexplained - {uid}
         if deleted or uid not in self.unordered:
             return replace(self, unexplained=unexplained)
-        # The next in the order of binding: behind those whose place is known, before those whose is not.
+        # The next pod in the order of bindings: after the pods whose order is known, before the others.
         return AdmissionOrder({**self.shown, uid: self.pods[uid], **self.pods}, self.unordered - {uid}, unexplained)
 
     def settled(self) -> AdmissionOrder:
-        """Return the order once the watch has come as far as the list: what it has not told it never will."""
+        """Return the order once the watch has reached the version of the list: no earlier event can follow."""
         return AdmissionOrder(self.pods)
 
     def put(self, pod: Pod) -> AdmissionOrder:
-        """Return the order after the watch told of a pod that is bound now, or has changed."""
+        """Return the order after an event of a pod that is newly bound, or has changed."""
         return self if self.pods.get(pod.uid) == pod else replace(self, pods={**self.pods, pod.uid: pod})
 
     def removed(self, uid: str) -> AdmissionOrder:
-        """Return the order after the watch told of a deletion."""
+        """Return the order after the event of a pod's deletion."""
         left = {other: pod for other, pod in self.pods.items() if other != uid}
         return replace(self, pods=left, unordered=self.unordered - {uid})
 

@@ -1,4 +1,4 @@
-"""May a container have the device IDs that the kubelet chose for it? The decision behind Allocate."""
+"""Decide whether a container may have the device IDs that the kubelet chose for it, in answer to Allocate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Why(StrEnum):
 
     UNKNOWN_DEVICE = "unknown_device"
     UNHEALTHY = "unhealthy"
-    BOOKS_UNREADABLE = "books_unreadable"
+    RECORDS_UNREADABLE = "books_unreadable"
     IN_WHOLE_USE = "in_whole_use"
     SHARES_IN_USE = "shares_in_use"
     NO_ROOM = "no_room_on_one_gpu"
@@ -41,7 +41,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A container that does not get its devices; the sentence is for the owner of its pod."""
+    """The refusal of a container's devices, with a sentence for the owner of its pod."""
 
     why: Why
     sentence: str
@@ -57,15 +57,15 @@ def admit(
 ) -> Placement | Refused:
     """Decide on one container.
 
-    Within one resource the kubelet is trusted to give every ID once, and to give again only what an init container of
-    the same pod had. What it does not know are the other resource and the borders between GPUs.
+    Within one resource the kubelet is trusted to allocate every ID once, and to reuse only the IDs of an init container
+    of the same pod. It knows neither the use of the other resource nor which IDs lie on the same GPU.
 
     Args:
-        node: the node now.
-        kind: which resource is allocated.
-        device_ids: what the kubelet chose; not empty.
-        promise: what a scheduler promised this container, if it is known whose call this is.
-        after_init: whether an init container of the same pod was served before; None: nobody knows.
+        node: the present state of the node.
+        kind: the resource of the call.
+        device_ids: the kubelet's choice; not empty.
+        promise: a scheduler's promise to this container, if the container of the call is known.
+        after_init: whether an init container of the same pod was served before; None if unknown.
     """
     whole = kind is Kind.COUNT
     places = {name: node.shares.place_of(name) for name in device_ids}
@@ -73,8 +73,8 @@ def admit(
     if foreign:
         return Refused(
             Why.UNKNOWN_DEVICE,
-            f"device {foreign[0]} is not on this node (any more): the kubelet remembers it from before; "
-            "delete the pod so that it is placed anew",
+            f"device {foreign[0]} is not on this node (any more), although the kubelet still knows it; "
+            "delete the pod so that it is scheduled again",
         )
     wanted = spread_over(node, device_ids)
     gpus = [node.shares.gpus[position] for position in sorted(wanted)]
@@ -83,7 +83,7 @@ def admit(
         return barred
     if not node.ledger.certain and not node.ledger.holds.keys() >= set(device_ids):
         return Refused(
-            Why.BOOKS_UNREADABLE,
+            Why.RECORDS_UNREADABLE,
             "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
             "the log of the GPU device plugin on this node says what to do",
         )
@@ -91,7 +91,7 @@ def admit(
         return Placement(Demand(kind, len(gpus)), tuple((shared.position, len(shared.shares)) for shared in gpus))
     demand = Demand(kind, len(device_ids), promise.split(len(device_ids)) if promise is not None else 1)
     shares = tuple(sorted(wanted.items()))
-    # Other GPUs than were promised serve as well, as long as it is as many of them, and as much of each.
+    # GPUs other than the promised ones serve as well if their number and the shares of each are the same.
     as_asked = len(gpus) == demand.gpus and len(set(wanted.values())) == 1
     if not as_asked and (promise is None or promise.shares != shares):
         return _scattered(node, demand, device_ids, after_init=after_init)
@@ -99,18 +99,18 @@ def admit(
 
 
 def refuse_request(match: Match | None) -> Refused | None:
-    """Refuse a container for the requests of its pod, which no node can serve; no `match`: its pod is not known."""
+    """Refuse a container whose pod makes requests that no node can serve; `match` is None if its pod is unknown."""
     if match is None:
         return None
     if match.asks_both:
-        # The kubelet asks for each resource by itself, so that the two would be of different GPUs.
+        # The kubelet allocates each resource separately, so the two would come from different GPUs.
         return Refused(
             Why.BOTH_RESOURCES,
-            f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which it cannot "
-            "have of one GPU; ask for one of the two",
+            f"container {match.wanted.container!r} asks for GPU memory and for whole GPUs at once, which no GPU can "
+            "serve together; ask for one of the two",
         )
     if len({wanted.container for wanted in match.pod.wanted}) > MOST_CONTAINERS:
-        # Every call of the kubelet looks at all containers that wait.
+        # Every call of the kubelet is compared with all waiting containers.
         return Refused(
             Why.TOO_MANY_CONTAINERS,
             f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
@@ -141,7 +141,7 @@ def _scattered(node: Node, demand: Demand, device_ids: Collection[str], *, after
         return Refused(why, answer.sentence(node.shares.share_mib))
     asked = format_mib(len(device_ids) * node.shares.share_mib)
     reused = [name for name in device_ids if name in node.ledger.holds]
-    # What we hold may also be of a pod that has just ended, which the kubelet knows before us.
+    # An ID in our ledger may also belong to a pod that has just ended: the kubelet knows of that end before us.
     if reused and after_init is not False:
         where = ", ".join(f"GPU {position}" for position in sorted(spread_over(node, reused)))
         took = "an init container of this pod took" if after_init else "an init container of this pod seems to have had"

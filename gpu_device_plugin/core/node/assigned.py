@@ -1,4 +1,4 @@
-"""On which GPUs are a pod's containers, by the kubelet's checkpoint?"""
+"""The GPUs of a pod's containers, by the kubelet's checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.node.node import Node
 
 Slot: TypeAlias = tuple[str, str, Kind]
-"""One container's use of one resource: pod UID as the kubelet has it, container name, kind."""
+"""One container's use of one resource: pod UID as in the kubelet's records, container name, kind."""
 
 
 def kubelet_uid(pod: Pod) -> str:
@@ -27,9 +27,9 @@ def kubelet_uid(pod: Pod) -> str:
 def assigned_shares(
     pod: Pod, records: Mapping[Slot, frozenset[str]], node: Node, resources: Sequence[Resource]
 ) -> Mapping[tuple[str, Kind], Mapping[int, int]]:
-    """Return the shares by GPU position of each container and kind of a pod; nothing unless all of it is known.
+    """Return the shares by GPU position of each container and kind of a pod; empty unless all of them are known.
 
-    `records` are the device IDs that the kubelet's checkpoint shows.
+    `records` are the device IDs in the kubelet's checkpoint.
     """
     found = {}
     for container in pod.containers:

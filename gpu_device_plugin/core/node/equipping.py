@@ -1,4 +1,4 @@
-"""What follows from a node's GPUs: the share size that they are cut by, which serve nobody, and what is to be known."""
+"""Derive from a node's GPUs the share size in force, the GPUs out of service, and remarks for people."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 def share_size(wanted: int, before: int | None, holders: Collection[str] | None, ended: Collection[str]) -> int:
-    """Return the share size in MiB: the one of the agent before as long as a container holds shares of it.
+    """Return the share size in MiB: that of the previous agent as long as a container holds shares of that size.
 
-    They would be another amount of memory in shares of another size, and some of it might be given out again.
+    Under another size the held shares would mean another amount of memory, part of which could be allocated twice.
 
     Args:
-        wanted: what the settings say.
-        before: the share size of the agent before; None: it is not known.
-        holders: UIDs of the pods for which the kubelet's checkpoint shows shares; None: it cannot be read.
-        ended: UIDs of the pods that the agent before saw end, see `ended_pods`.
+        wanted: the share size in the settings.
+        before: the share size of the previous agent; None if unknown.
+        holders: UIDs of the pods for which the kubelet's checkpoint shows shares; None if it cannot be read.
+        ended: UIDs of the pods that the previous agent saw end, see `ended_pods`.
     """
     held = holders is None or not set(holders) <= set(ended)
     return before if held and before is not None else wanted
 
 
 def out_of_service(reasons: Mapping[str, Sequence[str]], gpus: Iterable[Gpu]) -> Mapping[str, str]:
-    """Return for each GPU (by UUID) that serves nobody why, see `Node.unhealthy`; `reasons` are those of its health."""
+    """Return the reason for each GPU (by UUID) out of service, see `Node.unhealthy`; `reasons` are those of health."""
     mig = {gpu.uuid: "it is in MIG mode now, whose instances are not shared yet" for gpu in gpus if gpu.mig}
     return mig | {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
 
 
 def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> Mapping[str, bool]:
-    """Return sentences on what is to be known beside the GPUs, each with whether a person should do something."""
+    """Return remarks on a node's GPUs, each with whether a person should act on it."""
     gpus = [shared.gpu for shared in shares.gpus]
     found = {
         f"memory limits: {enforcement(gpus, inventory.cgroup)}" if gpus else "": False,

@@ -1,4 +1,4 @@
-"""What a container receives for its placement: variables, device nodes, CDI names."""
+"""Derive from a container's placement its variables, device nodes and CDI names: the answer to Allocate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.shares import Shares
 
 WAYS = ("envvar", "device-specs", "cdi")
-"""How a GPU can reach a container."""
+"""The ways in which a container can get its GPUs."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
 """Device nodes without which CUDA does not start."""
@@ -25,14 +25,14 @@ OPTIONAL_NODES = ("/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How this node brings GPUs into containers."""
+    """The ways in which containers of this node get their GPUs."""
 
     ways: frozenset[str] = frozenset({"envvar"})
     cdi_kind: str = "nvidia.com/gpu"
     cgpu_disable: bool = False
-    """The node label asks that cGPU's isolation be off in every container."""
+    """The node's label turns cGPU's isolation off in every container."""
     cgroup: int | None = None
-    """The version of control groups on the node; None: it is not known."""
+    """The node's cgroup version; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +52,27 @@ def grant(
     pod_shares: int | None = None,
     present: Collection[str] = OPTIONAL_NODES,
 ) -> Grant:
-    """Return what a container receives.
+    """Return the answer for one container.
 
     The two resources never set the same variable to different values for one container, except
     ``NVIDIA_VISIBLE_DEVICES`` where a container asks for both, which admission policies have to prevent: the kubelet
     would pick either value at random.
 
     Args:
-        placement: where the container was placed.
+        placement: the GPUs of the container.
         shares: the node's GPUs.
-        delivery: how GPUs reach containers here.
-        pod_shares: shares of the whole pod if that is known; the container's own otherwise, as gpushare does it.
-        present: those of `OPTIONAL_NODES` that are on this node; a container with others would not start.
+        delivery: the ways in which containers of this node get their GPUs.
+        pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
+        present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
-    # CDI names alone say it all. Images of CUDA carry `all`, which NVIDIA's runtime would honour besides.
+    # CDI names alone are complete. CUDA images set this variable to `all`, which NVIDIA's runtime would obey as well.
     visible = ",".join(uuids) if delivery.ways & {"envvar", "device-specs"} else "void"
     envs = {variables.VISIBLE_DEVICES: visible}
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
-        # With several GPUs the limit of the driver holds for each of them, so it is one GPU's part.
+        # The driver applies the limit to each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
         envs |= {
             variables.MEMORY_LIMIT: limit,

@@ -1,4 +1,4 @@
-"""Our belief about a GPU's health, and how one observation changes it, the way back to healthy included."""
+"""The believed health of a GPU, and its change by one observation, recovery included."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Xid:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One reading of a GPU. None means that this driver or GPU does not report it."""
+    """One reading of a GPU. None means that this driver or GPU does not report the value."""
 
     uuid: str
     error: str | None = None
-    """Why the GPU could not be read, as a clause; then the fields below say nothing."""
+    """Why the GPU could not be read, as a clause; the fields below are then meaningless."""
     lost: bool = False
     """The error says that the GPU is gone, not merely that it could not be read."""
     ecc_uncorrected: int | None = None
@@ -67,20 +67,20 @@ class Probe:
     processes: int | None = None
     """Compute processes that the driver shows us."""
     used_mib: int | None = None
-    """Memory in use, without what the driver reserves, MiB."""
+    """Memory in use, without the driver's reserved memory, MiB."""
     mig: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A fresh look at the hardware did not find a GPU that was there before."""
+    """The driver no longer lists a GPU that it listed before."""
 
     uuid: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unwatched:
-    """The state of the GPU is unknown, for a reason that is not the GPU's."""
+    """The state of the GPU is unknown, for a reason outside the GPU."""
 
     uuid: str
     why: str
@@ -88,7 +88,7 @@ class Unwatched:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """A person says that the GPU was looked after; good readings may count from here on."""
+    """An administrator reports that the GPU was serviced; good readings count from here on."""
 
     uuid: str
 
@@ -101,14 +101,14 @@ class Rules:
     """The configurable rules of health."""
 
     good_readings: int = 3
-    """So many good readings in a row end a problem that good readings can end."""
+    """The number of good readings in a row that ends a problem, if good readings can end it."""
     ignored_xids: frozenset[int] = frozenset()
-    """Never make a GPU unhealthy, whatever the table says."""
+    """XIDs that never make a GPU unhealthy, in spite of the table."""
     fatal_xids: frozenset[int] = frozenset()
-    """Always make a GPU unhealthy until it is reset, whatever the table says."""
+    """XIDs that always make a GPU unhealthy until it is reset, in spite of the table."""
 
     remap_pending_is_fatal: bool = False
-    """A GPU that waits for a reset to replace damaged memory takes no new work; otherwise that is only advice."""
+    """Whether a GPU that needs a reset to replace damaged memory takes no new work; otherwise that is only advice."""
 
     def __post_init__(self) -> None:
         if self.good_readings < 1:
@@ -136,43 +136,43 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _WayBack:
-    """How one cause ends."""
+class _Recovery:
+    """The recovery from one cause."""
 
     until: str
-    """What has to happen, for people."""
+    """The condition of recovery, for people."""
     ended: str
-    """What has happened, for people."""
+    """The fact that ended the problem, for people."""
     counts: Callable[[Probe], bool] = lambda _: True
-    """Does this good reading speak for the end of the problem? So many in a row end it (`Rules.good_readings`)."""
+    """Whether a good reading counts towards recovery, which takes `Rules.good_readings` of them in a row."""
     at_once: bool = False
-    """One reading is enough, because nothing bad was ever seen of the GPU."""
+    """One reading is enough, because the GPU itself never showed a fault."""
 
 
-_ANSWERS = _WayBack("it is offered again when it answers steadily", "it answers again")
-_WAYS_BACK: Mapping[Cause, _WayBack] = {
-    Cause.UNWATCHED: _WayBack("it is offered again as soon as it can be read", "it is watched again", at_once=True),
+_ANSWERS = _Recovery("it is offered again when it answers steadily", "it answers again")
+_RECOVERIES: Mapping[Cause, _Recovery] = {
+    Cause.UNWATCHED: _Recovery("it is offered again as soon as it can be read", "it is watched again", at_once=True),
     Cause.LOST: _ANSWERS,
     Cause.UNREADABLE: _ANSWERS,
     # A GPU can be read perfectly well after a fatal XID, so that alone proves nothing.
-    Cause.FATAL_XID: _WayBack(
+    Cause.FATAL_XID: _Recovery(
         "it is offered again when the driver asks for no recovery action any more",
         "the driver asks for no recovery action any more",
         lambda probe: probe.recovery_action == RecoveryAction.NONE,
     ),
-    Cause.RESET: _WayBack("it was reset since, and is offered again when it answers steadily", "it was reset"),
-    Cause.REMAP_FAILED: _WayBack(
+    Cause.RESET: _Recovery("it was reset since, and is offered again when it answers steadily", "it was reset"),
+    Cause.REMAP_FAILED: _Recovery(
         "reset the GPU, and replace it if that does not help",
         "the driver reports no failure any more",
         lambda probe: probe.remap_failed is False,
     ),
-    Cause.REMAP_PENDING: _WayBack(
+    Cause.REMAP_PENDING: _Recovery(
         "drain the GPU and reset it",
-        "nothing waits to be replaced any more",
+        "no memory row waits to be replaced any more",
         lambda probe: probe.remap_pending is False,
     ),
-    Cause.RECOVERY_ACTION: _WayBack(
-        "it is offered again when that was done",
+    Cause.RECOVERY_ACTION: _Recovery(
+        "it is offered again when that is done",
         "the driver asks for no recovery action any more",
         lambda probe: probe.recovery_action in _ADVICE,
     ),
@@ -183,18 +183,18 @@ _CAUSE_OF_XID = {Verdict.LOST: Cause.LOST, Verdict.RESET: Cause.FATAL_XID, Verdi
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One reason for which a GPU is not offered."""
+    """One reason why a GPU is not offered."""
 
     cause: Cause
     what: str
     """The reason as a clause, for people."""
     good: int = 0
-    """Good readings in a row that speak for the end of this problem."""
+    """Good readings in a row that count towards recovery from this problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """Our belief about one GPU."""
+    """The believed health of one GPU."""
 
     problems: tuple[Problem, ...] = ()
     ecc_uncorrected: int | None = None
@@ -213,7 +213,7 @@ class Belief:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Advice that does not make the GPU unhealthy by itself."""
+        """Advice on findings that do not make the GPU unhealthy by themselves."""
         notes = []
         if self.remap_pending:
             notes.append("memory rows wait to be replaced: drain the GPU and reset it when convenient")
@@ -225,10 +225,8 @@ class Belief:
 
     def _until(self, problem: Problem) -> str:
         if problem.cause is Cause.FATAL_XID and self.recovery_action is None:
-            return (
-                "this driver does not tell when that is over: reset the GPU, then pause and resume or restart the agent"
-            )
-        return _WAYS_BACK[problem.cause].until
+            return "this driver does not report its end: reset the GPU, then pause and resume or restart the agent"
+        return _RECOVERIES[problem.cause].until
 
 
 def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
@@ -242,7 +240,7 @@ def judge(code: int, rules: Rules = _DEFAULT_RULES) -> XidMeaning:
 
 
 def step(belief: Belief, observation: Observation, rules: Rules = _DEFAULT_RULES) -> Belief:
-    """Return what is believed of a GPU after one observation of it."""
+    """Return the belief about a GPU after one observation of it."""
     match observation:
         case Probe(error=None):
             return _read(belief, observation, rules)
@@ -253,7 +251,7 @@ def step(belief: Belief, observation: Observation, rules: Rules = _DEFAULT_RULES
             cause = _CAUSE_OF_XID.get(xid.verdict)
             return belief if cause is None else _with(belief, Problem(cause, f"XID {code} ({xid.meaning})"))
         case Gone():
-            # A GPU goes away when it is reset, when its machine reboots or when the driver is loaded anew.
+            # A GPU disappears when it is reset, when its machine reboots or when the driver is reloaded.
             return _with(_reset_seen(_interrupted(belief)), Problem(Cause.LOST, "the driver does not find it any more"))
         case Unwatched(why=why):
             return _with(belief, Problem(Cause.UNWATCHED, why))
@@ -262,18 +260,18 @@ def step(belief: Belief, observation: Observation, rules: Rules = _DEFAULT_RULES
 
 
 def change(before: Belief, after: Belief) -> str | None:
-    """Say why a GPU became unhealthy or healthy between two beliefs; None if it stayed what it was."""
+    """Return why a GPU became unhealthy or healthy between two beliefs, as a sentence; None if neither happened."""
     if before.healthy == after.healthy:
         return None
     if after.healthy:
-        ended = (f"{problem.what}: {_WAYS_BACK[problem.cause].ended}" for problem in before.problems)
+        ended = (f"{problem.what}: {_RECOVERIES[problem.cause].ended}" for problem in before.problems)
         return f"healthy again ({'; '.join(ended)})"
     return f"unhealthy: {'. '.join(after.reasons)}"
 
 
 def _read(belief: Belief, probe: Probe, rules: Rules) -> Belief:
     was, now = belief.ecc_uncorrected, probe.ecc_uncorrected
-    if was is not None and now is not None and now < was:  # only a reset of the GPU puts this counter back
+    if was is not None and now is not None and now < was:  # only a reset of the GPU clears this counter
         belief = _reset_seen(belief)
     read = Belief(tuple(_remaining(belief, probe, rules)), now, bool(probe.remap_pending), probe.recovery_action)
     for problem in _shown(probe, rules):
@@ -284,9 +282,9 @@ def _read(belief: Belief, probe: Probe, rules: Rules) -> Belief:
 def _remaining(belief: Belief, probe: Probe, rules: Rules) -> Iterator[Problem]:
     """Yield the problems that a good reading does not end."""
     for problem in belief.problems:
-        way_back = _WAYS_BACK[problem.cause]
-        good = problem.good + 1 if way_back.counts(probe) else 0
-        if good < (1 if way_back.at_once else rules.good_readings):
+        recovery = _RECOVERIES[problem.cause]
+        good = problem.good + 1 if recovery.counts(probe) else 0
+        if good < (1 if recovery.at_once else rules.good_readings):
             yield replace(problem, good=good)
 
 
@@ -302,7 +300,7 @@ def _shown(probe: Probe, rules: Rules) -> Iterator[Problem]:
 
 
 def _with(belief: Belief, problem: Problem) -> Belief:
-    """Add a problem, or begin it anew: there is one for each cause, and one for each fatal XID."""
+    """Add a problem, or restart it: there is one for each cause, and one for each fatal XID."""
     return _believing(belief, (*(p for p in belief.problems if _which(p) != _which(problem)), problem))
 
 
@@ -311,18 +309,18 @@ def _which(problem: Problem) -> str:
 
 
 def _interrupted(belief: Belief) -> Belief:
-    """Begin counting good readings anew."""
+    """Restart the count of good readings."""
     return _believing(belief, (replace(problem, good=0) for problem in belief.problems))
 
 
 def _reset_seen(belief: Belief) -> Belief:
-    """From here on good readings count for what a reset cures."""
+    """Let good readings, from here on, end the problems that a reset cures."""
     return _believing(
         belief, (replace(p, cause=Cause.RESET) if p.cause is Cause.FATAL_XID else p for p in belief.problems)
     )
 
 
 def _believing(belief: Belief, problems: Iterable[Problem]) -> Belief:
-    # Sorted, so that what is believed does not depend on the order in which two problems were seen.
+    # Sorted, so that the belief does not depend on the order in which two problems were observed.
     ordered = sorted(problems, key=lambda problem: (_ORDER[problem.cause], problem.what))
     return replace(belief, problems=tuple(ordered))

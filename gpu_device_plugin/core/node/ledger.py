@@ -1,4 +1,4 @@
-"""Who holds what on one node, and what it takes to believe that a device ID is free again."""
+"""The device IDs in use on one node, and the evidence by which an ID counts as free again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 SETTLING_S = 10.0
-"""How long after our answer to Allocate the kubelet's own records may still lack the IDs. It enters them within
+"""How long after our answer to Allocate the kubelet's own records may still lack the IDs. The kubelet adds them within
 milliseconds, in the same goroutine; a kubelet frozen at that point would not answer List either."""
 
 _IN_USE_MIB = 100
@@ -21,17 +21,17 @@ _IN_USE_MIB = 100
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Why one device ID counts as taken."""
+    """Why one device ID counts as in use."""
 
     granted_at: float | None = None
     """When we granted it, in monotonic seconds; None once the kubelet's records have shown it."""
     freed_at: float | None = None
-    """When it was first proven free, while nothing showed yet that no process is left on its GPU."""
+    """When it was first proven free, in monotonic seconds, while a process may still be left on its GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What is taken of one GPU."""
+    """The use of one GPU: the numbers of the shares in use, and whether it is in use as a whole."""
 
     shares: frozenset[int] = frozenset()
     whole: bool = False
@@ -39,11 +39,11 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the kubelet's two records said, one after the other. Neither suffices alone.
+    """The kubelet's two records, read one after the other. Neither suffices alone.
 
     PodResources answers successfully and without pods for about a second after a kubelet restart (longer while the API
-    server is away) and never lists ordinary init containers; the checkpoint is only written when a device list arrives
-    or a container is allocated, so an old one misses what ended since. Both observed on kubelet 1.36.2.
+    server is unreachable) and never lists ordinary init containers; the kubelet writes the checkpoint only when a
+    device list arrives or a container is allocated, so an old one still shows ended pods. Both observed on 1.36.2.
     """
 
     listed: frozenset[str]
@@ -53,7 +53,7 @@ class Evidence:
     recorded: frozenset[str]
     """Device IDs in a checkpoint that was written after that answer came."""
     stale: frozenset[str] = frozenset()
-    """Those among them that are shown for pods only that have ended, see `core.node.ended_pods`."""
+    """Device IDs among both that are shown only for pods that have ended, see `core.node.ended_pods`."""
 
     @property
     def held(self) -> frozenset[str]:
@@ -63,18 +63,18 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the driver showed of a GPU at one moment."""
+    """The processes on a GPU at one moment, as the driver reports them."""
 
     processes: int | None
-    """Compute processes on it; None where the driver does not say."""
+    """The number of compute processes on it; None if the driver does not report it."""
     began: float
-    """When the driver was asked, in monotonic seconds."""
+    """When the driver was queried, in monotonic seconds."""
 
     @classmethod
     def of(cls, processes: int | None, used_mib: int | None, began: float) -> Reading:
-        """Return the reading where a process that only its memory betrays counts too; None: the driver does not say.
+        """Return the reading in which memory in use counts as one more process; None: the driver does not report it.
 
-        NVML names only processes of the caller's PID namespace, and an agent has one of its own.
+        NVML lists only processes of the caller's PID namespace, and an agent has a namespace of its own.
         """
         if processes is None and used_mib is None:
             return cls(None, began)
@@ -86,28 +86,28 @@ FREE = Use()
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Every device ID taken on this node. A change is a new ledger."""
+    """Every device ID in use on this node. A change is a new ledger."""
 
     holds: Mapping[str, Hold] = field(default_factory=dict)
     certain: bool = True
-    """False while the kubelet's checkpoint could not be read: then an ID that is not in here may be taken too."""
+    """False while the kubelet's checkpoint could not be read: then an ID without a hold may be in use too."""
     foreign: Mapping[str, str] = field(default_factory=dict)
-    """GPUs (by UUID) that containers hold through a resource that is not ours, or no longer, and its name. The kubelet
-    does not know that it is the same hardware."""
+    """GPUs (by UUID) that containers hold through a resource that is not, or no longer, ours, with the resource's name.
+    The kubelet does not know that it is the same hardware."""
     _uses: Mapping[str, Use] = field(default_factory=dict, repr=False, compare=False)
 
     def use(self, uuid: str) -> Use:
-        """Return what is taken of one GPU."""
+        """Return the use of one GPU."""
         return self._uses.get(uuid, FREE)
 
     def granted(self, device_ids: Iterable[str], now: float) -> Ledger:
-        """Return the ledger after we granted these IDs at `now` (monotonic seconds). Held ones are held anew."""
+        """Return the ledger after we granted these IDs at `now` (monotonic seconds). An ID in use gets a new hold."""
         return self._with(dict.fromkeys(device_ids, Hold(granted_at=now)))
 
     def seen(self, device_ids: Iterable[str], *, certain: bool | None = None) -> Ledger:
-        """Return the ledger after the kubelet's records showed these IDs as taken.
+        """Return the ledger after the kubelet's records showed these IDs as in use.
 
-        `certain`: whether those records are complete; None: they say nothing of that.
+        `certain`: whether those records are complete; None leaves the ledger's value.
         """
         confirmed = Hold()
         new = {name: confirmed for name in device_ids if self.holds.get(name) != confirmed}
@@ -115,7 +115,7 @@ class Ledger:
         return ledger if certain is None or certain == self.certain else replace(ledger, certain=certain)
 
     def with_foreign(self, foreign: Mapping[str, str]) -> Ledger:
-        """Return this ledger with other GPUs held through resources that are not ours."""
+        """Return this ledger with these GPUs held through resources that are not ours."""
         return self if foreign == self.foreign else replace(self, foreign=foreign)
 
     def reconciled(
@@ -124,17 +124,17 @@ class Ledger:
         """Return the ledger without the IDs that are proven free.
 
         An ID is free when no record shows it for a pod that may not have ended. When that would leave a GPU empty, its
-        IDs stay until the driver, asked after that was known, shows no process on it, for up to `process_wait_s`: the
-        kubelet frees the IDs of a force-deleted pod at once, its processes end later. A claim never ends by time alone.
+        IDs stay until the driver, queried after that proof, shows no process on it, for up to `process_wait_s`: the
+        kubelet frees the IDs of a force-deleted pod at once, its processes end later. A hold never ends by time alone.
 
         Args:
             evidence: the two records, read in the right order, both before `now`.
-            readings: the newest reading by GPU UUID. A GPU without one, or of which the driver does not tell the
-                processes, waits for none.
+            readings: the newest reading by GPU UUID. IDs of a GPU without a reading, or whose processes the driver does
+                not report, wait for no process.
             now: monotonic seconds.
             process_wait_s: longest time to wait for processes of a GPU that the kubelet's records call free.
         """
-        # Records that were read before we granted an ID can only show its holder before.
+        # Records that were read before we granted an ID can only show its previous holder.
         held = evidence.held
         ledger = self.seen(
             name
@@ -151,7 +151,7 @@ class Ledger:
         return (ledger._with(proven) if proven else ledger).released(readings, now, process_wait_s)
 
     def released(self, readings: Mapping[str, Reading], now: float, process_wait_s: float) -> Ledger:
-        """Return the ledger without the IDs that were proven free and need wait no longer, see `reconciled`."""
+        """Return the ledger without the IDs that were proven free and need not wait any longer, see `reconciled`."""
         by_gpu: dict[str, dict[str, float]] = defaultdict(dict)
         for name, hold in self.holds.items():
             if hold.freed_at is not None:
@@ -177,14 +177,14 @@ class Ledger:
             )
         return replace(self, holds={**self.holds, **new}, _uses=uses)
 
-    def _without(self, gone: set[str]) -> Ledger:
-        left = {name: hold for name, hold in self.holds.items() if name not in gone}
+    def _without(self, freed: set[str]) -> Ledger:
+        left = {name: hold for name, hold in self.holds.items() if name not in freed}
         return replace(self, holds={}, _uses={})._with(left)
 
 
 def _quiet(reading: Reading | None, since: float) -> bool:
-    """Whether nothing can be running on a GPU, as far as the driver tells, of what was freed by `since`."""
+    """Return whether no process of the holders freed by `since` can be left on a GPU, as far as the driver reports."""
     if reading is None or reading.processes is None:
         return True
-    # A process that was started after the reading is not in it.
+    # A process that started after the reading is not in it.
     return reading.began >= since and not reading.processes

@@ -1,4 +1,4 @@
-"""Whether the driver can hold a container to its memory on a GPU, and if not, why."""
+"""Decide whether the driver can enforce a container's memory limit on a GPU, or say why not."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.gpus import Gpu
 
 _CGROUP = 2
-"""The version of control groups that NVIDIA's toolkit can limit GPU memory for."""
+"""The cgroup version for which NVIDIA's toolkit can limit GPU memory."""
 
 
 def unlimited(gpu: Gpu, cgroup: int | None) -> str:
-    """Say why the driver cannot hold a container to its memory on this GPU; empty: it can.
+    """Return why the driver cannot enforce a container's memory limit on this GPU; empty if it can.
 
-    Where it cannot, nobody may ask NVIDIA's toolkit for it: the hook of nvidia-container-toolkit after 1.20.0 then
-    fails, and the container does not start. `cgroup` is the version of control groups on its node; None: not known.
+    If it cannot, the container must not request a limit from NVIDIA's toolkit: the hook of nvidia-container-toolkit
+    after 1.20.0 would fail, and the container would not start. `cgroup` is the node's cgroup version; None if unknown.
     """
     if gpu.mig:
         return "it is in MIG mode"
     if not gpu.memory_limits:
-        return "its driver has no limits of memory, which come with r615"
+        return "its driver has no memory limits, which come with r615"
     if cgroup is None:
-        return "the version of control groups here is not known, and must be 2"
-    return "" if cgroup == _CGROUP else f"the node has version {cgroup} of control groups, and it must be 2"
+        return "the node's cgroup version is unknown, and must be 2"
+    return "" if cgroup == _CGROUP else f"the node's cgroup version is {cgroup}, and must be 2"
 
 
 def enforcement(gpus: Iterable[Gpu], cgroup: int | None) -> str:
-    """Say who holds containers to their memory on these GPUs: the driver, or on some or all of them nobody, and why."""
+    """Return whether the driver enforces memory limits on these GPUs, or on which GPUs it does not, and why."""
     advisory: dict[str, list[str]] = {}
     enforced = False
     for gpu in gpus:
@@ -38,7 +38,7 @@ def enforcement(gpus: Iterable[Gpu], cgroup: int | None) -> str:
         else:
             enforced = True
     if not advisory:
-        return "the driver's, where nvidia-container-toolkit is 1.20.1 or newer" if enforced else "there is no GPU"
+        return "enforced by the driver with nvidia-container-toolkit 1.20.1 or newer" if enforced else "there is no GPU"
     if len(advisory) == 1 and not enforced:
         return f"advisory: {next(iter(advisory))}"
     return "advisory " + ", ".join(f"on GPU {', '.join(indexes)} ({why})" for why, indexes in advisory.items())

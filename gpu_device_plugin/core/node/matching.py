@@ -1,10 +1,10 @@
-"""Which waiting container does this call of the kubelet belong to?
+"""Find the waiting container that a call of the kubelet belongs to.
 
-No call names a pod. What is known: the kubelet admits pods one after the other, in the order in which they were bound
-to the node, and asks for the containers of one pod consecutively, init containers first. A pod once begun is therefore
-finished first, and among the others the one bound first is meant. Two containers that ask the same amount are told
-apart by nothing else, and if both were promised equal things, need not be; unless one of them would get a GPU that its
-owner does not want, or memory of another number of GPUs.
+No call names a pod. But the kubelet admits pods one after the other, in the order in which they were bound to the node,
+and calls for the containers of one pod consecutively, init containers first. A call therefore belongs to the pod whose
+devices are partly allocated, or else to the pod bound first. Nothing else distinguishes two containers that request the
+same amount, and with equal promises they need not be distinguished, unless one of them would get a GPU that its owner
+excludes, or memory of another number of GPUs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What one container of a waiting pod asks of one resource."""
+    """The request of one container of a waiting pod for one resource."""
 
     container: str
     kind: Kind
     amount: int
     init: bool = False
-    """An ordinary init container: what it gets is used again by the containers after it."""
+    """An ordinary init container: the containers after it reuse its devices."""
     promise: Promise | None = None
     served: bool = False
     allowed: frozenset[int] | None = None
-    """Positions of the GPUs that the pod's owner wants for it; None: any."""
+    """Positions of the GPUs that the pod's owner allows; None: any."""
 
     @property
     def split(self) -> int:
-        """Over how many GPUs its memory is spread in equal parts; more than one only where a scheduler promised it."""
+        """The number of GPUs with equal parts of its memory; more than one only where a scheduler promised it."""
         return self.promise.split(self.amount) if self.kind is Kind.MEMORY and self.promise is not None else 1
 
 
@@ -49,23 +49,23 @@ class WaitingPod:
     name: str
     """With its namespace, for people."""
     wanted: tuple[Wanted, ...]
-    """In the order in which the kubelet asks."""
+    """In the order of the kubelet's calls."""
     total_shares: int = 0
-    """gpu-mem of all its containers, as the kubelet's scheduler counts it."""
+    """gpu-mem of all its app containers."""
     policy: str | None = None
-    """Which GPU its owner prefers, a key of `POLICIES`; None: as the node does."""
+    """The owner's policy for the choice of a GPU, a key of `POLICIES`; None: the node's policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one call of the kubelet tells."""
+    """One call of the kubelet."""
 
     kind: Kind
     amount: int
     free: Mapping[int, int]
-    """Device IDs that may be used, counted by GPU position; those of `must` are among them."""
+    """The number of available device IDs by GPU position, those of `must` included."""
     must: frozenset[int] = frozenset()
-    """GPUs on which devices of an init container of the same pod are to be used again."""
+    """GPUs on which devices of an init container of the same pod must be reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,28 +88,28 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """An answer: whose call it is, as far as can be told, and what is kept for others."""
+    """The container that a call belongs to, as far as it is known, and the GPUs reserved for other containers."""
 
     match: Match | None
     """None if no waiting pod explains the call."""
     reserved: Mapping[int, int]
-    """Shares by GPU position that are promised to other containers and not given out yet."""
+    """Shares by GPU position that are promised to other containers and not allocated yet."""
     whole: frozenset[int] = frozenset()
-    """GPUs promised as a whole to other containers and not given out yet."""
+    """GPUs promised as a whole to other containers and not allocated yet."""
 
 
 def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -> Matched:
-    """Find out whose call this is.
+    """Find the container that a call belongs to.
 
     Args:
-        call: what the kubelet asks.
+        call: the kubelet's call.
         waiting: the pods in the order in which they were bound to the node.
-        begun: UID of the pod that was last given devices and may still need more.
+        begun: UID of the pod that last got devices and may still need more.
     """
     ordered = sorted(waiting, key=lambda pod: pod.uid != begun)
     candidates = [Match(pod, wanted) for pod in ordered if (wanted := _next(pod, call)) is not None]
     promised = _Promised(waiting)
-    # The first one asks, if the order is right. Whoever is taken for it goes on with what the first one was promised.
+    # In the right order the first candidate asks. A candidate chosen instead swaps its promise with that of the first.
     equal = [c for c in candidates if c is candidates[0] or _may_swap(c.wanted, candidates[0].wanted)]
     fitting = [c for c in equal if c.wanted.promise is None or _fits(call, c.wanted.promise)]
     kept = (c for c in fitting if _others_keep(call, c, promised))
@@ -119,9 +119,9 @@ def match(call: Call, waiting: Sequence[WaitingPod], begun: str | None = None) -
 
 
 def _next(pod: WaitingPod, call: Call) -> Wanted | None:
-    """Return what the pod's next unserved container asks, if it is what the call asks.
+    """Return the request of the pod's next unserved container that equals the call's.
 
-    A container's resources are asked for in random order, hence all of the next container's are looked at.
+    The kubelet calls for a container's resources in random order, hence all requests of that container are compared.
     """
     first = next((wanted.container for wanted in pod.wanted if not wanted.served), None)
     return next(
@@ -138,7 +138,7 @@ def _next(pod: WaitingPod, call: Call) -> Wanted | None:
 
 
 def _may_swap(one: Wanted, other: Wanted) -> bool:
-    """Whether each of the two may have the GPUs that the other was promised."""
+    """Return whether each of the two may have the GPUs that the other was promised."""
     return one.split == other.split and within(one.promise, other.allowed) and within(other.promise, one.allowed)
 
 
@@ -153,7 +153,7 @@ def _fits(call: Call, promise: Promise) -> bool:
 
 
 def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:
-    """Whether every other promise can still be kept after `candidate` got its own."""
+    """Return whether every other promise can still be kept after `candidate` got its own."""
     if call.kind is Kind.COUNT or candidate.wanted.promise is None:
         return True
     reserved, _ = promised.to_others_than(candidate)
@@ -164,7 +164,7 @@ def _others_keep(call: Call, candidate: Match, promised: _Promised) -> bool:
 
 
 class _Promised:
-    """What is promised and not given out: each pod is looked at once, however many may be the one that asks."""
+    """The promises not yet kept, added up once over all waiting pods, however many candidates there are."""
 
     def __init__(self, waiting: Iterable[WaitingPod]) -> None:
         self._shares: Counter[int] = Counter()
@@ -175,7 +175,7 @@ class _Promised:
             self._whole.update(whole)
 
     def to_others_than(self, chosen: Match | None) -> tuple[dict[int, int], frozenset[int]]:
-        """Return shares by GPU, and whole GPUs, without what `chosen` gets now."""
+        """Return shares by GPU, and whole GPUs, without those that `chosen` gets now."""
         shares, whole = self._shares.copy(), self._whole.copy()
         if chosen is not None:
             before, after = _outstanding(chosen.pod), _outstanding(chosen.pod, chosen.wanted)
@@ -187,7 +187,7 @@ class _Promised:
 
 
 def _outstanding(pod: WaitingPod, given: Wanted | None = None) -> tuple[Mapping[int, int], Sequence[int]]:
-    """Return what a pod was promised and does not have once it has what is `given`: shares by GPU, and whole GPUs."""
+    """Return the promises to a pod that remain once `given` is served: shares by GPU, and whole GPUs."""
     served = {(w.container, w.kind) for w in pod.wanted if w.served or w is given}
     whole = [
         position
@@ -199,7 +199,7 @@ def _outstanding(pod: WaitingPod, given: Wanted | None = None) -> tuple[Mapping[
 
 
 def _still_needed(pod: WaitingPod, served: set[tuple[str, Kind]]) -> Mapping[int, int]:
-    """Return the further shares by GPU that a pod's promises need, counting what its init containers hand on."""
+    """Return the further shares by GPU that a pod's promises need beside those that its init containers hand on."""
     peak: Counter[int] = Counter()
     have: Counter[int] = Counter()
     handed_on: Counter[int] = Counter()

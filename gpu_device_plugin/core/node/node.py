@@ -1,4 +1,4 @@
-"""A node at one moment: its shares, who holds them, and which GPUs are out of service."""
+"""A node at one moment: its shares, the ledger of their holders, and the GPUs out of service."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Everything that the answers to the kubelet follow from."""
+    """The state on which all answers to the kubelet are based."""
 
     shares: Shares
     ledger: Ledger = field(default_factory=Ledger)
     unhealthy: Mapping[str, str] = field(default_factory=dict)
-    """For each GPU (by UUID) that is out of service the reason, as a sentence; the others are healthy."""
+    """The reason, as a sentence, for each GPU (by UUID) out of service; the others are healthy."""
     links: Links = NO_LINKS
 
     def with_ledger(self, ledger: Ledger) -> Node:
@@ -32,16 +32,16 @@ class Node:
         return self if ledger is self.ledger else replace(self, ledger=ledger)
 
     def use(self, shared: SharedGpu) -> Use:
-        """Return what is taken of one GPU."""
+        """Return the use of one GPU."""
         return self.ledger.use(shared.gpu.uuid)
 
     def room(self, shared: SharedGpu, free: int | None = None) -> Room:
-        """Return one GPU as a demand meets it; `free` replaces our own count of free shares."""
+        """Return the state of one GPU for a demand; `free` replaces our own count of free shares."""
         use = self.use(shared)
         return Room(
             position=shared.position,
             total=len(shared.shares),
-            # IDs of a former, smaller share size may be more than there are shares now.
+            # With a former, smaller share size, more IDs may be in use than there are shares now.
             free=max(0, len(shared.shares) - len(use.shares)) if free is None else free,
             healthy=shared.gpu.uuid not in self.unhealthy,
             shared=bool(use.shares),
@@ -49,5 +49,5 @@ class Node:
         )
 
     def rooms(self) -> tuple[Room, ...]:
-        """Return every GPU as a demand meets it, by our own ledger."""
+        """Return the state of every GPU for a demand, by our own ledger."""
         return tuple(self.room(shared) for shared in self.shares.gpus)

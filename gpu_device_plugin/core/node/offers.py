@@ -1,4 +1,4 @@
-"""Which device IDs of a resource do we call healthy at this moment?"""
+"""Decide which device IDs of a resource are advertised as healthy at this moment."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One GPU as one resource shows it."""
+    """One GPU as one resource advertises it."""
 
     shared: SharedGpu
     fenced: frozenset[int] = frozenset()
-    """Numbers of shares that are free and not offered; for a whole GPU 0 if it is not offered."""
+    """Numbers of the free shares that are not offered; for a whole GPU 0 if it is not offered."""
     unhealthy: bool = False
     """The GPU is out of service: none of its IDs is healthy."""
 
@@ -31,11 +31,11 @@ class Offer:
 
 
 def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer, ...]:
-    """Return what is offered of every GPU.
+    """Return the offer of every GPU.
 
-    gpu-mem and gpu-count describe the same hardware, so use of a GPU through one of them fences what is free of it in
-    the other. IDs in use never change for this reason: a kubelet that admits a pod anew refuses it if one of its IDs
-    is unhealthy. A GPU out of service is different: all of its IDs change, at once.
+    gpu-mem and gpu-count describe the same hardware, so the use of a GPU through one of them fences its free IDs of the
+    other. IDs in use never change for this reason: a kubelet that admits a pod again rejects it if one of its IDs is
+    unhealthy. A GPU out of service is different: all of its IDs change, at once.
 
     No more than `most_free` free shares are offered, see `refusals`; None for no bound.
     """
@@ -43,7 +43,7 @@ def offers(node: Node, kind: Kind, most_free: int | None = None) -> tuple[Offer,
     if most_free is None or kind is Kind.COUNT:
         return plain
     bounded: dict[int, Offer] = {}
-    # The emptiest GPUs keep what they have: they serve the largest of the demands that still fit.
+    # The emptiest GPUs keep their offers: they serve the largest of the demands that still fit.
     for offer in sorted(plain, key=lambda o: (-len(_open(node, o)), o.shared.position)):
         free = _open(node, offer)
         bounded[offer.shared.position] = replace(offer, fenced=offer.fenced.union(free[most_free:]))

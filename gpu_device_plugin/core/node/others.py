@@ -1,4 +1,4 @@
-"""Who else hands out the GPUs of a node, by what shows there."""
+"""The other programs that hand out the GPUs of a node, recognised by their sockets and resources."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A program that gives containers whole GPUs or parts of them, and knows nothing of us."""
+    """A program that gives containers whole GPUs or parts of them, without regard to our allocations."""
 
     name: str
     off: str
-    """What to do to have it leave a node alone."""
+    """Instructions to keep it off a node."""
     plugin_sockets: tuple[str, ...] = ()
-    """What its sockets in the kubelet's directory of device plugins are called, as shell patterns."""
+    """Names of its sockets in the kubelet's directory of device plugins, as shell patterns."""
     driver_sockets: tuple[str, ...] = ()
-    """The same of its sockets among those of DRA drivers (``plugins_registry``)."""
+    """Names of its sockets among those of DRA drivers (``plugins_registry``), likewise."""
     resources: tuple[str, ...] = ()
-    """What it makes a node offer, as shell patterns."""
+    """Names of the resources that it advertises, as shell patterns."""
 
 
 OTHERS = (
@@ -35,7 +35,7 @@ OTHERS = (
     ),
     Other(
         "GKE's device plugin",
-        "make the node pool anew with the node label gke-no-default-nvidia-gpu-device-plugin=true",
+        "recreate the node pool with the node label gke-no-default-nvidia-gpu-device-plugin=true",
         plugin_sockets=("nvidiaGPU-*.sock",),
     ),
     Other(
@@ -66,18 +66,18 @@ DRIVER_SOCKETS = tuple(pattern for other in OTHERS for pattern in other.driver_s
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """Another program on a node, and what it was noticed by."""
+    """Another program on a node, and the signs of it."""
 
     other: Other
     signs: tuple[str, ...]
 
     @property
     def found(self) -> str:
-        """What was found, as a sentence without the full stop."""
+        """The finding, as a sentence without the full stop."""
         return f"{self.other.name} hands out GPUs of this node too ({', '.join(self.signs)})"
 
     def __str__(self) -> str:
-        """Return what was found, and what to do."""
+        """Return the finding and the instructions."""
         return f"{self.found}; {self.other.off}"
 
 
@@ -87,21 +87,21 @@ def sightings(
     allocatable: Mapping[str, int],
     ours: Collection[str],
 ) -> tuple[Sighting, ...]:
-    """Return who else hands out GPUs of a node.
+    """Return the other programs that hand out GPUs of a node.
 
     Args:
-        plugin_sockets: names of sockets of device plugins on which somebody listens; a file alone proves nothing.
-        driver_sockets: the same of DRA drivers.
-        allocatable: what the node offers of each resource.
-        ours: the names of our own resources, whatever they are called.
+        plugin_sockets: names of device plugins' sockets on which a process listens; a file alone proves nothing.
+        driver_sockets: names of DRA drivers' sockets, likewise.
+        allocatable: the node's allocatable amount of each resource.
+        ours: the configured names of our own resources.
     """
     plugin_sockets, driver_sockets = tuple(plugin_sockets), tuple(driver_sockets)
     offered = tuple(name for name, amount in allocatable.items() if amount > 0 and name not in ours)
     found = []
     for other in OTHERS:
         signs = (
-            *(f"somebody listens on {name}" for name in _matching(plugin_sockets, other.plugin_sockets)),
-            *(f"somebody listens on {name}" for name in _matching(driver_sockets, other.driver_sockets)),
+            *(f"a process listens on {name}" for name in _matching(plugin_sockets, other.plugin_sockets)),
+            *(f"a process listens on {name}" for name in _matching(driver_sockets, other.driver_sockets)),
             *(f"the node offers {allocatable[name]} {name}" for name in _matching(offered, other.resources)),
         )
         if signs:

@@ -1,4 +1,4 @@
-"""Which position in a node's list of GPUs does each GPU have? The one that it had before, as long as that is known."""
+"""Give each GPU a position in the node's list of GPUs: its previous one, as long as that is known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _UNLISTED = -1
-"""NVML's index of a GPU that NVML has not listed. No configuration can mean it."""
+"""The index of a GPU that NVML has not listed. No setting can name it."""
 
 
 def listed_before(text: str) -> tuple[Gpu, ...]:
@@ -32,17 +32,17 @@ def listed_before(text: str) -> tuple[Gpu, ...]:
 def in_order(before: Sequence[Gpu], found: Sequence[Gpu]) -> tuple[Gpu, ...]:
     """Return the GPUs of a node in the order of their positions.
 
-    Each GPU keeps its place, whether it is found now or not; one that is new takes the place of the one in whose PCI
-    slot it sits, or comes last. Where none from before is found the machine is another, and all of them are forgotten.
+    Each known GPU keeps its position, whether it is found now or not; a new GPU takes the position of the GPU whose PCI
+    slot it occupies, or the last one. If no known GPU is found, the machine is another, and all of them are forgotten.
 
     Args:
-        before: the GPUs that the node had, by position.
-        found: those that it has now, not empty.
+        before: the previous GPUs of the node, by position.
+        found: its present GPUs, not empty.
     """
     here, known = {gpu.uuid: gpu for gpu in found}, {gpu.uuid for gpu in before}
     if known.isdisjoint(here):
         return tuple(found)
     new = {gpu.pci_bus_id: gpu for gpu in found if gpu.uuid not in known and gpu.pci_bus_id is not None}
-    # Two of them may have been in one slot, one after the other. Whoever is in it now takes one place.
+    # Two known GPUs may have been in one slot, one after the other. The GPU that is in it now takes one position.
     kept = [here.get(gpu.uuid) or new.pop(gpu.pci_bus_id or "", None) or gpu for gpu in before]
     return tuple({gpu.uuid: gpu for gpu in (*kept, *found)}.values())

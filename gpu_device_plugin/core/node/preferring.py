@@ -1,4 +1,4 @@
-"""Which device IDs would we rather see allocated? The answer to GetPreferredAllocation."""
+"""Choose the device IDs that the kubelet should allocate, in answer to GetPreferredAllocation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNMATCHED = Matched(None, {})
 
 
 class Question:
-    """One question of the kubelet, sorted by GPU: which of these IDs, so many of them, these among them?
+    """One question of the kubelet, by GPU: which `amount` of the `available` IDs, with all of `must` among them?
 
     IDs that are not ours are ignored.
     """
@@ -34,31 +34,31 @@ class Question:
 
     @property
     def call(self) -> Call:
-        """What matching needs to know of it."""
+        """The call, as `matching` takes it."""
         free = {position: len(numbers) for position, numbers in self._free.items()}
         return Call(self.kind, self.amount, free, frozenset(self._must))
 
     def answer(self, node: Node, rank: Rank, matched: Matched = UNMATCHED) -> tuple[str, ...]:
-        """Return the IDs to allocate; fewer than asked where no good answer exists.
+        """Return the IDs to allocate; fewer than requested if no good answer exists.
 
-        The kubelet fills a short answer up at random, and Allocate refuses the result with a sentence. An error here
-        would reject the pod too, with a text that says less.
+        The kubelet completes a short answer at random, and Allocate refuses the result with a sentence. An error here
+        would reject the pod too, with a less helpful message.
         """
         return self._ids(node, self._wanted(node, rank, matched))
 
     def _wanted(self, node: Node, rank: Rank, matched: Matched) -> Mapping[int, int]:
-        """Return how many IDs to take from which GPU; only those that must be taken where no good answer exists."""
+        """Return how many IDs to take from which GPU; if no good answer exists, only those that must be used."""
         wanted = matched.match.wanted if matched.match is not None else None
         promise, allowed, split = (None, None, 1) if wanted is None else (wanted.promise, wanted.allowed, wanted.split)
-        # A GPU that the pod's owner does not want comes after all others. A promise can name one after a swap.
+        # GPUs that the pod's owner excludes come last. A promise can name one after a swap.
         for among in dict.fromkeys((allowed, None)):
             if promise is not None and within(promise, among) and self._has(promise.shares):
                 return dict(promise.shares)
-            # What is promised to others comes last. Before it come IDs that the kubelet calls free and we do not yet:
-            # their container may have been deleted by force and still be running, and a kubelet that cleans up its
-            # records while an Allocate is on its way can lose an ID that it has just given out.
+            # Shares promised to others come last. Before them come IDs that are free for the kubelet and still held in
+            # our ledger: their container may be force-deleted and still running, and a kubelet that cleans up its
+            # records while an Allocate is in flight can lose an ID that it has just allocated.
             for ours, others in ((True, matched), (False, matched), (False, None)):
-                rooms = self._rooms(node, others, only_free_by_our_books=ours)
+                rooms = self._rooms(node, others, only_free_in_ledger=ours)
                 usable = [room for room in rooms if among is None or room.position in among]
                 found = place(
                     Demand(self.kind, self.amount, split), usable, rank, node.links.connection, tuple(self._must)
@@ -67,24 +67,24 @@ class Question:
                     return dict(found.shares)
         return {position: len(numbers) for position, numbers in self._must.items()}
 
-    def _rooms(self, node: Node, others: Matched | None, *, only_free_by_our_books: bool) -> tuple[Room, ...]:
-        """Return the GPUs without what is promised to `others`."""
+    def _rooms(self, node: Node, others: Matched | None, *, only_free_in_ledger: bool) -> tuple[Room, ...]:
+        """Return the state of the GPUs without the promises to other containers in `others`."""
         reserved, whole = ({}, frozenset[int]()) if others is None else (others.reserved, others.whole)
         rooms: list[Room] = []
         for position, numbers in self._free.items():
             shared = node.shares.gpus[position]
             if self.kind is Kind.MEMORY:
-                usable = self._fresh(node, position) if only_free_by_our_books else numbers
+                usable = self._fresh(node, position) if only_free_in_ledger else numbers
                 rooms.append(node.room(shared, 0 if position in whole else len(usable) - reserved.get(position, 0)))
             elif position not in whole and position not in reserved:
                 room = node.room(shared)
-                # What an init container of the same pod has is in whole use, and to be used again.
-                in_use = room.whole and only_free_by_our_books and position not in self._must
+                # A whole GPU of an init container of the same pod is in use, and must be reused.
+                in_use = room.whole and only_free_in_ledger and position not in self._must
                 rooms.append(replace(room, whole=in_use))
         return tuple(rooms)
 
     def _fresh(self, node: Node, position: int) -> set[int]:
-        """Return the shares of a GPU that are free by our ledger too."""
+        """Return the shares of a GPU that are free in our ledger too."""
         return set(self._free.get(position, ())).difference(node.use(node.shares.gpus[position]).shares)
 
     def _has(self, shares: Sequence[tuple[int, int]]) -> bool:
@@ -94,12 +94,12 @@ class Question:
         )
 
     def _covers(self, shares: Sequence[tuple[int, int]]) -> bool:
-        """Return whether all that must be used has its place there."""
+        """Return whether these shares have room for all IDs that must be used."""
         there = dict(shares)
         return all(len(numbers) <= there.get(position, 0) for position, numbers in self._must.items())
 
     def _ids(self, node: Node, wanted: Mapping[int, int]) -> tuple[str, ...]:
-        """Return the IDs: on each GPU those that must be used, then those free by our ledger, by their numbers."""
+        """Return the IDs: on each GPU those that must be used, then those free in our ledger, by their numbers."""
         chosen: list[str] = []
         for position, count in sorted(wanted.items()):
             shared = node.shares.gpus[position]

@@ -1,8 +1,8 @@
-"""What to do when one demand is refused again and again.
+"""Offer fewer free shares while demands of one size are refused again and again.
 
 A scheduler that knows only the sum of free memory sends a pod to a node on which no single GPU has room for it. The
 pod is refused, its controller makes another, and so on: users of other plugins counted 5,000 failed pods in an hour.
-The way out is to show the scheduler less: as long as no GPU has room for what was refused, one share less than that.
+The remedy is to show the scheduler less: as long as no GPU has room for the refused size, one share less than it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WINDOW_S = 60.0
-"""Refusals of one size count together for so long."""
+"""Refusals of one size within this time count together."""
 HOLD_S = 300.0
-"""The bound is lifted after so long without a refusal, so that it never outlives its reason for good."""
+"""The bound is lifted after this time without a refusal, so that it never outlives its reason for good."""
 
 ADVICE: Mapping[Why, str] = MappingProxyType(
     {
-        Why.NO_ROOM: "the scheduler sees only the sum of what is free, and no single GPU has room for them; install a "
+        Why.NO_ROOM: "the scheduler sees only the sum of free memory, and no single GPU has room for them; install a "
         "scheduler extender, or ask for less than the emptiest GPU has free",
         Why.TOO_LARGE: "no GPU of this node is as large; ask for less, or choose nodes by the label "
         "gpu-device-plugin/memory-mib",
     }
 )
-"""What a pod's owner can do about a run of refusals; refusals for other reasons make none."""
+"""Advice to a pod's owner on a run of refusals; refusals for other reasons make no run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """The refusals of late, and whether they have become a run."""
+    """The recent refusals, and whether they have become a run."""
 
     limit: int = 10
-    """So many of one size within `WINDOW_S` make a run; 0 turns the bound off."""
+    """The number of one size within `WINDOW_S` that makes a run; 0 turns the bound off."""
     times: tuple[tuple[float, int], ...] = ()
     """(monotonic seconds, shares asked)."""
     run: int | None = None
@@ -54,7 +54,7 @@ class Refusals:
         return replace(self, times=times, run=shares if begins else run, last=now)
 
     def most_free(self, emptiest: int, now: float) -> int | None:
-        """Return how many free shares may be shown, None for all; the GPU that has the most has `emptiest` free."""
+        """Return how many free shares may be shown, None for all; `emptiest` is the most free shares of one GPU."""
         if self.run is None or emptiest >= self.run or now - self.last >= HOLD_S:
             return None
         return self.run - 1

@@ -15,15 +15,15 @@ class Verdict(StrEnum):
     """The consequence of an XID for the GPU on which it happened."""
 
     APPLICATION = "application"
-    """The fault of the program that ran, or confined to it. The GPU is as good as before."""
+    """A fault of the running program, or confined to it. The GPU is unaffected."""
     INFORMATION = "information"
-    """Nothing to do, or the driver says through its recovery action what is to be done."""
+    """No action is needed, or the driver names it as its recovery action."""
     LOST = "lost"
-    """The driver cannot reach the GPU. It is believed in again once it answers."""
+    """The driver cannot reach the GPU, which is healthy again once it answers."""
     RESET = "reset"
     """The GPU must be reset before it can be trusted."""
     REBOOT = "reboot"
-    """More than a reset is needed: a reboot, or hands on the machine."""
+    """More than a reset is needed: a reboot, or work on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _lines(verdict: Verdict, lines: Mapping[int, str]) -> dict[int, XidMeaning]:
 #   48       WORKFLOW_XID_48: "a GPU reset or node reboot is needed to clear this error".
 #   74       WORKFLOW_NVLINK_ERR: the same words.
 #   78       UPDATE_SWFW: a virtual GPU did not start.
-#   79       RESTART_BM, but what ends it is that the GPU answers again, which only a reboot brings about: LOST.
+#   79       RESTART_BM, but the problem ends when the GPU answers again, which only a reboot brings about: LOST.
 #   142      no immediate action is given; it belongs to the video encoder like its neighbours.
 #   144-150  the action depends on a subcode that NVML does not pass on; the drivers that know these codes report the
 #            action themselves (XID 154 and the recovery action), and so does XID 154.

@@ -1,1 +1,1 @@
-"""Sentences and tables for people."""
+"""Texts for people: explanations, tables and the doctor's findings."""

@@ -1,4 +1,4 @@
-"""The symptoms of a cluster that shares GPUs, as its API shows them."""
+"""The state of a cluster that shares GPUs, read from its API, as input of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSeen:
-    """One node that shares GPUs, did, or has the label by which people switch that on and off."""
+    """One node that shares GPUs, shared them before, or has the label that switches sharing on and off."""
 
     name: str
     switch: str | None = None
-    """The value of the label by which people switch sharing on; None: it has none."""
+    """The value of the label that switches sharing on; None: the node has no such label."""
     profile: str = ""
-    """Of settings, as its label says; empty: it has none."""
+    """The settings profile that its label names; empty: it has no such label."""
     annotated: bool = False
-    """An agent has written its GPUs on it."""
+    """Whether an agent has annotated it with its GPUs."""
     problem: str = ""
-    """Why that cannot be read."""
+    """Why that annotation cannot be read."""
     gpus: NodeGpus = NO_GPUS
     capacity: Mapping[str, int] = field(default_factory=dict)
-    """Of our resources, those that it has."""
+    """By name of each of our resources that it has."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Sighting, ...] = ()
 
     @property
     def labelled(self) -> bool:
-        """Whether it is meant to share its GPUs."""
+        """Whether its label switches sharing on."""
         return self.switch == SWITCHED_ON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSeen:
-    """A pod of ours, or of the original gpushare."""
+    """An agent's or an extender's pod, of this project or of the original gpushare."""
 
     name: str
-    """With its namespace."""
+    """``namespace/name``."""
     node: str = ""
     ready: bool = False
     why: str = ""
-    """Why it is not, as far as Kubernetes says."""
+    """Why it is not ready, if Kubernetes says so."""
     container: str = ""
-    """The one of its containers that holds it up; empty: none is known to."""
+    """The container that is not ready or not running; empty: none is known."""
     reason: str = ""
-    """Why that does not run, in the one word of Kubernetes (`ImagePullBackOff`); empty: it runs, and is not ready."""
+    """Kubernetes' reason why that container does not run (`ImagePullBackOff`); empty: it runs but is not ready."""
     version: str = ""
     """The tag of its image."""
     kube_scheduler: str | None = None
-    """The tag of the image of kube-scheduler beside it; None: there is none."""
+    """The image tag of the kube-scheduler in the same pod; None: there is none."""
     original: bool = False
-    """Of Alibaba's gpushare."""
+    """Whether it belongs to Alibaba's gpushare."""
     asked: int | None = None
-    """How often a scheduler had this extender filter nodes since it started; None: unknown."""
+    """The number of filter calls to this extender since it started; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +70,19 @@ class PodSeen:
     """A pod that asks for GPUs."""
 
     name: str
-    """With its namespace."""
+    """``namespace/name``."""
     node: str = ""
     scheduler: str = ""
     promised: bool = False
-    """A scheduler wrote on it which GPU it gets."""
+    """Whether a scheduler has annotated it with its GPU."""
     seen: bool = True
-    """A scheduler has said something of it."""
+    """Whether a scheduler has set a condition on it."""
     age_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads."""
+    """A leader-election lease."""
 
     holder: str
     age_s: float
@@ -92,7 +92,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSymptoms:
-    """Everything that the API shows of sharing GPUs."""
+    """Everything in the API that concerns GPU sharing."""
 
     memory_resource: str
     count_resource: str
@@ -101,16 +101,16 @@ class ClusterSymptoms:
     agents: tuple[PartSeen, ...] = ()
     extenders: tuple[PartSeen, ...] = ()
     own_scheduler: bool = False
-    """The extender runs beside a kube-scheduler of its own."""
+    """Whether a kube-scheduler of its own runs beside the extender."""
     runtime_class: str = ""
-    """The one that the DaemonSet's pods ask for; empty: none is known."""
+    """The runtime class of the DaemonSet's pods; empty: none is known."""
     daemonset: bool | Unknown = True
     runtime_classes: frozenset[str] | Unknown = frozenset()
     pods: tuple[PodSeen, ...] = ()
     meddling: tuple[str, ...] = ()
     """Pods on sharing nodes that set NVIDIA_VISIBLE_DEVICES themselves."""
     leases: Mapping[str, Lease] | Unknown = field(default_factory=dict)
-    """By the name that they should have; those that are missing are not there."""
+    """By name, those of the expected leases that exist."""
     configurations: Mapping[str, str] | Unknown = field(default_factory=dict)
-    """Versions of the scheduler's configurations, by where they stand."""
+    """The apiVersion of each scheduler configuration, by its location."""
     policies: frozenset[str] | Unknown = frozenset()

@@ -1,4 +1,4 @@
-"""Lines of cells, set in columns the way Go's text/tabwriter sets them with a padding of two blanks."""
+"""Align cells in columns like Go's text/tabwriter with a padding of two spaces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PADDING = 2
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines whose cells stand below each other.
+    """Return the lines with their cells aligned in columns.
 
     A column is as wide as its widest cell within a run of lines that all have it, and the last cell of a line belongs
     to no column. So a line of one cell, even an empty one, begins new columns.

@@ -1,4 +1,4 @@
-"""A doctor's findings: the check, the sentence about it, and the advice."""
+"""The doctor's findings: severity, check, sentence and advice, and the report made of them."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
 
 
 class Severity(StrEnum):
-    """How bad it is, the least first."""
+    """The severity of a finding, in ascending order."""
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing, and no fault."""
+    """Worth knowing; nothing is wrong."""
     UNKNOWN = "unknown"
-    """It could not be looked at from here."""
+    """It could not be checked from here."""
     WARNING = "warning"
-    """Works, and not as one would wish."""
+    """Works, but with a flaw."""
     ERROR = "error"
     """GPUs are not shared, or not safely."""
 
 
 EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
-"""The exit code of a program by the worst finding, if not 0. 1 and 2 say that it could not do its work."""
+"""The exit code by the worst finding, if not 0. Exit codes 1 and 2 mean that the doctor itself failed."""
 
-_UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be looked at"})
-"""Words without a plural by which some are counted; the others are counted by their names."""
+_UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be checked"})
+"""Severities whose count has no plural; the others are counted by their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line."""
+    """One result of a check."""
 
     severity: Severity
     found: str
@@ -50,7 +50,7 @@ class Finding:
 
 
 class Unknown(Finding):
-    """In the place of a fact: it could not be learned. Its advice is how it could be."""
+    """Stands in place of a fact that could not be determined; the advice says how to determine it."""
 
     __slots__ = ()
 
@@ -59,22 +59,22 @@ class Unknown(Finding):
 
 
 def ok(found: str) -> Finding:
-    """Return a fact that is as it should be."""
+    """Return a finding without fault."""
     return Finding(Severity.OK, found)
 
 
 def note(found: str, advice: str = "") -> Finding:
-    """Return a fact that is worth knowing."""
+    """Return a finding that is worth knowing."""
     return Finding(Severity.NOTE, found, advice)
 
 
 def warning(found: str, advice: str) -> Finding:
-    """Return a flaw, with what to do."""
+    """Return a flaw with its remedy."""
     return Finding(Severity.WARNING, found, advice)
 
 
 def error(found: str, advice: str) -> Finding:
-    """Return a fault, with what to do."""
+    """Return a fault with its remedy."""
     return Finding(Severity.ERROR, found, advice)
 
 
@@ -91,7 +91,7 @@ def examine(checks: Mapping[str, Callable[[S], Iterable[Finding]]], symptoms: S)
 
 
 def worst(findings: Iterable[Finding]) -> Severity:
-    """Return the worst of all that was found."""
+    """Return the highest severity of the findings."""
     severities = {finding.severity for finding in findings}
     return next((severity for severity in reversed(Severity) if severity in severities), Severity.OK)
 
@@ -119,7 +119,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the same for machines. New fields may come; `version` goes up when one changes its meaning."""
+    """Return the findings as a JSON document. Fields may be added; `version` increases if one changes its meaning."""
     return {
         "version": 1,
         "severity": worst(findings).value,

@@ -1,4 +1,4 @@
-"""The checks of a cluster that shares GPUs, by the objects of its API."""
+"""The checks of a cluster that shares GPUs, based on the objects of its API."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, 
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
-from gpu_device_plugin.core.telling.nodeamounts import amiss, of_gpushare
+from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
 from gpu_device_plugin.core.telling.printing import counted, listed
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PodSeen
 
 _UNSEEN_S = 30.0
-"""After so long a scheduler that serves a pod has looked at it."""
+"""A running scheduler sets a condition on its pods within this time."""
 
 _STALE_S = 60.0
-"""A lease that was not renewed for so much longer than it lasts has no holder, whatever our clock says."""
+"""A lease that expired longer ago than this has no live holder, even if our clock is wrong."""
 
 _CONFIGURATION = "kubescheduler.config.k8s.io/v1"
 
@@ -44,7 +44,7 @@ ADMISSION_POLICIES = frozenset(
 """The policies of deploy/policies.yaml."""
 
 _SWITCHED_OFF = "false"
-"""The other value of the label that people write on purpose."""
+"""The other valid value of the label."""
 
 
 def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -71,7 +71,7 @@ def _installed(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield error(
             f"no agent runs on {listed(deserted)}, labelled {SWITCH_LABEL}={SWITCHED_ON}",
             "kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
-            "the cluster lacks, or PodSecurity of the namespace",
+            "the cluster lacks, or the PodSecurity level of the namespace",
         )
     if labelled and not silent and not deserted:
         yield ok(f"{counted(len(labelled), 'labelled node')} with an agent")
@@ -99,12 +99,12 @@ def _runtime_class(cluster: ClusterSymptoms) -> Iterator[Finding]:
         yield known
     elif wanted not in known:
         yield error(
-            f"the agents ask for the runtime class {wanted}, which this cluster does not have",
-            f"make it (handler: {wanted}), or take runtimeClassName out of the DaemonSet where NVIDIA's runtime is the "
+            f"the agents need the runtime class {wanted}, which this cluster does not have",
+            f"create it (handler: {wanted}), or remove runtimeClassName from the DaemonSet if NVIDIA's runtime is the "
             "default",
         )
     else:
-        yield ok(f"{wanted} is there")
+        yield ok(f"{wanted} exists")
 
 
 def _gpus(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -148,13 +148,13 @@ def _capacity(cluster: ClusterSymptoms) -> Iterator[Finding]:
     found: list[Finding] = []
     for node in cluster.nodes:
         if node.name in ready and node.gpus.gpus:
-            found += amiss(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
+            found += mismatches(node.name, node.gpus, node.capacity, memory, count, counted_on=by_number)
         elif node.name in gpushare - ready:
-            found += of_gpushare(node.name, node.capacity, node.allocatable, memory, count)
+            found += gpushare_count(node.name, node.capacity, node.allocatable, memory, count)
     yield from found
     checked = [node for node in cluster.nodes if node.name in ready | gpushare]
     if checked and not found:
-        yield ok(f"that of its GPUs on {counted(len(checked), 'node')}")
+        yield ok(f"matches the GPUs on {counted(len(checked), 'node')}")
 
 
 def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -171,11 +171,11 @@ def _share_sizes(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if any(len(each) > 1 for each in by_profile.values()):
         yield warning(
             differ,
-            "give all nodes one share_size, which an agent takes over when it is started anew; if it is meant, give "
-            f"these nodes a profile of settings of their own (label {CONFIG_LABEL}, docs/settings.md), and {choose}",
+            "give all nodes one share_size, which an agent applies when it restarts; if the sizes differ on purpose, "
+            f"give these nodes a settings profile of their own (label {CONFIG_LABEL}, docs/settings.md), and {choose}",
         )
     elif len(sizes) > 1:
-        yield note(f"{differ}, by their profiles of settings", choose)
+        yield note(f"{differ}, by their settings profiles", choose)
     elif sizes:
         yield ok(f"{format_mib(next(iter(sizes)))} on every node")
 
@@ -200,8 +200,8 @@ def _leftovers(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ]
     if left:
         yield note(
-            f"{listed(left)} shared GPUs once and still say so",
-            "kubectl inspect gpushare uninstall removes it from nodes without the label",
+            f"{listed(left)}: annotations or capacity remain, though sharing is off",
+            "kubectl inspect gpushare uninstall removes them from nodes without the label",
         )
 
 
@@ -220,7 +220,7 @@ def _leases(cluster: ClusterSymptoms) -> Iterator[Finding]:
             yield error(f"{name}: {late}, so no replica schedules", "see whether the pods above run, and their logs")
     if cluster.own_scheduler and not cluster.leases:
         yield error(
-            "the scheduler's lease is not there: no replica ever led",
+            "the scheduler's lease does not exist: no replica has ever led",
             "see the lines above, and the log of kube-scheduler in its pods",
         )
 
@@ -231,10 +231,10 @@ def _configuration(cluster: ClusterSymptoms) -> Iterator[Finding]:
         return
     for where, version in cluster.configurations.items():
         if version == _CONFIGURATION:
-            yield ok(f"{where} is of version v1")
+            yield ok(f"{where} has version v1")
         else:
             yield error(
-                f"{where} is of version {version or '(none)'}, which no supported kube-scheduler reads",
+                f"{where} has version {version or '(none)'}, which no supported kube-scheduler reads",
                 f"set apiVersion: {_CONFIGURATION}",
             )
 
@@ -253,7 +253,7 @@ def _placement(cluster: ClusterSymptoms) -> Iterator[Finding]:
             "scheduler is asked about pods that set nodeName themselves",
         )
     if bound and not by_scheduler:
-        yield ok(f"{counted(len(bound), 'GPU pod')} on nodes, placed by GPU")
+        yield ok(f"{counted(len(bound), 'GPU pod')} on nodes, each with a GPU chosen by a scheduler")
 
 
 def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
@@ -268,17 +268,17 @@ def _pending(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if waiting:
         names = listed(pod.name for pod in waiting)
         yield note(
-            f"{counted(len(waiting), 'GPU pod')} waiting: {names}", "kubectl inspect gpushare why POD names the reason"
+            f"{counted(len(waiting), 'GPU pod')} pending: {names}", "kubectl inspect gpushare why POD names the reason"
         )
     if not waiting and not ignored:
-        yield ok("no GPU pod waits")
+        yield ok("no GPU pod is pending")
 
 
 def _variables(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if cluster.meddling:
         yield warning(
             f"{listed(cluster.meddling)} set NVIDIA_VISIBLE_DEVICES themselves, and may see GPUs of others",
-            "take it out of their env; deploy/policies.yaml refuses it in pods that ask for GPUs",
+            "remove it from their env; deploy/policies.yaml refuses it in pods that ask for GPUs",
         )
     else:
         yield ok("no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself")
@@ -327,4 +327,4 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "gpushare's own parts": original,
     }
 )
-"""In the order in which one thing needs the other."""
+"""A check comes after those on which it depends."""

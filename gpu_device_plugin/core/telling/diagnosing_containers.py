@@ -1,4 +1,4 @@
-"""The checks of a container's way to its GPU and to its limit: device nodes, runtimes, CDI, cgroups."""
+"""The checks of how containers get GPUs and memory limits: device nodes, runtimes, CDI, cgroups."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LIMITING_TOOLKIT = (1, 20, 1)
 
 
 def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
-    """Judge the device nodes of the GPUs, and how systemd knows them."""
+    """Check the device nodes of the GPUs, and their links for systemd."""
     if node.invented:
         yield ok("invented GPUs have none")
         return
     wrong = {path: why for path, why in node.device_nodes.items() if why}
     uvm = CONTROL_NODES[1]
     if uvm in wrong and node.in_container:
-        # Who is given NVML alone (NVIDIA_DRIVER_CAPABILITIES=utility) is not given this one.
-        yield Unknown(f"{uvm} is for CUDA, and this container is not given it", "run the doctor on the node")
+        # A container with NVIDIA_DRIVER_CAPABILITIES=utility has NVML and not this device node.
+        yield Unknown(f"{uvm} is for CUDA, and this container does not have it", "run the doctor on the node")
     elif uvm in wrong:
-        yield error(f"{uvm} {wrong[uvm]}", "nvidia-modprobe -u -c 0 on the node makes it; containers with CUDA need it")
+        yield error(f"{uvm} {wrong[uvm]}", "nvidia-modprobe -u -c 0 on the node creates it; CUDA containers need it")
     for why in sorted({why for path, why in wrong.items() if path != uvm}):
         paths = ", ".join(path for path in wrong if path != uvm and wrong[path] == why)
-        yield error(f"{paths} {why}", "nvidia-smi as root on the node makes it, and nvidia-persistenced keeps it")
+        yield error(f"{paths} {why}", "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it")
     if right := [path for path, why in node.device_nodes.items() if not why]:
         yield ok(", ".join(right))
     if node.unlinked_nodes and not {"device-specs", "cdi"} & set(node.devices):
@@ -45,7 +45,7 @@ def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def runtime(node: NodeSymptoms) -> Iterator[Finding]:
-    """Look for a container runtime that knows NVIDIA's."""
+    """Check that a container runtime is configured with NVIDIA's."""
     if isinstance(node.runtimes, Unknown):
         if node.in_container and not node.driver_problem and not node.invented:
             yield ok("it gave this container the driver")
@@ -70,11 +70,11 @@ def runtime(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def cdi(node: NodeSymptoms) -> Iterator[Finding]:
-    """Compare the CDI files with the GPUs, where they are asked for."""
+    """Compare the CDI files with the GPUs, if `--devices` includes cdi."""
     if "cdi" not in node.devices:
         if not isinstance(node.cdi_devices, Unknown):
             yield note(
-                f"{counted(len(node.cdi_devices), 'device')} in CDI files; without cdi in --devices none is asked for"
+                f"{counted(len(node.cdi_devices), 'device')} in CDI files; without cdi in --devices none is requested"
             )
         return
     if isinstance(node.cdi_devices, Unknown):
@@ -86,7 +86,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
         yield error(
             f"no CDI file names {', '.join(missing)}",
             "nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml, and once more after "
-            "every change of cards or driver; --cdi-kind says which kind is asked for",
+            "every change of cards or driver; --cdi-kind sets the kind that is requested",
         )
     else:
         yield ok(f"CDI files name {'the GPU' if len(wanted) == 1 else f'all {len(wanted)} GPUs'} by UUID")
@@ -98,7 +98,7 @@ def cdi(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def images(node: NodeSymptoms) -> Iterator[Finding]:
-    """Say whether an image can get itself GPUs."""
+    """Check whether an image can get GPUs by its own environment variables."""
     if isinstance(node.obeys_images, Unknown):
         yield node.obeys_images
     elif not node.obeys_images:
@@ -120,7 +120,7 @@ def images(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
-    """Judge the version of control groups."""
+    """Check the version of control groups."""
     if isinstance(node.cgroup, Unknown):
         yield node.cgroup
     elif node.cgroup == 2:
@@ -134,7 +134,7 @@ def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def limits(node: NodeSymptoms) -> Iterator[Finding]:
-    """Say whether the driver holds containers to their memory."""
+    """Check whether the driver enforces the memory limits of containers."""
     if node.invented:
         yield ok("invented GPUs have none")
         return

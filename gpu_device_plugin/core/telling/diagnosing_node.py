@@ -1,4 +1,4 @@
-"""The checks of one node, by what a process on it can see."""
+"""The checks of one node, based on the state that a process on it can read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unkn
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
-from gpu_device_plugin.core.telling.nodeamounts import amiss, unoffered
+from gpu_device_plugin.core.telling.nodeamounts import mismatches, unoffered
 from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 _SKEW_S = 30.0
-"""Service account tokens and leases bear clocks that are some seconds apart."""
+"""Service account tokens and leases tolerate a clock skew of some seconds."""
 
 _KUBELETS_LOG = "the kubelet's log on the node (journalctl -u kubelet)"
 
@@ -40,7 +40,7 @@ def _driver(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def _split(sentence: str) -> tuple[str, str]:
-    """Take the finding apart from the advice, which the messages of our edges join by a semicolon."""
+    """Split a message into finding and advice, which all messages join by a semicolon."""
     found, _, advice = sentence.partition("; ")
     return found, advice or "see the agent's log"
 
@@ -52,7 +52,7 @@ def _gpus(node: NodeSymptoms) -> Iterator[Finding]:
             yield error(found, "docs/operations.md has the remedy (A GPU is out of service)")
     for gpu in node.inventory.gpus:
         if gpu.mig:
-            yield note(f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode, whose instances are not shared")
+            yield note(f"GPU {gpu.index} ({gpu.uuid}) is in MIG mode, and MIG instances are not shared")
     if node.inventory.gpus and not node.unhealthy:
         yield ok(f"{len(node.inventory.gpus)} healthy")
 
@@ -80,7 +80,7 @@ def _shares(node: NodeSymptoms) -> Iterator[Finding]:
         yield note(f"GPU {gpu.index} ({gpu.uuid}) is not shared: {why}")
     total = sum(len(shared.shares) for shared in shares.gpus)
     if not total:
-        yield Unknown("no GPU is there to be shared")
+        yield Unknown("there is no GPU to share")
         return
     amounts = f"{counted(len(shares.gpus), 'GPU')}, {counted(total, 'share')} of {format_mib(in_force)}"
     yield ok(f"{amounts} ({MAX_DEVICE_IDS} are the most)")
@@ -135,7 +135,7 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
         return
     api = None if isinstance(node.api, Unknown) or node.api.problem or node.api.node_problem else node.api
     if api is None and profiles.last is None and profiles.names:
-        yield Unknown(f"which profile this node has: its label {CONFIG_LABEL} is not to be seen from here")
+        yield Unknown(f"which profile this node has: its label {CONFIG_LABEL} cannot be read from here")
         return
     label = (profiles.last or "") if api is None else api.labels.get(CONFIG_LABEL, "")
     found = f"those of {profiles.folder}/{label or DEFAULT_PROFILE}.yaml"
@@ -148,21 +148,21 @@ def _settings(node: NodeSymptoms) -> Iterator[Finding]:
     elif problem := profiles.problems.get("" if label == DEFAULT_PROFILE else label):
         yield error(problem, _CORRECT)
     elif profiles.last not in {None, label}:
-        yield warning(f"{found}, which the agent has not taken over", "see its log for why")
+        yield warning(f"{found}, which the agent has not applied", "see its log for the reason")
     else:
         yield ok(found)
 
 
 def _streams(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.agent, Unknown):
-        return  # `_agent` yields that
+        return  # `_agent` yields the reason
     for resource in node.resources:
         if node.agent.streams.get(resource.name):
             yield ok(f"the kubelet listens to {resource.name}")
         else:
             yield error(
                 f"the kubelet does not listen to {resource.name}",
-                f"the agent registers anew by itself within seconds; if it stays so, see its log and {_KUBELETS_LOG}",
+                f"the agent registers again by itself in seconds; if this persists, see its log and {_KUBELETS_LOG}",
             )
 
 
@@ -184,8 +184,8 @@ def _api(node: NodeSymptoms) -> Iterator[Finding]:
     elif node.api.problem:
         yield error(
             node.api.problem,
-            "see whether it runs and can be reached from here; without it a node shares its GPUs, and keeps no promise "
-            "of a scheduler",
+            "see whether it runs and can be reached from here; without it the agent shares GPUs, but cannot follow the "
+            "scheduler's choice of GPU",
         )
     else:
         yield ok(f"{node.api.where} answers{f', Kubernetes {node.api.version}' if node.api.version else ''}")
@@ -200,15 +200,15 @@ def _rights(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.api, Unknown) or node.api.problem:
         return
     denied = [right for right, may in node.api.rights.items() if may is False]
-    untold = [right for right, may in node.api.rights.items() if may is None]
+    unknown = [right for right, may in node.api.rights.items() if may is None]
     if denied:
         yield error(
             f"the agent's account may not {', '.join(denied)}",
             "kubectl apply -f deploy/daemonset.yaml, whose ClusterRole gpushare-node grants it",
         )
-    if untold:
-        yield Unknown(f"the API server does not say whether the agent may {', '.join(untold)}")
-    if not denied and not untold:
+    if unknown:
+        yield Unknown(f"the API server does not say whether the agent may {', '.join(unknown)}")
+    if not denied and not unknown:
         yield ok(f"the account has all {len(node.api.rights)} rights that the agent needs")
 
 
@@ -221,7 +221,7 @@ def _node(node: NodeSymptoms) -> Iterator[Finding]:
     if switched_on(node.api.labels):
         yield ok(f"{node.node_name} is labelled {SWITCH_LABEL}={SWITCHED_ON}")
     else:
-        missing = f"{node.node_name} is not labelled {SWITCH_LABEL}={SWITCHED_ON}, by which the DaemonSet chooses nodes"
+        missing = f"{node.node_name} is not labelled {SWITCH_LABEL}={SWITCHED_ON}, by which the DaemonSet selects nodes"
         yield note(missing, f"kubectl label node {node.node_name} {SWITCH_LABEL}={SWITCHED_ON}")
 
 
@@ -246,12 +246,12 @@ def _capacity(node: NodeSymptoms) -> Iterator[Finding]:
     offered = count in {resource.name for resource in node.resources}
     found: list[Finding] = []
     if gpus.gpus:
-        found += amiss(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
+        found += mismatches(node.node_name, gpus, node.api.capacity, node.memory_resource, count, counted_on=offered)
     if not found and not offered:
         found += unoffered(node.node_name, node.api.capacity, count)
     yield from found
     if gpus.gpus and not found:
-        yield ok("that of its GPUs")
+        yield ok("matches the GPUs")
 
 
 def _clock(node: NodeSymptoms) -> Iterator[Finding]:
@@ -265,8 +265,8 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
     else:
         yield warning(
             f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the API server's: certificates and leases may "
-            "fail, and times on pods are wrong",
-            "have both set by NTP",
+            "fail, and timestamps on pods are wrong",
+            "synchronize both clocks by NTP",
         )
 
 
@@ -296,4 +296,4 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "clock": _clock,
     }
 )
-"""In the order in which one thing needs the other."""
+"""A check comes after those on which it depends."""

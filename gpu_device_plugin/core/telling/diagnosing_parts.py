@@ -1,4 +1,4 @@
-"""The checks of the system's own pods: agents, extenders, and the kube-scheduler beside them."""
+"""The checks of the system's own pods: agents, extenders, and the kube-scheduler beside the extender."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, PartSeen
 
 _IMAGE = (
-    "correct the line image: of the manifest, push the image to there, or load it on the node (docs/install-image.md); "
+    "correct image: in the manifest, push the image there, or load it on the node (docs/install-image.md); "
     "a registry with a password needs imagePullSecrets"
 )
 
 _RUNTIME = (
-    "the node's container runtime could not start it; where that names nvidia: nvidia-smi on the node, and what a node "
-    "needs (docs/install.md)"
+    "the node's container runtime could not start it; if its message names nvidia, run nvidia-smi on the node, and see "
+    "what a node needs (docs/install.md)"
 )
 
 _LOG = "kubectl -n {namespace} logs {pod}{flag} says why"
@@ -37,8 +37,8 @@ _STUCK: Mapping[str, str] = MappingProxyType(
         "ImagePullBackOff": _IMAGE,
         "ErrImageNeverPull": _IMAGE,
         "InvalidImageName": _IMAGE,
-        "CreateContainerConfigError": "correct the object that it names; kubectl diff -f deploy/ shows how the "
-        "cluster differs from the manifests",
+        "CreateContainerConfigError": "correct the object that the message names; kubectl diff -f deploy/ shows how "
+        "the cluster differs from the manifests",
         "CreateContainerError": _RUNTIME,
         "RunContainerError": _RUNTIME,
         "StartError": _RUNTIME,
@@ -47,7 +47,7 @@ _STUCK: Mapping[str, str] = MappingProxyType(
         "Unschedulable": "make room for its requests, or lower them",
     }
 )
-"""The remedy, by the word of Kubernetes for why a container does not run; elsewhere `_LOOK`."""
+"""The remedy by Kubernetes' reason why a container does not run; `_LOOK` for any other reason."""
 
 
 def _unready(part: PartSeen) -> str:
@@ -55,7 +55,7 @@ def _unready(part: PartSeen) -> str:
     return ": ".join(filter(None, ("is not ready", container, part.reason, part.why)))
 
 
-def _way_out(part: PartSeen, otherwise: str) -> str:
+def _remedy(part: PartSeen, otherwise: str) -> str:
     """Return the advice about a part that is not ready; `otherwise` where all of its containers run."""
     namespace, _, pod = part.name.partition("/")
     advice = _STUCK.get(part.reason, _LOOK) if part.reason else otherwise
@@ -63,12 +63,12 @@ def _way_out(part: PartSeen, otherwise: str) -> str:
 
 
 def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Judge the agents by their readiness."""
+    """Check that the agents are ready."""
     unready = [agent for agent in cluster.agents if not agent.ready]
     for agent in unready[:MOST_NAMED]:
         yield error(
             f"{agent.name} on {agent.node or 'no node'} {_unready(agent)}",
-            _way_out(agent, _LOG if agent.original else _ASK),
+            _remedy(agent, _LOG if agent.original else _ASK),
         )
     if len(unready) > MOST_NAMED:
         more = counted(len(unready) - MOST_NAMED, "more agent is", "more agents are")
@@ -78,7 +78,7 @@ def agents(cluster: ClusterSymptoms) -> Iterator[Finding]:
 
 
 def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Judge the extenders, and whether schedulers ask them."""
+    """Check that the extenders are ready, and that schedulers call them."""
     if not cluster.extenders:
         yield warning(
             "no scheduler extender runs: free memory of a node is added up, and pods that fit on no single GPU fail",
@@ -88,10 +88,10 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ready = [part for part in cluster.extenders if part.ready]
     for part in cluster.extenders:
         if not part.ready:
-            # Behind a Service all but the leader are not ready, by intent.
+            # Behind a Service only the leader is ready, by design.
             yield (error if not ready else warning if cluster.own_scheduler or part.reason else note)(
                 f"{part.name} {_unready(part)}",
-                _way_out(part, _LOG),
+                _remedy(part, _LOG),
             )
     if ready:
         yield ok(f"{listed(part.name for part in ready)} {'is' if len(ready) == 1 else 'are'} ready")
@@ -99,23 +99,23 @@ def extender(cluster: ClusterSymptoms) -> Iterator[Finding]:
     if not counts:
         if any(not part.original for part in ready):
             yield Unknown(
-                "how often schedulers asked it cannot be read",
-                "that needs the right to get pods/proxy (docs/doctor.md)",
+                "the number of scheduler calls to the extender cannot be read",
+                "reading it needs the right to get pods/proxy (docs/doctor.md)",
             )
     elif sum(counts):
-        yield ok(f"schedulers asked it {counted(sum(counts), 'time')} since it started")
+        yield ok(f"schedulers called it {counted(sum(counts), 'time')} since it started")
     elif cluster.pods:
         yield warning(
-            "no scheduler has asked it about any pod since it started",
+            "no scheduler has called it since it started",
             "set schedulerName: gpushare-scheduler on GPU pods, or configure the cluster's own scheduler "
             "(docs/scheduler.md)",
         )
     else:
-        yield note("no scheduler has asked it yet, and there is no GPU pod")
+        yield note("no scheduler has called it yet, and there is no GPU pod")
 
 
 def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Compare as Kubernetes' version skew policy has it: as new as the API server, or one minor version older."""
+    """Check Kubernetes' version skew policy: as new as the API server, or one minor version older."""
     tags = {part.kube_scheduler for part in cluster.extenders if part.kube_scheduler is not None}
     server = None if isinstance(cluster.version, Unknown) else _minor(cluster.version)
     if server is None:
@@ -123,10 +123,10 @@ def scheduler_versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     for tag in sorted(tags):
         minor = _minor(tag)
         if minor is None:
-            yield Unknown(f"kube-scheduler's image has no version for a tag, and the API server is {cluster.version}")
+            yield Unknown(f"the tag of kube-scheduler's image is no version, and the API server is {cluster.version}")
         elif minor > server or minor < (server[0], server[1] - 1):
             why = (
-                "newer than the API server, and may wait for ever for APIs that the server lacks"
+                "newer than the API server, and may wait forever for APIs that the server lacks"
                 if minor > server
                 else "more than one minor version older than the API server"
             )
@@ -144,7 +144,7 @@ def versions(cluster: ClusterSymptoms) -> Iterator[Finding]:
     ours = [part for part in (*cluster.agents, *cluster.extenders) if not part.original]
     versions = {part.version: _minor(part.version) for part in ours if _minor(part.version)}
     if len(versions) < len({part.version for part in ours}):
-        yield Unknown("some images have no version for a tag")
+        yield Unknown("the tags of some images are no versions")
     if not versions:
         return
     every = listed(f"{count} x {version}" for version, count in Counter(part.version for part in ours).items())
@@ -163,7 +163,7 @@ def _minor(version: str) -> tuple[int, int] | None:
 
 
 def original(cluster: ClusterSymptoms) -> Iterator[Finding]:
-    """Look for parts of Alibaba's gpushare beside ours."""
+    """Check for parts of Alibaba's gpushare beside this project's."""
     agents = [part for part in cluster.agents if part.original]
     extenders = [part for part in cluster.extenders if part.original]
     ours = {part.node for part in cluster.agents if not part.original}

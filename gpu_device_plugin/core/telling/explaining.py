@@ -1,4 +1,4 @@
-"""Why a pod does not run: node by node and GPU by GPU, and which pods would have to end for it to fit."""
+"""Explain node by node and GPU by GPU why a pod does not run, and which pods would have to end for it to fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _WEIGHED = 20
-"""For so many of the nodes that lack least it is found out which pods would have to end; the best come first."""
+"""For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
 
 _WORDS = {
     Obstacle.SMALL: "too small",
@@ -38,7 +38,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The reasons beside GPUs that keep a pod from a node, in sentences about the node."""
+    """The reasons other than GPUs that keep a pod from a node, in sentences about the node."""
 
     excluded: tuple[str, ...] = ()
     """Why kube-scheduler does not consider the node at all."""
@@ -51,26 +51,26 @@ _BY_NOTHING = Kept()
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """One node, and how it suits the pod."""
+    """One node, and whether the pod fits there."""
 
     node: NodeView
     found: Fit | Unfit
     kept: Kept
     ends: Ends | None = None
-    """The pods that would have to end for its GPUs to have room; None: no pod that ends makes any."""
+    """The pods that would have to end for its GPUs to have room; None: even the end of all makes none."""
 
 
 def answers(
     ask: Ask, nodes: Iterable[NodeView], kept_away: Mapping[str, Kept], policy: str, most: int
 ) -> list[NodeAnswer]:
-    """Return an answer for every node, the nearest to having room first; excluded ones last, whatever they have.
+    """Return an answer for every node, the nearest to having room first; excluded nodes last, even with room.
 
     Args:
         ask: the demand of the pod, which is not empty.
-        nodes: every node that shares GPUs, or claims to.
-        kept_away: by node the reasons beside GPUs that keep the pod away.
+        nodes: every node that shares GPUs, or advertises that it does.
+        kept_away: by node the reasons other than GPUs that keep the pod away.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
-        most: so many of them will be explained; for the others it is not found out which pods would have to end.
+        most: how many of them will be explained; for the others the pods that would have to end are not computed.
     """
     weigh = max(most, _WEIGHED)
     first = [
@@ -84,7 +84,7 @@ def answers(
 
 
 def _rank(answer: NodeAnswer) -> tuple[bool, ...]:
-    """Where the pod fits comes first, then where it could, and of each first where nothing else keeps it away."""
+    """Return a sort key: nodes with room first, then nodes that could have it; of each, those without other reasons."""
     refused = isinstance(answer.found, Unfit)
     unresolvable = isinstance(answer.found, Unfit) and answer.found.unresolvable
     return bool(answer.kept.excluded), unresolvable, refused, bool(answer.kept.besides)
@@ -95,7 +95,7 @@ def _loss(answer: NodeAnswer) -> tuple[float, ...]:
 
 
 def _lacking(ask: Ask, node: NodeView) -> int:
-    """Return roughly how many shares a node is short of."""
+    """Return roughly how many shares a node lacks."""
     numbers = node.candidate.summary
     largest = max(numbers.sizes, default=0)
     return sum(
@@ -106,15 +106,15 @@ def _lacking(ask: Ask, node: NodeView) -> int:
     )
 
 
-# --- In words ---------------------------------------------------------------------------------------------------------
+# --- Text -------------------------------------------------------------------------------------------------------------
 
 
 def describe(ask: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView]) -> str:
-    """Return the demand of a pod as the end of a sentence. Shares of one size everywhere are written as memory.
+    """Return the demand of a pod as the end of a sentence. Shares of one size on all nodes are written as memory.
 
     Args:
         ask: the demand of the pod, which is not empty.
-        resources: those that are managed.
+        resources: the managed resources.
         nodes: every node that shares GPUs.
     """
     sizes = {node.candidate.gpus.share_mib for node in nodes if node.total}
@@ -132,12 +132,12 @@ def _part(part: Part, names: Mapping[Kind, str], share_mib: int | None) -> str:
 
 
 def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
-    """Tell it: first how many nodes there are of each kind, then node by node.
+    """Return the explanation as lines: first the number of nodes for each reason, then node by node.
 
     Args:
         ask: the demand of the pod, which is not empty.
         found: see `answers`.
-        most: so many nodes are explained one by one.
+        most: how many nodes are explained one by one.
     """
     lines: list[str] = []
     if len(found) > most:
@@ -168,7 +168,7 @@ def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
         yield from aligned([heading, *rows])
     for pod, usage in node.loose().items():
         amount = " and ".join(node.amounts(usage))
-        yield f"  {pod} has {amount} on an unknown GPU, and counts on each GPU that it may be on."
+        yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
     if isinstance(answer.found, Unfit):
         yield f"  {_what_would_help(answer)}"
 
@@ -191,12 +191,12 @@ def _held(node: NodeView, held: Held) -> str:
 
 
 def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
-    """Say why one GPU does not serve even the least of what the pod asks, or that it does."""
+    """Return why one GPU cannot serve even the smallest part of the pod, or that it can."""
     placements = answer.found.placements if isinstance(answer.found, Fit) else ()
     if any(view.gpu.position in placement.positions for placement in placements):
         return "would be chosen"
     if not (ask.wishes.allow_model(view.gpu.model) and ask.wishes.allow_uuid(view.gpu.uuid)):
-        return "not one that its annotations allow"
+        return "not allowed by its annotations"
     if view.gpu.unhealthy:
         return f"unhealthy: {view.gpu.unhealthy}"
     obstacles = [obstacle for part in ask.parts if (obstacle := _obstacle(part, view)) is not None]
@@ -206,7 +206,7 @@ def _verdict(ask: Ask, answer: NodeAnswer, view: GpuView) -> str:
 
 
 def _obstacle(part: Part, view: GpuView) -> Obstacle | None:
-    """Return why one GPU cannot serve its share of a part."""
+    """Return why one GPU cannot serve its share of a part, None if it can."""
     kind = part.demand.kind
     demand = Demand(kind, 1 if kind is Kind.COUNT else _each(part.demand))
     answer = place(demand, [view.room], next(iter(POLICIES.values())))
@@ -219,7 +219,7 @@ def _each(demand: Demand) -> int:
 
 def _what_would_help(answer: NodeAnswer) -> str:
     if answer.ends is None:
-        return "No pod that ends would change that."
+        return "Even if all its pods ended, there would be no room."
     pods = answer.ends.pods
     names = ", ".join(_ending(answer.node, pod) for pod in pods)
     fewer = "" if answer.ends.fewest else " (fewer may do: there are too many to compare)"

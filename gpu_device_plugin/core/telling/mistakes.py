@@ -1,4 +1,4 @@
-"""Corrections of pods that seem to mean another resource than they ask for, or another unit."""
+"""Correct pods that seem to ask for the wrong resource or in the wrong unit."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _INSTEAD = {
 
 
 def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Iterator[str]:
-    """Yield a correction for each resource that stands for GPUs, and that no agent offers.
+    """Yield a correction for each GPU resource that no agent offers.
 
     Args:
         limits: the names of all resources that a pod asks for.
-        resources: those that are managed.
+        resources: the managed resources.
     """
     resources = tuple(resources)
     names = [resource.name for resource in resources]
@@ -51,24 +51,24 @@ def asks_for_others(limits: Iterable[str], resources: Iterable[Resource]) -> Ite
 
 
 def asks_in_mib(asked: Ask, resources: Iterable[Resource], nodes: Iterable[NodeView] | None) -> Iterator[str]:
-    """Say how many units so many MiB are, where a pod asks for more units than any GPU has.
+    """Yield a correction if a pod asks for more units than any GPU has, and the number looks like MiB.
 
     Args:
         asked: the demand of the pod.
-        resources: those that are managed.
-        nodes: every node that shares GPUs; None: that is not known.
+        resources: the managed resources.
+        nodes: every node that shares GPUs; None: unknown.
     """
     name = next((resource.name for resource in resources if resource.kind is Kind.MEMORY), "")
     amount = max(
         (part.demand.amount // part.demand.gpus for part in asked.parts if part.demand.kind is Kind.MEMORY), default=0
     )
-    # By the size of a share, the most of them that a GPU has.
+    # The most shares of one GPU, by the size of a share.
     most = {MIB_PER_GIB: _LARGEST_GIB} if nodes is None else _most_shares(nodes)
     if len(most) != 1:
         return
     ((share_mib, shares),) = most.items()
     units = -(-amount // share_mib)
-    if units <= shares < amount and amount * 2 >= share_mib:  # so few MiB are no sensible demand
+    if units <= shares < amount and amount * 2 >= share_mib:  # fewer MiB are not a plausible demand
         usual = " unless configured otherwise" if nodes is None else ""
         yield (
             f"It asks for {amount} units, which are {format_mib(share_mib)} each{usual}: no GPU has as much. If "

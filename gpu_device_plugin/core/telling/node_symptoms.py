@@ -1,4 +1,4 @@
-"""The symptoms of a node that shares its GPUs, as a doctor sees them there."""
+"""The state of a node that shares its GPUs, read on the node, as input of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _NOT_EXAMINED = Unknown("not examined")
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One container runtime, by its configuration."""
+    """The configuration of one container runtime."""
 
     engine: str
     """``containerd``, ``CRI-O`` or ``Docker``."""
     path: str
-    """Where its configuration stands."""
+    """The path of its configuration file."""
     handlers: tuple[str, ...] = ()
-    """Names under which it runs NVIDIA's runtime."""
+    """The names of its handlers that run NVIDIA's runtime."""
     default: bool = False
-    """Whether pods without a runtime class get that one."""
+    """Whether pods without a runtime class get NVIDIA's runtime."""
     cdi: bool = False
-    """Whether it understands CDI names."""
+    """Whether it supports CDI names."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """The running agent, by its own pages."""
+    """The running agent, by its HTTP endpoints."""
 
     where: str
     missing: tuple[str, ...] = ()
-    """The sentences by which it says that it is not ready."""
+    """Its reasons why it is not ready."""
     streams: Mapping[str, bool] = field(default_factory=dict)
-    """By resource, whether the kubelet listens."""
+    """By resource, whether the kubelet has an open ListAndWatch stream."""
     version: str = ""
     api_errors: int = 0
 
@@ -54,10 +54,10 @@ class ApiSeen:
 
     where: str
     problem: str = ""
-    """Why it cannot be spoken to."""
+    """Why it cannot be reached."""
     version: str = ""
     skew_s: float | None = None
-    """Seconds that our clock is ahead of the server's; None: its answer has no date."""
+    """By how many seconds our clock is ahead of the server's; None: its answer has no date."""
     rights: Mapping[str, bool | None] = field(default_factory=dict)
     """By right (``patch nodes``), whether the agent has it; None: unknown."""
     node_problem: str = ""
@@ -66,20 +66,20 @@ class ApiSeen:
     allocatable: Mapping[str, int] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
     gpus: NodeGpus = NO_GPUS
-    """Those that the agent has written on our node."""
+    """The GPUs that the agent has written on our node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """The settings that a node may have by its label."""
+    """The settings profiles that a node can choose by its label."""
 
     folder: str = ""
-    """Where they are; empty: there are none."""
+    """The directory of the profiles; empty: there is none."""
     names: tuple[str, ...] = ()
     last: str | None = None
-    """The one that the agent had last, empty for none; None: no record of it is left."""
+    """The profile that the agent used last, empty for none; None: no record of it exists."""
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Why settings cannot be used, by profile, empty for none."""
+    """Why a profile cannot be used, by its name; the key is empty for the settings without a profile."""
 
 
 NO_PROFILES = Profiles()
@@ -87,23 +87,23 @@ NO_PROFILES = Profiles()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSymptoms:
-    """Everything that a node shows."""
+    """Everything on a node that concerns GPU sharing."""
 
-    # How the agent is set up
+    # The agent's settings
     resources: tuple[Resource, ...]
     memory_resource: str = ""
-    """Its name, also where it is not offered."""
+    """The name of the memory resource, also where it is not offered."""
     count_resource: str = ""
     share_mib: int
     share_mib_in_force: int | None = None
-    """The size that the agent goes by; None: it has written none down."""
+    """The share size that the agent uses; None: it has recorded none."""
     reserve_mib: int = 0
     exclude_gpus: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("envvar",)
     cdi_kind: str = "nvidia.com/gpu"
     allow_other_plugins: bool = False
     invented: bool = False
-    """The GPUs are a description's."""
+    """Whether the GPUs come from a description file."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
 
@@ -112,20 +112,20 @@ class NodeSymptoms:
     """Why the driver cannot be used, with advice."""
     inventory: Inventory
     unhealthy: Mapping[str, str] = field(default_factory=dict)
-    """By UUID, why a GPU is out of service."""
+    """Why a GPU is out of service, by UUID."""
     device_nodes: Mapping[str, str] = field(default_factory=dict)
-    """The fault of each device node; empty: none."""
+    """The fault of each device node, by path; empty: it has none."""
     unlinked_nodes: tuple[str, ...] = ()
-    """Device nodes that systemd does not know under ``/dev/char``."""
+    """Device nodes without the link under ``/dev/char`` that systemd needs."""
 
     # The container runtime
     runtimes: tuple[Runtime, ...] | Unknown = ()
     cdi_devices: frozenset[str] | Unknown = frozenset()
-    """Full names of the devices in CDI files."""
+    """Fully qualified names of the devices in CDI files."""
     toolkit: str | Unknown = ""
-    """Version of NVIDIA's container toolkit; empty: it is not there."""
+    """The version of NVIDIA's container toolkit; empty: it is not installed."""
     obeys_images: bool | Unknown = False
-    """Whether the toolkit heeds NVIDIA_VISIBLE_DEVICES of images and pods that are not privileged."""
+    """Whether the toolkit obeys NVIDIA_VISIBLE_DEVICES of unprivileged images and pods."""
     cgroup: int | Unknown = 2
 
     # The kubelet
@@ -139,6 +139,6 @@ class NodeSymptoms:
     # The agent and the API
     agent: AgentSeen | Unknown = _NOT_EXAMINED
     agents_running: int | None = None
-    """How many processes of the agent are seen; None: processes are not to be seen."""
+    """The number of the agent's processes; None: processes are not visible from here."""
     api: ApiSeen | Unknown = _NOT_EXAMINED
     node_name: str = ""

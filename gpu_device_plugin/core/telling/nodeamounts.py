@@ -1,9 +1,9 @@
-"""Whether what the kubelet says of a node's resources goes with what the node's agent, or gpushare's plugin, gives.
+"""Compare a node's capacity, which its kubelet reports, with the GPUs of its agent or of gpushare's plugin.
 
-A kubelet remembers the resources of a device plugin that has ended: for five minutes it writes their capacity again and
-again, then it sets it to 0 once, and lets it alone from there on (endpointStopGracePeriod, GetCapacity and
-setters.go in Kubernetes' pkg/kubelet). The number of GPUs that gpushare's programs go by is no device plugin's but
-written on the node once, so that a number written in those five minutes is gone later.
+A kubelet remembers the resources of a stopped device plugin: for five minutes it keeps writing their capacity, then it
+sets it to 0 once and never writes it again (endpointStopGracePeriod, GetCapacity and setters.go in Kubernetes'
+pkg/kubelet). The number of GPUs that gpushare's programs use does not come from a device plugin: it is written on the
+node once, so that a number written in those five minutes is lost.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
 
-_REMEMBERED = "the amount of a plugin that has ended stays for five minutes, and is 0 then"
-_LATER = "five minutes after the end of the last plugin that offered it"
+_REMEMBERED = "the kubelet keeps the amount of a stopped plugin for five minutes, then sets it to 0"
+_LATER = "five minutes after the last plugin that offered it has stopped"
 
 
 def set_count(node: str, count: str, number: int | str | None) -> str:
-    """Return the command that writes so many GPUs on a node; None removes the number."""
+    """Return the command that sets the number of GPUs on a node; None removes it."""
     value = "null" if number is None else f'"{number}"'
     patch = f'{{"status":{{"capacity":{{"{count}":{value}}}}}}}'
     return f"kubectl patch node {node} --subresource=status --type=merge -p '{patch}'"
 
 
-def amiss(
+def mismatches(
     node: str, gpus: NodeGpus, capacity: Mapping[str, int], memory: str, count: str, *, counted_on: bool
 ) -> Iterator[Finding]:
-    """Say which amounts of a node, on which an agent of ours is ready, are not those of its GPUs.
+    """Yield the amounts that do not match the GPUs of a node on which an agent is ready.
 
     Args:
         node: its name.
@@ -40,25 +40,25 @@ def amiss(
         capacity: of the node.
         memory: the resource that counts shares.
         count: the resource that counts GPUs.
-        counted_on: pods or schedulers go by the number of GPUs, so that 0 is wrong.
+        counted_on: whether pods or schedulers use the number of GPUs, so that 0 is wrong.
     """
     shares, number = sum(gpu.shares for gpu in gpus.gpus), len(gpus.gpus)
     if capacity.get(memory, shares) != shares:
         yield warning(
-            f"{node} has {capacity[memory]} {memory} by its kubelet, and {shares} by its agent",
-            "the kubelet writes its node every 10 seconds; if it stays so, see the logs of both",
+            f"{node} has {capacity[memory]} {memory} by its kubelet, but {shares} by its agent",
+            "the kubelet updates its node every 10 seconds; if this persists, see the logs of both",
         )
     said = capacity.get(count, number)
     if said != number and (said or counted_on):
         yield warning(
-            f"{node} has {said} {count} by its kubelet, and {counted(number, 'GPU')} by its agent",
-            f"where its agent offers {count}, it is mended within 10 seconds, or the kubelet's log says why not; else "
+            f"{node} has {said} {count} by its kubelet, but {counted(number, 'GPU')} by its agent",
+            f"where its agent offers {count}, the kubelet corrects it within 10 seconds, or its log says why not; else "
             f"{_LATER} ({_REMEMBERED}): {set_count(node, count, number)}",
         )
 
 
 def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Finding]:
-    """Say that a node, whose agent offers no whole GPUs, has a number of them."""
+    """Yield a note if a node has a number of GPUs, though its agent offers no whole ones."""
     if capacity.get(count):
         yield note(
             f"{node} has {capacity[count]} {count}, and its agent offers none: pods that ask for it get no GPU here",
@@ -67,11 +67,11 @@ def unoffered(node: str, capacity: Mapping[str, int], count: str) -> Iterator[Fi
         )
 
 
-def of_gpushare(
+def gpushare_count(
     node: str, capacity: Mapping[str, int], allocatable: Mapping[str, int], memory: str, count: str
 ) -> Iterator[Finding]:
-    """Judge the number of GPUs of a node on which gpushare's own device plugin runs; `count` is gpushare's name."""
-    again = f"{set_count(node, count, 'N')} with N for its number of GPUs, or start gpushare's plugin there anew"
+    """Check the number of GPUs on a node of gpushare's own device plugin; `count` is gpushare's name for it."""
+    again = f"{set_count(node, count, 'N')} with N for its number of GPUs, or restart gpushare's plugin there"
     if capacity.get(memory) and not capacity.get(count):
         yield warning(f"{node} has no {count}, without which gpushare's extender finds room on none of its GPUs", again)
     elif capacity.get(count) and allocatable.get(count) == 0:

@@ -1,4 +1,4 @@
-"""The reasons besides GPUs for which kube-scheduler passes over a node, as far as a glance shows."""
+"""The most common reasons other than GPUs for which kube-scheduler rejects a node."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _NUMBER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A mark by which a node keeps pods away."""
+    """A taint of a node."""
 
     key: str
     value: str = ""
     effect: str = "NoSchedule"
 
     def __str__(self) -> str:
-        """Return it the way kubectl takes it."""
+        """Return the taint in kubectl's notation."""
         return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
 
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """The taints that do not keep a pod away. Empty texts stand for all."""
+    """A toleration of a pod. An empty key or effect matches all."""
 
     key: str = ""
     operator: str = "Equal"
@@ -45,7 +45,7 @@ class Toleration:
     effect: str = ""
 
     def covers(self, taint: Taint) -> bool:
-        """Return whether this taint is no reason to stay away."""
+        """Return whether this toleration matches the taint."""
         return (
             self.effect in {"", taint.effect}
             and self.key in {"", taint.key}
@@ -74,13 +74,13 @@ class Requirement:
         return f"{self.key} {self.operator}{values}"
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Return whether labels are so, as k8s.io/component-helpers says; of an operator that is not known they are."""
+        """Return whether labels meet it, as k8s.io/component-helpers decides; an unknown operator is always met."""
         holds = _OPERATORS.get(self.operator)
         return holds is None or holds(labels.get(self.key), self.values)
 
 
 def _difference(label: str | None, values: Sequence[str]) -> int:
-    """Return by how much a node's label is more than the one number that it is compared with; 0 if one is no number."""
+    """Return a node's label minus the one value that it is compared with; 0 if either is not a number."""
     match [label or "", *values]:
         case [found, bound] if _NUMBER.fullmatch(found) and _NUMBER.fullmatch(bound):
             return int(found) - int(bound)
@@ -101,14 +101,14 @@ _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = MappingP
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One of the kinds of nodes that a pod's node affinity allows."""
+    """One term of a pod's node affinity."""
 
     labels: tuple[Requirement, ...] = ()
     fields: tuple[Requirement, ...] = ()
-    """Of the node itself; Kubernetes knows ``metadata.name``."""
+    """Conditions on fields of the node; Kubernetes supports ``metadata.name``."""
 
     def failing(self, node: NodeView, labels: Mapping[str, str]) -> Requirement | None:
-        """Return the condition that a node does not meet; None if it meets all."""
+        """Return the first condition that a node does not meet; None if it meets all."""
         for requirements, facts in ((self.labels, labels), (self.fields, {"metadata.name": node.name})):
             for requirement in requirements:
                 if not requirement.holds(facts):
@@ -122,9 +122,9 @@ class Terms:
 
     tolerations: tuple[Toleration, ...] = ()
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Node labels that it wants."""
+    """Its nodeSelector."""
     affinity: tuple[Alternative, ...] | None = None
-    """The alternatives of its node affinity, of which one is enough; None: it has none."""
+    """The terms of its node affinity, of which one is enough; None: it has no node affinity."""
 
 
 NO_TERMS = Terms()
@@ -152,7 +152,7 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, .
             if taint.effect in _KEEP_AWAY and taint.key not in named_otherwise and not tolerated(taint)
         ),
         *(
-            f"the pod wants the node label {key}={value}"
+            f"the pod requires the node label {key}={value}"
             for key, value in sorted(pod.selector.items())
             if around.labels.get(key) != value
         ),
@@ -163,19 +163,19 @@ def exclusions(node: NodeView, around: Surroundings, pod: Terms) -> tuple[str, .
 def _by_affinity(node: NodeView, around: Surroundings, wanted: tuple[Alternative, ...] | None) -> tuple[str, ...]:
     if wanted is None:
         return ()
-    # An empty alternative allows no node.
+    # An empty term matches no node.
     failing = [each.failing(node, around.labels) for each in wanted if each.labels or each.fields]
     if any(requirement is None for requirement in failing):
         return ()
     if len(failing) == 1:
-        return (f"the pod's node affinity wants {failing[0]}",)
-    return (f"it is none of the {len(failing)} kinds of nodes that the pod's node affinity allows",)
+        return (f"the pod's node affinity requires {failing[0]}",)
+    return (f"it matches none of the {len(failing)} terms of the pod's node affinity",)
 
 
 def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[str, ...]:
-    """Return other reasons that keep a pod from a node which kube-scheduler considers, in sentences about the node.
+    """Return further reasons against a node that kube-scheduler considers, in sentences about the node.
 
-    Only the amounts of GPUs that its kubelet knows are compared: no CPU, no memory.
+    Compares only the GPU resources that its kubelet knows; neither CPU nor memory.
 
     Args:
         node: the node with its pods.
@@ -186,7 +186,7 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[st
 
 
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
-    """Return why the kubelet's amounts are too small for the pod, if its GPUs do not show it; empty: they suffice."""
+    """Return why the kubelet's amounts are too small for the pod, unless the GPUs show it; empty: they suffice."""
     asked = sum(part.demand.amount for part in ask.parts if part.demand.kind is resource.kind)
     if not asked or node.candidate.gpus.problem:
         return ""
@@ -194,7 +194,7 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         return f"its kubelet knows no {resource.name}: no agent has registered there since it started"
     offered = node.allocatable.get(resource.name, 0)
     memory = resource.kind is Kind.MEMORY
-    # A GPU that is in use the other way is withheld by its agent, and that is no news.
+    # The agent withholds a GPU that is in use as the other resource, as intended.
     rooms = [room for room in node.candidate.rooms if room.healthy and not (room.whole if memory else room.shared)]
     if not offered:
         return f"its agent offers no {resource.name} at the moment; see the agent's log" if rooms else ""
@@ -205,6 +205,6 @@ def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:
         for usage in (pod.usage for pod in node.pods)
     )
     free = sum(room.free for room in rooms) if memory else sum(not room.whole for room in rooms)
-    if offered - taken >= asked or free < asked:  # the GPUs show the second
+    if offered - taken >= asked or free < asked:  # in the second case the GPUs show the reason
         return ""
-    return f"of {offered} allocatable {resource.name} {taken} are taken"
+    return f"{taken} of {offered} allocatable {resource.name} are in use"

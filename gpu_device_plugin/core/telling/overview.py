@@ -1,4 +1,4 @@
-"""The GPU memory of a cluster, printed as gpushare's own `kubectl inspect gpushare` prints it."""
+"""Print the GPU memory of a cluster in the format of gpushare's own `kubectl inspect gpushare`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 _UNKNOWN = "unknown"
 _LARGE = 100
-"""More shares than this on one GPU are taken for MiB, where no agent says how large they are."""
+"""A GPU with more shares than this is assumed to have shares of 1 MiB, where no agent states their size."""
 
 
 def summary(nodes: Iterable[NodeView]) -> list[str]:
-    """Draw one line for each node: what is allocated of each GPU.
+    """Return a table with one line for each node: the allocated memory of each GPU.
 
     Args:
         nodes: by name. One without shares has no line, as in the original.
@@ -48,7 +48,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         *(["PENDING(Allocated)"] if pending else []),
         f"GPU Memory({unit})" if unit else "GPU Memory",
     ]
-    # The original counts the bytes of its first row, each cell with the character after it.
+    # The original's rule has the length of the first row in bytes, with one separator for each cell.
     rule = sum(len(cell.encode()) + 1 for cell in rows[0]) + 20 if rows else 0
     return [
         *aligned([heading, *rows]),
@@ -59,7 +59,7 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
 
 
 def details(nodes: Iterable[NodeView]) -> list[str]:
-    """Draw one table for each node: what each pod has of each GPU. A star marks a GPU that is taken whole.
+    """Return one table for each node: the memory of each pod on each GPU. A star marks a GPU that is taken whole.
 
     Args:
         nodes: by name. One without shares has no table, as in the original.
@@ -73,7 +73,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
         rows = _pod_rows(node, amount)
         starred = starred or any(cell.endswith("*") for row in rows for cell in row)
         used, total = amount(node, node.used), amount(node, node.total)
-        # The rule is as long as the rows of the first node are in all; the original counts their bytes, tabs and ends.
+        # The original's rule has the length of all rows of the first node in bytes, with tabs and line ends.
         rule = rule or sum(len(cell.encode()) + 1 for row in rows for cell in row) + 10
         lines += [
             [""],
@@ -99,7 +99,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:
     views, loose, sizes = node.gpus(), node.loose(), node.candidate.gpus.sizes
     rows = []
-    for pod in sorted(node.pods, key=lambda pod: pod in loose):  # those without a place of their own come last
+    for pod in sorted(node.pods, key=lambda pod: pod in loose):  # pods on unknown GPUs come last
         cells = []
         for view in views:
             held = [each for each in view.held if each.pod == pod]
@@ -112,12 +112,12 @@ def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[li
 
 
 def _unit(nodes: Sequence[NodeView]) -> tuple[str, Callable[[NodeView, int], int]]:
-    """Return the name of the unit in which memory is printed, and how shares of a node become a number of it.
+    """Return the name of the unit in which memory is printed, and a function that converts shares of a node to it.
 
     Without nodes there is no unit.
 
-    Agents say how large a share is, and one size in the whole cluster is the unit. Where sizes differ it is MiB, so
-    that sums are right. Where no agent says anything, the original guesses by the first node's GPUs.
+    Agents state the size of a share. If it is the same in the whole cluster, it is the unit; else the unit is MiB, so
+    that sums are right. Where no agent states it, it is guessed by the first node's GPUs, as in the original.
     """
     if not nodes:
         return "", lambda _node, shares: shares
@@ -141,5 +141,5 @@ def _share_of_total(nodes: Iterable[NodeView], amount: Callable[[NodeView, int],
 
 
 def _percent(used: int, total: int) -> int:
-    # In floating point and cut off, as the original reckons: 29 of 100 are 28 %.
+    # Truncated floating point, as in the original: 29 of 100 are 28 %.
     return int(used / total * 100) if total else 0

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster as one document for machines; docs/inspect.md is its contract."""
+"""The GPUs of a cluster as one JSON document; docs/inspect.md is its contract."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.usage import Occupant
 
 VERSION = 1
-"""Goes up when a field changes its meaning or goes away. New fields may come at any time."""
+"""Increases when a field changes its meaning or is removed. Fields may be added at any time."""
 
 
 def document(nodes: Iterable[NodeView]) -> dict[str, Any]:
-    """Return everything that is known, in the types of JSON.
+    """Return the complete state of the nodes in the types of JSON.
 
     Args:
         nodes: by name.

@@ -1,4 +1,4 @@
-"""The GPUs of a cluster, one line each, with everything that fits on a line."""
+"""The wide table of a cluster's GPUs, one line for each."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _NOTHING = "-"
 
 
 def wide(nodes: Iterable[NodeView]) -> list[str]:
-    """Draw every GPU as a line. Shares on unknown GPUs of a node have a line of their own, with `?` for the GPU.
+    """Return a table with one line for each GPU. Usage of unknown GPUs has lines of its own, with `?` for the GPU.
 
     Args:
-        nodes: by name. One whose GPUs are not known has a line that says why.
+        nodes: by name. A node whose GPUs are unknown has a line with the reason.
     """
     rows = [row for node in nodes for row in _rows(node)]
     return aligned([_HEADING, *rows])
 
 
 def short_uuid(uuid: str) -> str:
-    """Return as much of a GPU's UUID as tells it from the others of a node."""
+    """Return the first part of a GPU's UUID, enough to tell the GPUs of a node apart."""
     return uuid.removeprefix("GPU-").partition("-")[0] or _NOTHING
 
 

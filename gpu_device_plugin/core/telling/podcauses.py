@@ -1,4 +1,4 @@
-"""Facts about a pod before one looks at any node: where it is, or why no scheduler looks for a place."""
+"""Explain a pod's state before any node is considered: where it runs, or why no scheduler tries to place it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 SCHEDULER = "gpushare-scheduler"
-"""The scheduler that comes with the extender."""
+"""The name of the scheduler deployed with the extender."""
 DEFAULT_SCHEDULER = "default-scheduler"
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingStatus:
-    """How a pod fares with schedulers and kubelets, and what stands on it beside what concerns GPUs."""
+    """A pod's status from schedulers and kubelets, and the parts of its spec that concern scheduling."""
 
     scheduler: str = DEFAULT_SCHEDULER
     reason: str = ""
-    """Of the pod's status: why it ended, or was refused."""
+    """The reason in the pod's status: why it ended, or was rejected."""
     message: str = ""
     condition_reason: str = ""
-    """Of its condition PodScheduled, where that is not true."""
+    """The reason of its condition PodScheduled, if that is not true."""
     condition: str = ""
     gates: tuple[str, ...] = ()
-    """Its scheduling gates: a scheduler looks at it when all are removed."""
+    """Its scheduling gates: a scheduler considers it once all are removed."""
     terms: Terms = NO_TERMS
     ignored: tuple[str, ...] = ()
-    """Limits that make no sense, one sentence each."""
+    """Its invalid limits, one sentence each."""
     limits: tuple[str, ...] = ()
-    """Names of all resources that its containers ask for, ours too."""
+    """The names of all resources that its containers ask for."""
     events: tuple[str, ...] = ()
     """The latest warnings about it, one sentence each."""
 
@@ -51,13 +51,13 @@ class SchedulingStatus:
 def causes(
     pod: Pod, status: SchedulingStatus, resources: Iterable[Resource], nodes: Mapping[str, NodeView] | None
 ) -> tuple[list[str], Ask | None]:
-    """Return the plain facts as sentences, and what the pod asks where it is worth looking for a place.
+    """Return the causes as sentences, and the pod's demand if nodes should be explained as well.
 
     Args:
         pod: the pod.
-        status: what else stands on it.
-        resources: what is managed.
-        nodes: every node that shares GPUs, by name; None: that is not known.
+        status: its status from schedulers and kubelets.
+        resources: the managed resources.
+        nodes: every node that shares GPUs, by name; None: unknown.
     """
     resources = tuple(resources)
     name = f"{pod.namespace}/{pod.name}"
@@ -75,25 +75,25 @@ def causes(
         fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
     elif isinstance(asked, Impossible):
         where = f" (on node {pod.node_name})" if pod.node_name else ""
-        fact = [f"{name}{where} asks what no node can give: {asked.sentence}."]
+        fact = [f"{name}{where} asks for GPUs that no node can provide: {asked.sentence}."]
     elif not asked.parts and (nothing := _nothing(pod, resources)):
         fact = [*nothing, *_said(status)]
     elif not asked.parts:
         names = " nor ".join(resource.name for resource in resources)
-        so = "" if instead else ", so GPUs are not what it waits for"
+        so = "" if instead else ", so it is not waiting for GPUs"
         fact = [f"{name} asks for neither {names}{so}.", *instead, *_said(status)]
     elif pod.node_name:
-        fact = list(_whereabouts(pod, status, resources, nodes))
+        fact = list(_location(pod, status, resources, nodes))
     else:
-        fact = [f"{name} is being deleted and gets no node any more."]
+        fact = [f"{name} is being deleted and will not be scheduled."]
     return [*fact, *ignored, *status.events], None
 
 
 def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
-    """Say of which container the limit is 0; nothing if of none."""
+    """Return a sentence for each container with a limit of 0."""
     return [
         f"Container {container.name!r} of {pod.namespace}/{pod.name} asks for 0 of {resource.name}, which is nothing, "
-        "so GPUs are not what it waits for. Write how much it needs, or leave the line out."
+        "so it is not waiting for GPUs. Write how much it needs, or remove the line."
         for container in pod.containers
         for resource in resources
         if container.limits.get(resource.name) == 0
@@ -103,16 +103,16 @@ def _nothing(pod: Pod, resources: tuple[Resource, ...]) -> list[str]:
 def _waiting(
     status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterator[str]:
-    """Say what a pod that asks for something waits for, wherever it is to go."""
+    """Yield the reasons for which an unbound pod waits on any node."""
     if status.gates:
         yield f"No scheduler looks at it before its scheduling gates are removed: {', '.join(status.gates)}."
     yield from _said(status)
     if not status.gates and not status.condition_reason and not status.condition:
-        yield f"{status.scheduler} has not looked at it yet; if that stays so, no scheduler of this name runs."
+        yield f"{status.scheduler} has not looked at it yet; if this persists, no scheduler of this name runs."
     if status.scheduler == DEFAULT_SCHEDULER:
         yield (
-            f"It will be placed by {DEFAULT_SCHEDULER}; if that one does not call the extender, it knows only the sum "
-            f"of a node's free GPU memory. Set schedulerName: {SCHEDULER}."
+            f"It will be placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the extender, it knows only "
+            f"the sum of a node's free GPU memory. Set schedulerName: {SCHEDULER}."
         )
     if nodes is not None and not nodes:
         yield (
@@ -125,19 +125,19 @@ def _said(status: SchedulingStatus) -> list[str]:
     if not status.condition_reason and not status.condition:
         return []
     reason = f" ({status.condition_reason})" if status.condition_reason else ""
-    return [f"{status.scheduler} says{reason}: {status.condition or 'nothing more'}"]
+    return [f"{status.scheduler} says{reason}: {status.condition or 'no message'}"]
 
 
-def _whereabouts(
+def _location(
     pod: Pod, status: SchedulingStatus, resources: tuple[Resource, ...], nodes: Mapping[str, NodeView] | None
 ) -> Iterable[str]:
-    """Say where a pod is."""
+    """Yield the node and the GPUs of a bound pod."""
     name, usage = f"{pod.namespace}/{pod.name}", usage_of(pod, resources)
     state = "is being deleted from" if pod.deleting else "is on"
     yield f"{name} {state} node {pod.node_name} ({pod.phase})."
     node = None if nodes is None else nodes.get(pod.node_name)
     if node is None and nodes is not None:
-        yield "That node is gone, or shares no GPUs (any more)."
+        yield "That node does not exist, or shares no GPUs."
     listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
     places = [(at, _amount(node, shares)) for at, shares in usage.shares] + [(at, "all") for at in usage.whole]
     for position, amount in sorted(places):
@@ -150,7 +150,7 @@ def _whereabouts(
     if since := _moment(pod.annotations.get(ASSUME_TIME, "")):
         yield f"Placed at {since}."
     if pod.annotations.get(ASSIGNED) == "false":
-        yield "Its node has not given it the GPU yet."
+        yield "Its node has not allocated the GPU yet."
     if status.message:
         yield f"Its status says{f' ({status.reason})' if status.reason else ''}: {status.message}"
 
@@ -159,15 +159,15 @@ def _why_unplaced(pod: Pod, status: SchedulingStatus, resources: tuple[Resource,
     try:
         promises(pod, resources)
     except MalformedAnnotationError as error:
-        return f"What is written on it of its GPU makes no sense: {error}."
+        return f"Its GPU annotations cannot be read: {error}."
     if status.scheduler == DEFAULT_SCHEDULER:
         return (
-            f"Nobody has written on it which GPU it has: it was placed by {DEFAULT_SCHEDULER}; if that one does not "
-            f"call the extender, set schedulerName: {SCHEDULER}."
+            f"Its annotations name no GPU: it was placed by {DEFAULT_SCHEDULER}; if that scheduler does not call the "
+            f"extender, set schedulerName: {SCHEDULER}."
         )
     return (
-        f"Nobody has written on it which GPU it has: {status.scheduler} did not ask the extender, or somebody set the "
-        "pod's nodeName."
+        f"Its annotations name no GPU: {status.scheduler} did not call the extender, or the pod's nodeName was set by "
+        "hand."
     )
 
 
@@ -176,7 +176,7 @@ def _amount(node: NodeView | None, shares: int) -> str:
 
 
 def _moment(nanoseconds: str) -> str:
-    """Return a time of ours as people write it, in UTC; empty if it is none."""
+    """Format the timestamp of an annotation in UTC; empty if it is malformed."""
     if not (nanoseconds.isascii() and nanoseconds.isdigit() and len(nanoseconds) < 20):
         return ""
     return datetime.fromtimestamp(int(nanoseconds) // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

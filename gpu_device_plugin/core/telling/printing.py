@@ -1,4 +1,4 @@
-"""Text for people: numbers, lists of names, and the words of strangers, which must not steer a terminal."""
+"""Format numbers and lists of names, and escape untrusted text so that it cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MOST_NAMED = 5
-"""So many of a kind are named, and the others are counted."""
+"""The most names in one list; the others are counted."""
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """Return a number with its noun: ``1 GPU``, ``2 GPUs``; `many` is the plural, if that is not made by an s."""
+    """Return a number with its noun: ``1 GPU``, ``2 GPUs``; `many` is the plural, if it is not `one` with an s."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names in their order, the first of them if there are many: ``a, b, c, d, e and 3 more``."""
+    """Return sorted names, only the first ones if there are many: ``a, b, c, d, e and 3 more``."""
     every = sorted(names)
     more = f" and {len(every) - MOST_NAMED} more" if len(every) > MOST_NAMED else ""
     return f"{', '.join(every[:MOST_NAMED])}{more}"
 
 
 def printable(text: str) -> str:
-    """Return `text` with every character escaped, as Python writes it, that shows no glyph of its own.
+    """Return `text` with every unprintable character escaped in Python's notation.
 
-    These are by Unicode's categories the control characters (C0, DEL and C1: an 8-bit terminal takes U+009B for ESC [),
+    By Unicode's categories these are the control characters (C0, DEL and C1: an 8-bit terminal takes U+009B for ESC [),
     line and paragraph separators, formatting such as bidirectional overrides, surrogates, unassigned code points, and
     all spaces but U+0020. Any user may give a pod, a node or a file such a name.
     """
@@ -37,12 +37,12 @@ def printable(text: str) -> str:
 
 
 def json_line(value: object) -> str:
-    """Return `value` as JSON on one line, with the same characters escaped as JSON writes them.
+    """Return `value` as JSON on one line, with the same characters escaped in JSON's notation.
 
-    A value that JSON has no form for is written as text.
+    A value that JSON cannot represent is written as a string.
     """
     text = json.dumps(value, default=str, ensure_ascii=False)
     if text.isprintable():
         return text
-    # JSON itself is printable, so that whatever is not stands inside a string.
+    # JSON syntax is printable, so every unprintable character is inside a string.
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)

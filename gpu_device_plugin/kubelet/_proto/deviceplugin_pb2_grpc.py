@@ -149,28 +149,28 @@ class DevicePluginServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListAndWatch(self, request, context):
-        """The whole list at once, and again the whole list after every change.
+        """Sends the whole list at once, and again after every change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPreferredAllocation(self, request, context):
-        """Which of the available devices would the plugin rather see allocated?
+        """Returns the devices, out of the available ones, that the plugin prefers to allocate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
-        """What a container needs to use the devices that the kubelet has chosen for it.
+        """Returns the settings with which a container can use the devices that the kubelet has chosen for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PreStartContainer(self, request, context):
-        """Called before every start of a container, if the options ask for it.
+        """Called before every start of a container, if pre_start_required is set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

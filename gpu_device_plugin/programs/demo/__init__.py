@@ -1,1 +1,1 @@
-"""`gpu-device-plugin demo`: the node agent between a kubelet double and fake GPUs."""
+"""`gpu-device-plugin demo`: the node agent with a simulated kubelet and fake GPUs."""

@@ -1,4 +1,4 @@
-"""The demo: the agent at work between a kubelet and GPUs, shown scene by scene in a terminal."""
+"""The demo: the agent at work between a simulated kubelet and GPUs, shown scene by scene in a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from gpu_device_plugin.programs.demo.report import Look, Tone, table
 from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
-from gpu_device_plugin.programs.terminal import leave_unwritten
+from gpu_device_plugin.programs.terminal import discard_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,11 +30,11 @@ def main(gpus: str | None, *, once: bool) -> int:
     """Play the demo.
 
     Args:
-        gpus: where they come from, as for the agent; invented ones by default.
-        once: print every scene when it is over, without waiting and without colour.
+        gpus: the source of the GPUs, as in the agent's settings; None: fake ones.
+        once: print every scene at its end, without pauses and without colour.
 
     Returns:
-        0 if everything came about as told; 1 if not, or if there are no GPUs.
+        0 if every check held; 1 if not, if there are no GPUs, or if the demo was stopped.
 
     Raises:
         UsageError: `gpus` names none.
@@ -46,14 +46,18 @@ def main(gpus: str | None, *, once: bool) -> int:
     except DemoError as error:
         print(error, file=sys.stderr)
     except asyncio.CancelledError:
-        print("The demo was told to stop.", file=sys.stderr)
+        print("The demo was stopped by a signal.", file=sys.stderr)
     except BrokenPipeError:
-        leave_unwritten(sys.stdout)
+        discard_output(sys.stdout)
     return 1
 
 
 async def _play_until_stopped(gpus: str, stage: Stage) -> int:
-    """Play to the end, or until SIGTERM or SIGHUP; the agent and its folder are not to be left behind then."""
+    """Play to the end, or until SIGTERM or SIGHUP, which must not leave the agent and its folder behind.
+
+    Not `lifetime.until_stopped`: the demo ends by itself with an exit code, and a signal or a closed pipe is no success
+    and no reason for a restart.
+    """
     playing = asyncio.create_task(play(gpus, stage), name="demo")
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
@@ -65,7 +69,7 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
 
     Raises:
         UsageError: `gpus` names none.
-        DemoError: there are none to share, or the agent ended by itself.
+        DemoError: there is no GPU to share, or the agent ended by itself.
     """
     failed = []
     async with world(gpus) as made:
@@ -74,7 +78,7 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
         for number, (title, scene) in enumerate(scenes.items(), 1):
             async with stage.showing(f"{number}/{len(scenes)}", story):
                 shown = await story.play(title, scene)
-            if not shown.as_told:
+            if not shown.passed:
                 failed.append(str(number))
             await stage.pause(_READING_S)
     stage.conclude(failed)
@@ -82,15 +86,15 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
 
 
 class Stage:
-    """Where the scenes are shown: drawn again in place on a terminal, printed once everywhere else."""
+    """The output of the scenes: redrawn in place on a terminal, printed once everywhere else."""
 
     def __init__(self, stream: TextIO, *, live: bool, colour: bool) -> None:
         """Show on `stream`.
 
         Args:
-            stream: where to write.
-            live: it is a terminal: draw every change, and leave time to read.
-            colour: colour what is live.
+            stream: the stream to write to.
+            live: it is a terminal: draw every change, and pause for the reader.
+            colour: use colours if `live`.
         """
         self._stream = stream
         self._live = live
@@ -99,26 +103,26 @@ class Stage:
         self._marks = ("█", "░") if _can_write(stream, "█░") else ("#", ".")
 
     async def pause(self, seconds: float) -> None:
-        """Leave time to read on a terminal."""
+        """Pause for the reader of a terminal."""
         if self._live:
             await asyncio.sleep(seconds)
 
     def introduce(self, gpus: str) -> None:
-        """Say what is going to be shown."""
-        real = "the GPUs of this machine" if gpus == "nvml" else f"invented GPUs ({gpus})"
+        """Describe the parts of the demo."""
+        source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
         lines = _paragraph(
-            f"A kubelet made for the purpose, {real}, and between them the agent as it runs in a cluster. Everything "
-            "below is read from the kubelet's records; pods are real to both, and run nothing.",
+            f"A simulated kubelet, {source}, and between them the agent as it runs in a cluster. All data below is "
+            "read from the kubelet's records; pods are real to both, and run no program.",
             self._look().width,
         )
         self._write(*lines, "")
 
     def conclude(self, failed: list[str]) -> None:
-        """Say how it went."""
+        """Summarize the checks."""
         if failed:
-            text, tone = f"Not everything came about as told: see NO in scene {', '.join(failed)}.", Tone.BAD
+            text, tone = f"Not every check held: see NO in scene {', '.join(failed)}.", Tone.BAD
         else:
-            text, tone = "Everything came about as told, and in no scene was anything given twice.", Tone.GOOD
+            text, tone = "Every check held, and no device was allocated twice in any scene.", Tone.GOOD
         look = self._look()
         self._write(*(look.paint(line, tone) for line in _paragraph(text, look.width)))
 
@@ -140,7 +144,7 @@ class Stage:
         while True:
             size = shutil.get_terminal_size()
             lines = frame(number, story.look(), self._look())
-            # A terminal breaks wider lines, and the cursor cannot be moved back up into more lines than it has.
+            # A terminal wraps wider lines, and its cursor cannot move up into lines that have scrolled away.
             if size.columns >= _NARROWEST and len(lines) < size.lines:
                 self._draw(lines)
             await asyncio.sleep(_REDRAW_S)

@@ -1,4 +1,4 @@
-"""A node as a table: its GPUs, what is in use of each, and by whom."""
+"""A node as a table: its GPUs, their shares in use, and the pods that hold them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RESET = "\x1b[0m"
 
 
 class Tone(StrEnum):
-    """The meaning of a piece of a table; its value begins the colour of that in a terminal."""
+    """The meaning of a part of a table; its value is the terminal's escape sequence for its colour."""
 
     PLAIN = ""
     HEADING = "\x1b[1m"
@@ -40,16 +40,16 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How a table is drawn."""
+    """The style of a table."""
 
     width: int = 80
-    """Columns; no line is longer, unless there are fewer than a table needs."""
+    """Columns; no line is longer, unless a table needs more."""
     full: str = "█"
     empty: str = "░"
     colour: bool = False
 
     def paint(self, text: str, tone: Tone) -> str:
-        """Return `text` in the colour of `tone`, where there are colours; they take no room on a line."""
+        """Return `text` in the colour of `tone`, if colours are on; escape sequences take no columns."""
         return f"{tone}{text}{_RESET}" if self.colour and tone else text
 
 
@@ -57,12 +57,12 @@ def table(node: Node, holders: Mapping[str, frozenset[str]], look: Look) -> list
     """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
 
     Args:
-        node: the node. Shares that its ledger holds and no holder has are in use by an unknown pod.
-        holders: the device IDs of pods, by the names of these.
-        look: how to draw it.
+        node: the node. Shares in its ledger that no holder has are in use by an unknown pod.
+        holders: the device IDs of pods, by pod name.
+        look: the style.
     """
     gpus = node.shares.gpus
-    # The names of the holders need their room first; a bar can be shorter.
+    # The names of the holders get their columns first; a bar can be shorter.
     beside = sum(_widths([_cells(node, shared, "") for shared in gpus])) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
     largest = max((len(shared.shares) for shared in gpus), default=1)
     longest = min(largest, max(look.width - beside - _ROOMY_HOLDERS, _SHORTEST_BAR), _LONGEST_BAR)
@@ -116,7 +116,7 @@ def _model(product: str) -> str:
 
 
 def _bar(node: Node, shared: SharedGpu, length: int, look: Look) -> str:
-    """Draw the shares of one GPU, neither full nor empty unless it is."""
+    """Draw the shares of one GPU; the bar is full or empty only if the GPU is."""
     used, total = _used(node, shared), len(shared.shares)
     full = round(used * length / total)
     if 0 < used < total and length > 1:
@@ -125,7 +125,7 @@ def _bar(node: Node, shared: SharedGpu, length: int, look: Look) -> str:
 
 
 def _held_by(node: Node, shared: SharedGpu, holders: Mapping[str, frozenset[str]], room: int) -> list[str]:
-    """Name the holders of one GPU, those of one size together, the largest first."""
+    """Name the holders of one GPU, grouped by size, the largest first."""
     held = {name: sum(parse_id(each)[0] == shared.gpu.uuid for each in ids) for name, ids in holders.items()}
     if node.use(shared).whole:
         return wrap(", ".join(name for name, size in held.items() if size), room)
@@ -138,7 +138,7 @@ def _held_by(node: Node, shared: SharedGpu, holders: Mapping[str, frozenset[str]
 
 
 def _runs(names: Iterable[str]) -> list[str]:
-    """Shorten three or more names that differ in the number at their end, one more each time: ``web-1..7``."""
+    """Shorten three or more names with consecutive numbers at their end: ``web-1..7``."""
     runs: list[list[str]] = []
     for name in names:
         if runs and name == _following(runs[-1][-1]):

@@ -1,4 +1,4 @@
-"""The story of the demo: what happens on the node, and what must come of it."""
+"""The story of the demo: the events on the node, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
-"""A 7 GiB card (as much is left of a P4 for containers) and three larger ones."""
+"""A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
 _SERVICES = 7
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
 _XID_ASKS = 154
-"""With this one, drivers say that they want something done with a GPU."""
+"""The XID with which drivers report that a GPU needs a recovery action."""
 
 
 @dataclass(slots=True)
@@ -36,28 +36,28 @@ class Shown:
 
     title: str
     node: Node
-    """As it was at the last look."""
+    """The node at the last look."""
     held: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The devices of every pod that ran then, by its name."""
+    """The devices of every pod that ran at the last look, by pod name."""
     allocatable: str = ""
     caption: str = ""
     quotes: list[tuple[str, str]] = field(default_factory=list)
-    """(who says it, what)."""
+    """(source, text)."""
     checks: list[tuple[str, bool]] = field(default_factory=list)
     """(sentence about the end of the scene, whether it holds)."""
     left_out: bool = False
 
     @property
-    def as_told(self) -> bool:
-        """Whether everything came of it that must."""
+    def passed(self) -> bool:
+        """Whether every check held."""
         return all(held for _, held in self.checks)
 
 
 class Story:
-    """One node, and what happens on it, scene by scene."""
+    """The events on one node, scene by scene."""
 
     def __init__(self, world: World, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Tell of `world`; `pause` (seconds) gives a reader time, where there is one."""
+        """Play in `world`; `pause` waits the given seconds for a reader, if there is one."""
         self.world = world
         self.pause = pause
         self.now = Shown("", world.node)
@@ -69,7 +69,7 @@ class Story:
         self.now = Shown(title, self.world.node)
         await scene(self)
         if not await self.world.until(self.world.settled):
-            self.check("What is in use through one resource is fenced in the other.", held=False)
+            self.check("GPUs in use through one resource are fenced in the other.", held=False)
         self._expect_no_conflict()
         return self.look()
 
@@ -82,52 +82,52 @@ class Story:
         )
         return self.now
 
-    # What a scene is made of
+    # The elements of a scene
 
     def say(self, caption: str) -> None:
-        """Say what is about to happen."""
+        """Set the caption, which announces the next event."""
         self.now.caption = caption
 
     def quote(self, who: str, what: str | None) -> None:
-        """Quote a message, an environment or a log; nothing if it is empty."""
+        """Quote a message, an environment or a log, unless it is empty."""
         if what:
             self.now.quotes.append((who, what))
 
     def leave_out(self, why: str) -> None:
-        """Say that this scene cannot be played here."""
+        """Replace the scene by the reason why it cannot be played here."""
         self.now.left_out = True
         self.now.caption = f"Left out: {why}."
 
     def check(self, sentence: str, held: bool) -> None:  # noqa: FBT001 (the value to be shown)
-        """Show what must be so, and whether it is."""
+        """Show a check and its result."""
         self.now.checks.append((sentence, held))
 
     async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
-        """Show what must become so, and whether it does."""
+        """Show a check, and whether `condition` comes to hold."""
         self.check(sentence, await self.world.until(condition))
 
     async def admit(self, name: str, resource: str, amount: int) -> Pod:
-        """Have the kubelet start a pod of one container that asks for so much of a resource."""
+        """Have the kubelet start a pod with one container that requests `amount` of a resource."""
         pod = await self.world.kubelet.admit(PodSpec(name, (ContainerSpec("main", {resource: amount}),)))
         if pod.phase == "Running":
             self._pods[name] = pod
         else:
-            await self.world.kubelet.delete(pod)  # its controller would; its message was read
+            await self.world.kubelet.delete(pod)  # as its controller would; its message was read
         await self.pause(0.4)
         return pod
 
     async def end(self) -> None:
-        """End all pods that run."""
+        """End all running pods."""
         for name in tuple(self._pods):
             await self.world.kubelet.delete(self._pods.pop(name))
             await self.pause(0.15)
 
     def open(self) -> list[Room]:
-        """Return the GPUs that could take one more share."""
+        """Return the GPUs with a free share."""
         return [room for room in self.world.node.rooms() if room.healthy and not room.whole and room.free]
 
     def gib(self, shares: int) -> str:
-        """Return how much memory so many shares are."""
+        """Return the memory of a number of shares, as text."""
         return format_mib(shares * self.world.shares.share_mib)
 
     def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
@@ -136,15 +136,15 @@ class Story:
         return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
 
     def _expect_no_conflict(self) -> None:
-        """Whatever happens: no device twice, and no GPU shared and whole at once."""
+        """Add a failed check if a device is allocated twice, or a GPU is in use both shared and whole."""
         devices = [name for held in self.world.held().values() for name in held]
         whole = {uuid for uuid, number in map(parse_id, devices) if number is None}
         shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
         if len(devices) > len(set(devices)) or whole & shared:
-            self.check("No share is given twice, and no GPU is shared and whole at once.", held=False)
+            self.check("No share is allocated twice, and no GPU is shared and whole at once.", held=False)
 
 
-# The scenes, in their order
+# The scenes in their order
 
 
 async def _begin(story: Story) -> None:
@@ -177,7 +177,7 @@ async def _share(story: Story) -> None:
     envs = [pod.only.received.envs for pod in pods]
     limit = str(each * world.shares.share_mib)
     story.check(
-        f"Each was told which GPU it has, and that {limit} MiB of it are its own.",
+        f"The environment of each names its GPU and its {limit} MiB of memory.",
         all(
             env.get(VISIBLE_DEVICES) == shared.gpu.uuid and env.get(MEMORY_LIMIT) == limit
             for pod, env in zip(pods, envs, strict=True)
@@ -191,17 +191,17 @@ async def _share(story: Story) -> None:
 async def _take_whole(story: Story) -> None:
     world = story.world
     if all(room.shared for room in world.node.rooms() if room.healthy):
-        story.say(f"A pod asks for {world.count}: 1. Every GPU is shared, so that the services have to end first.")
+        story.say(f"A pod requests {world.count}: 1. Every GPU is shared, so the services have to end first.")
         await story.end()
     else:
-        story.say(f"A pod asks for {world.count}: 1. It gets a GPU that nobody shares, and nobody shares it from now.")
-    await story.expect("A GPU that nobody uses is offered as a whole.", lambda: world.healthy(world.count) > 0)
+        story.say(f"A pod requests {world.count}: 1. It gets an unused GPU, which is not shared from then on.")
+    await story.expect("An unused GPU is offered as a whole.", lambda: world.healthy(world.count) > 0)
     before = world.healthy(world.memory)
     pod = await story.admit("training", world.count, 1)
     story.check("The pod runs.", pod.phase == "Running")
     taken = sum(len(shared.shares) for shared in story.gpus_of(pod))
     await story.expect(
-        f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} offered to nobody.",
+        f"The {counted(taken, 'share')} of its GPU {'is' if taken == 1 else 'are'} no longer offered.",
         lambda: taken > 0 and world.healthy(world.memory) == before - taken,
     )
 
@@ -211,23 +211,23 @@ async def _refuse(story: Story) -> None:
     free = [room.free for room in story.open()]
     largest = max((room.total for room in story.open()), default=0)
     most, together = max(free, default=0), min(sum(free), largest)
-    # Where free memory lies on several GPUs, the kubelet counts enough of it, and only the agent knows better.
+    # If the free memory is spread over several GPUs, the kubelet counts its sum, and only the agent knows better.
     scattered = together > most
     asked = (most + together + 1) // 2 if scattered else most + 1
     though = f", though {story.gib(sum(free))} are free" if scattered else ""
-    story.say(f"{begun} pod asks for {story.gib(asked)}{though}. Its owner reads in its status why it cannot run:")
+    story.say(f"{begun} pod requests {story.gib(asked)}{though}. Its status says why it cannot run:")
     pod = await story.admit("large", story.world.memory, asked)
     story.quote(f"status of large: {pod.phase}, {pod.reason}", pod.message)
     story.check("The pod is refused.", (pod.phase, pod.reason) == ("Failed", "UnexpectedAdmissionError"))
     if scattered:
         story.check(
-            f"The reason names what was asked ({story.gib(asked)}) and what one GPU has ({story.gib(most)}).",
+            f"The message names the requested {story.gib(asked)} and the {story.gib(most)} that one GPU has free.",
             f"{story.gib(asked)} asked" in pod.message and f"{story.gib(most)} free" in pod.message,
         )
 
 
 async def _begin_notebooks(story: Story) -> str:
-    """Begin one on every GPU that is as large as any and free, each too large for two of them.
+    """Start a notebook on every free GPU of the largest size; two notebooks do not fit on one GPU.
 
     Returns:
         The beginning of the next sentence.
@@ -238,7 +238,7 @@ async def _begin_notebooks(story: Story) -> str:
         return "A"
     began = 0
     while any(room.free == largest for room in story.open()):
-        story.say(f"Notebooks of {story.gib(size)} begin.")
+        story.say(f"Notebooks of {story.gib(size)} start.")
         if (await story.admit(f"notebook-{began + 1}", story.world.memory, size)).phase != "Running":
             break
         began += 1
@@ -248,15 +248,15 @@ async def _begin_notebooks(story: Story) -> str:
 async def _fail(story: Story) -> None:
     world = story.world
     if world.set_events is None:
-        story.leave_out("only invented GPUs without a script of their own are broken for a demo")
+        story.leave_out("the demo breaks only fake GPUs whose description has no events of its own")
         return
     before, in_use = world.held(), story.gpus_of(*world.kubelet.running)
     if not in_use:
-        story.check("Some GPU is in use.", held=False)
+        story.check("A GPU is in use.", held=False)
         return
     broken = in_use[0]
     name = f"GPU {broken.position}"
-    story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod asks for {world.memory}: 1.")
+    story.say(f"The driver reports XID {_XID} for {name}: {_XID_MEANING}. A new pod requests {world.memory}: 1.")
 
     def why() -> str | None:
         return world.agent.unhealthy(broken.gpu.uuid)
@@ -266,18 +266,18 @@ async def _fail(story: Story) -> None:
     await story.expect(
         f"{name} is out of service, with all its devices.", lambda: world.node.unhealthy.keys() == {broken.gpu.uuid}
     )
-    # Only now, for the error to be the first that is heard of it: a reading could come before the driver's event.
+    # Only now, so that the XID is the agent's first notice of the fault: a reading could come before the event.
     asks = {"at": 0, "gpu": broken.gpu.uuid, "xid": _XID_ASKS, "ecc": 1, "recovery_action": "gpu-reset"}
     world.set_events(error, asks)
     await story.expect("The log says why.", lambda: None not in (world.agent.said(f"XID {_XID_ASKS}"), why()))
-    story.check("Running pods are left alone.", world.held() == before)
+    story.check("Running pods keep their GPUs.", world.held() == before)
     others = bool(story.open())
     pod = await story.admit("newcomer", world.memory, 1)
     if others:
         story.check("The new pod runs on another GPU.", bool(story.gpus_of(pod)) and broken not in story.gpus_of(pod))
     else:
         story.quote(f"status of newcomer: {pod.phase}, {pod.reason}", pod.message)
-        story.check("The new pod is refused: there is no other GPU with room.", pod.phase == "Failed")
+        story.check("The new pod is refused: no other GPU has free memory.", pod.phase == "Failed")
 
 
 async def _recover(story: Story) -> None:
@@ -285,7 +285,7 @@ async def _recover(story: Story) -> None:
     if world.set_events is None:
         story.leave_out("no GPU was broken")
         return
-    story.say("The GPU is reset. The agent reads it until it believes it, and says why; nobody restarts anything.")
+    story.say("The GPU is reset. The agent reads it until it is proven healthy, and logs why; no process restarts.")
     world.set_events()
     await story.expect("The GPU is offered again.", lambda: not world.node.unhealthy)
     await story.expect("The log says why.", lambda: world.agent.said("healthy again") is not None)
@@ -297,32 +297,32 @@ async def _crash(story: Story) -> None:
     before, offered = world.held(), world.offered()
     story.say("The agent is killed (SIGKILL) and starts again: it reads the kubelet's records, then registers.")
     await world.agent.end(signal.SIGKILL)
-    await story.expect("Nothing is offered while it is away.", lambda: not any(world.offered().values()))
+    await story.expect("No device is offered while no agent runs.", lambda: not any(world.offered().values()))
     await story.pause(1.5)
-    story.check("Pods run on all the while.", world.held() == before)
+    story.check("Pods continue to run.", world.held() == before)
     await world.agent.start()
-    await story.expect("It offers what it offered before, and not one share more.", lambda: world.offered() == offered)
-    story.check("Every pod has what it had.", world.held() == before)
+    await story.expect("The agent offers the same devices as before.", lambda: world.offered() == offered)
+    story.check("Every pod has the same devices as before.", world.held() == before)
 
 
 async def _restart_kubelet(story: Story) -> None:
     world = story.world
     before, offered = world.held(), world.offered()
-    story.say("The kubelet restarts, removes all sockets, and at first knows of no pod: only its checkpoint does.")
+    story.say("The kubelet restarts and removes all sockets; at first only its checkpoint lists the pods.")
     await world.kubelet.stop()
     await story.pause(1.5)
     await world.kubelet.start(ready=False)
-    await story.expect("The agent registers again and offers what it offered.", lambda: world.offered() == offered)
+    await story.expect("The agent registers again and offers the same devices.", lambda: world.offered() == offered)
     await world.kubelet.sources_ready()
     story.check(
-        "The kubelet admits every pod again, and every pod has what it had.",
+        "The kubelet admits every pod again, with the same devices as before.",
         world.held() == before and all(pod.phase == "Running" for pod in world.kubelet.pods),
     )
 
 
 async def _end(story: Story) -> None:
     world = story.world
-    story.say("All pods end. No call tells a device plugin so: the agent finds it in the kubelet's records.")
+    story.say("All pods end. No call notifies a device plugin of that: the agent reads the kubelet's records.")
     await story.end()
     await story.expect(
         "Every share and every whole GPU is offered again.", lambda: world.offered() == story.offered_at_first
@@ -335,11 +335,11 @@ Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
-    "A pod takes a GPU whole": _take_whole,
-    "A pod is refused, and told why": _refuse,
+    "A pod gets a whole GPU": _take_whole,
+    "A pod is refused, with the reason": _refuse,
     "A GPU fails": _fail,
-    "It comes back": _recover,
+    "The GPU recovers": _recover,
     "The agent is killed": _crash,
     "The kubelet restarts": _restart_kubelet,
-    "Everything ends": _end,
+    "All pods end": _end,
 }

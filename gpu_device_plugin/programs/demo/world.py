@@ -1,4 +1,4 @@
-"""A node in a folder: a kubelet double, the real agent as a process of its own, and GPUs that can be broken."""
+"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.hardware.beliefs import HardwareView
     from gpu_device_plugin.testing.pods import Pod
 
-# Under which nothing that one waits for takes long. No container of the demo runs anything on a real GPU, so that
-# processes that are found there belong to others and say nothing of its pods.
+# Settings with short intervals, so that no scene waits long. The demo's containers run no program on a real GPU, so
+# processes found there belong to other users and say nothing about the demo's pods.
 _QUICK = {
     "probe_interval": "200ms",
     "reconcile_interval": "200ms",
@@ -43,33 +43,33 @@ _QUICK = {
     "log_format": "json",
 }
 _UNHEALTHY = " is unhealthy: "
-"""Between a GPU and the reason, in the agent's log."""
+"""The words between a GPU and the reason in the agent's log."""
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0
 """Only what never comes about is waited for so long."""
 
 
 class DemoError(Exception):
-    """The demo cannot begin, or cannot go on; the message says why."""
+    """The demo cannot start or continue; the message says why."""
 
 
 class Agent:
-    """The real agent, started from its command line. Nothing but its log and its sockets tells what it does."""
+    """The real agent, started from its command line and observed through its log and its sockets alone."""
 
     def __init__(self, settings: Mapping[str, str], log: Path) -> None:
-        """Prepare to start it with `settings`, by the names they have in a file, and to have it write to `log`."""
+        """Prepare to start it with `settings`, by their names in a file, and with `log` as its log file."""
         self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         self._log = log
         self.process: asyncio.subprocess.Process | None = None
 
     @property
     def running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
         """Start a process, with an empty log."""
-        # Settings for an agent in earnest are not meant for this one.
+        # Settings in the environment are those of a real agent, and do not apply here.
         environ = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
@@ -82,7 +82,7 @@ class Agent:
             )
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines of its log, the newest first; one that is being written is not there yet."""
+        """Yield the complete lines of its log, the newest first."""
         for line in reversed(self._log.read_text(errors="replace").split("\n")[:-1]):
             try:
                 yield json.loads(line)
@@ -96,13 +96,13 @@ class Agent:
         )
 
     def unhealthy(self, uuid: str) -> str | None:
-        """Return why it took a GPU out of service last, None if it never did."""
+        """Return the reason for which it last took a GPU out of service, None if it never did."""
         return (self.said(_UNHEALTHY, uuid=uuid) or "").partition(_UNHEALTHY)[2] or None
 
     def require(self) -> None:
-        """Raise DemoError if its process ended by itself; the message is the last thing that it wrote."""
+        """Raise DemoError if its process ended by itself; the message has its last log line."""
         if self.process is not None and self.process.returncode is not None:
-            last = next(self._lines(), {"msg": "it said nothing"})
+            last = next(self._lines(), {"msg": "its log is empty"})
             raise DemoError(f"The agent ended: {last.get('traceback') or last.get('why') or last['msg']}")
 
     async def end(self, number: signal.Signals) -> None:
@@ -120,7 +120,7 @@ class Agent:
 
 
 class World:
-    """The node, and what is known of it from outside the agent: the kubelet's records and the GPUs themselves."""
+    """The node, as seen from outside the agent: the kubelet's records and the GPUs themselves."""
 
     def __init__(
         self,
@@ -135,15 +135,15 @@ class World:
         self.agent = agent
         self.shares = shares
         self.set_events = set_events
-        """Lets these events of the GPUs, and no others, have happened, which the agent sees at once. None where the
-        GPUs are real, or have a script of their own that ours would run into."""
+        """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or
+        if their description has events of its own."""
         self.resources = settings.offered
         self.memory, self.count = (resource.name for resource in settings.offered)
         self.policy = settings.policy
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
-        """Every device that there is, by resource."""
+        """All devices of the GPUs, by resource."""
         return {
             resource.name: frozenset(name for shared in self.shares.gpus for name in shared.ids(resource.kind))
             for resource in self.resources
@@ -179,11 +179,11 @@ class World:
         return len(self.offered()[resource])
 
     def complete(self) -> bool:
-        """Return whether the kubelet knows every device that there is, in whatever health."""
+        """Return whether the kubelet knows all devices, healthy or not."""
         return {resource: frozenset(devices) for resource, devices in self._health().items()} == self.devices_listed
 
     def settled(self) -> bool:
-        """Return whether the kubelet knows of every fence that must be there for the devices that pods hold."""
+        """Return whether the kubelet knows every fence that the pods' devices require."""
         node = self.node
         due = {
             resource.name: frozenset(
@@ -197,17 +197,17 @@ class World:
         return due == self.offered()
 
     def _out_of_service(self) -> dict[str, str]:
-        # A GPU that is in use through one resource is fenced in the other, but what is in use stays healthy: one with
-        # no healthy device at all is out of service.
+        # A GPU in use through one resource is fenced in the other, but its devices in use stay healthy: so a GPU
+        # without any healthy device is out of service.
         alive = {parse_id(name)[0] for names in self.offered().values() for name in names}
-        away = "nobody answers for it" if self.kubelet.up else "the kubelet is down"
+        unknown = "no agent reports its health" if self.kubelet.up else "the kubelet is down"
         uuids = (shared.gpu.uuid for shared in self.shares.gpus)
         return {
-            uuid: (self.agent.running and self.agent.unhealthy(uuid)) or away for uuid in uuids if uuid not in alive
+            uuid: (self.agent.running and self.agent.unhealthy(uuid)) or unknown for uuid in uuids if uuid not in alive
         }
 
     async def until(self, condition: Callable[[], bool]) -> bool:
-        """Wait until `condition` holds; return whether it did in good time.
+        """Wait until `condition` holds, at most `_PATIENCE_S` seconds; return whether it does.
 
         Raises:
             DemoError: the agent ended.
@@ -226,8 +226,8 @@ async def world(gpus: str) -> AsyncIterator[World]:
     """Make a node with these GPUs and a running kubelet; its agent is prepared and not started.
 
     Raises:
-        UsageError: `gpus` names none.
-        DemoError: there are none, or none that can be shared.
+        UsageError: `gpus` names no GPUs.
+        DemoError: there are no GPUs, or none that can be shared.
     """
     settings = Sources(NodeSettings, flags={"gpus": gpus}, environ={}).read()
     view = await _look(gpus)
@@ -279,7 +279,7 @@ def _describe(file: Path, document: Mapping[str, Any], *events: Mapping[str, obj
 
 
 def _document(gpus: str) -> dict[str, Any] | None:
-    """Return the description of GPUs that are invented and have no script of their own, None for all others."""
+    """Return the description of fake GPUs without events of their own, None for all other GPUs."""
     if gpus == "nvml":
         return None
     if gpus.startswith("fake:"):

@@ -1,4 +1,4 @@
-"""The agent that runs on this node: how it was started, and what its own pages say."""
+"""The agent that runs on this node: its command line, and the answers of its HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MODULE = PROGRAM.replace("-", "_")
 
 
 class Running(NamedTuple):
-    """An agent that runs."""
+    """A running agent."""
 
     arguments: list[str]
     environ: dict[str, str]
-    """Those of its variables that are settings."""
+    """Its environment variables that are settings."""
     root: Path
-    """Its files, as they are seen from here."""
+    """Its root directory, as seen from here."""
 
 
 def agents(proc: Path) -> list[Running] | None:
-    """Return the agents that run, None where processes are not to be seen."""
+    """Return the running agents, None if processes are not visible here."""
     try:
         folders = sorted((path for path in proc.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     except OSError:
@@ -50,7 +50,7 @@ def agents(proc: Path) -> list[Running] | None:
 
 
 def _arguments(words: list[str]) -> list[str] | None:
-    """Return the arguments of a `node` command line, from the command on; None if this is none."""
+    """Return the arguments of a `node` command line, from the command on; None for any other command line."""
     for at, word in enumerate(words[:4]):
         program = word.rpartition("/")[2] == PROGRAM or (word == _MODULE and words[at - 1] == "-m")
         if program and words[at + 1 : at + 2] == [NodeSettings.COMMAND]:
@@ -66,14 +66,14 @@ def _zero_separated(path: Path) -> list[str]:
 
 
 async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
-    """Return what the agent's pages say.
+    """Return the readiness and the metrics that the agent serves.
 
     Args:
-        http: where it serves them.
-        within_s: how long an answer may take.
+        http: the address of its HTTP endpoints.
+        within_s: timeout of each request, in seconds.
     """
     if http is None:
-        return Unknown("the agent serves no pages, so that nobody can ask it how it is", "start it with --http=:9445")
+        return Unknown("the agent serves no HTTP endpoints, so its state is not visible", "start it with --http=:9445")
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(http.host, http.host)  # noqa: S104 - read, not bound
     where = f"http://{host}:{http.port}"
     try:
@@ -90,8 +90,8 @@ async def ask(http: Address | None, within_s: float) -> AgentSeen | Unknown:
         )
     except (aiohttp.ClientError, OSError, UnicodeDecodeError) as problem:
         return Unknown(
-            f"nobody answers at {where}: {problem}",
-            "it serves them in its own pod: kubectl -n gpushare exec POD -- gpu-device-plugin doctor; or name the "
+            f"no agent answers at {where}: {problem}",
+            "it answers inside its own pod: kubectl -n gpushare exec POD -- gpu-device-plugin doctor; or name the "
             "address with --http",
         )
     return _seen(where, missing, metrics)

@@ -1,7 +1,7 @@
-"""`gpu-device-plugin doctor`: look at everything that sharing this node's GPUs needs, and say what is wrong.
+"""`gpu-device-plugin doctor`: examine everything that sharing this node's GPUs needs, and report the faults.
 
-Nothing is changed, and nothing that hangs is waited for longer than its deadline: the driver is asked by a process of
-its own, everything else over sockets.
+It changes nothing, and waits for no component longer than its deadline: a child process queries the driver, and all
+other components answer over sockets.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ RIGHTS = (
 """The rights that the agent needs."""
 
 _HIDDEN = Unknown(
-    "the node's files are not to be seen from this container",
+    "the node's files are not visible in this container",
     "kubectl debug node/NODE --profile=sysadmin --image=IMAGE -- gpu-device-plugin doctor --host-root=/host; on the "
-    "node itself, where this is no container, use --host-root=/",
+    "node itself, outside a container, use --host-root=/",
 )
-_API_OFF = Unknown("the agent is set up to go without the API server", "give it --api=in-cluster and NODE_NAME")
+_API_OFF = Unknown("the agent is configured to run without the API", "give it --api=in-cluster and NODE_NAME")
 _API_UNREACHABLE = Unknown(
-    "there is no service account here, so the API server cannot be asked",
+    "there is no service account here, so the API server is not queried",
     "kubectl -n gpushare exec POD -- gpu-device-plugin doctor, or --api with a kubeconfig",
 )
 
@@ -80,36 +80,36 @@ _LIBRARIES = (
     "run/nvidia/driver/usr/lib/x86_64-linux-gnu",
     "home/kubernetes/bin/nvidia/lib64",
 )
-"""Where drivers put NVML; the last two are the GPU Operator's and GKE's."""
+"""Directories in which drivers install NVML; the last two are the GPU Operator's and GKE's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long each thing may take, in seconds."""
+    """The longest time that each component may take, in seconds."""
 
     driver_s: float = 20.0
-    """Without persistence mode a driver takes a second or two for each GPU."""
+    """Without persistence mode a driver needs a second or two for each GPU."""
     answer_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the doctor looks."""
+    """The directories that the doctor examines."""
 
     host_root: Path | None = None
-    """The node's own file system; None: not to be seen."""
+    """The node's own file system; None: not visible here."""
     in_container: bool = False
     dev: Path = Path("/dev")
     libraries: Path | None = None
-    """Where NVML is, if the system's loader does not find it."""
+    """The directory of NVML, if the system's loader does not find it."""
 
 
 def place(host_root: str, environ: Mapping[str, str]) -> Place:
-    """Return where to look.
+    """Return the directories to examine.
 
     Args:
-        host_root: where the node's file system is, if that was said; else empty.
-        environ: tells a pod.
+        host_root: the value of --host-root, the mount point of the node's file system; empty: none was given.
+        environ: the environment, by which a pod is recognized.
 
     Raises:
         UsageError: there is no such directory.
@@ -119,20 +119,20 @@ def place(host_root: str, environ: Mapping[str, str]) -> Place:
         root = Path(host_root)
         if not root.is_dir():
             raise UsageError(
-                f"--host-root: {host_root} is no directory; name the one where the node's own file system is: / on the "
-                "node itself, /host in a pod that kubectl debug node/NODE made"
+                f"--host-root: {host_root} is no directory; name the root of the node's own file system: / on the "
+                "node itself, /host in a pod that kubectl debug node/NODE created"
             )
         return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))
     return Place(None if in_container else Path("/"), in_container)
 
 
 def _library_dir(root: Path) -> Path | None:
-    """Return the folder of NVML below a file system that is not ours, None if there is none."""
+    """Return the directory of NVML in the file system below `root`, None if there is none."""
     return next((root / folder for folder in _LIBRARIES if (root / folder / "libnvidia-ml.so.1").exists()), None)
 
 
 def below(settings: NodeSettings, where: Place) -> NodeSettings:
-    """Return settings that name the kubelet's files as they are called here."""
+    """Return settings with the paths of the kubelet's files below `where`."""
     root = where.host_root or Path("/")
     return replace(
         settings,
@@ -142,10 +142,10 @@ def below(settings: NodeSettings, where: Place) -> NodeSettings:
 
 
 def settings_of(sources: Sources[NodeSettings], texts: Texts, where: Place) -> tuple[NodeSettings, Profiles]:
-    """Return the settings that the agent has, as far as it wrote that down, and what it may choose from.
+    """Return the settings of the agent, with the profile that it saved last, and the profiles to choose from.
 
     Raises:
-        UsageError: something cannot be used that stands in no file.
+        UsageError: a flag or an environment variable cannot be used.
     """
     reading = {name: partial(sources.read, name, texts) for name in ("", *texts.profiles)}
     problems = {name: why for name, read in reading.items() if (why := _problem(read, UsageError))}
@@ -173,17 +173,17 @@ def main(
     as_json: bool,
     profiles: Profiles,
 ) -> int:
-    """Examine this node and print what was found; return the exit code.
+    """Examine this node and print the findings; return the exit code.
 
     Args:
-        settings: those of the agent.
-        where: where to look.
-        agents_running: how many agents are seen to run; None: that is not to be seen.
-        as_json: print for machines.
-        profiles: what the agent's settings may be by the node's label.
+        settings: the settings of the agent.
+        where: the directories to examine.
+        agents_running: the number of running agents; None: processes are not visible here.
+        as_json: print JSON.
+        profiles: the profiles of settings that the node's label may name.
     """
     with suppress(OSError):
-        # In the agent's container we share its memory: if that does not suffice for both, the kernel is to end us.
+        # In the agent's container we share its memory limit: at that limit the kernel has to kill us, not the agent.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
@@ -199,7 +199,7 @@ async def examined(
     agents_running: int | None = None,
     profiles: Profiles = NO_PROFILES,
 ) -> NodeSymptoms:
-    """Look at everything, at once."""
+    """Examine all components at the same time."""
     async with asyncio.TaskGroup() as tasks:
         driver = tasks.create_task(_driver(settings, where, deadlines), name="driver")
         held = tasks.create_task(_pod_resources(settings, deadlines), name="PodResources")
@@ -257,7 +257,7 @@ async def examined(
 
 
 async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) -> HardwareView:
-    timings = Timings(start_within_s=deadlines.driver_s)  # within which there is a first view, whatever the driver does
+    timings = Timings(start_within_s=deadlines.driver_s)  # a first view comes by then, even if the driver hangs
     try:
         hardware = Hardware(settings.gpus, timings=timings, library_dir=where.libraries)
     except DescriptionError as problem:
@@ -270,7 +270,7 @@ async def _driver(settings: NodeSettings, where: Place, deadlines: Deadlines) ->
 
 
 def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what is wrong with each device node, and the nodes that systemd does not know; see `NodeSymptoms`."""
+    """Return the fault of each device node, and the nodes without a link in /dev/char; see `NodeSymptoms`."""
     minors = [gpu.minor for gpu in inventory.gpus if gpu.minor is not None]
     nodes: dict[str, str] = {}
     unlinked = []
@@ -295,7 +295,7 @@ async def _pod_resources(settings: NodeSettings, deadlines: Deadlines) -> str:
     try:
         await listed_pods(settings.pod_resources_socket, names, deadlines.answer_s)
     except PodResourcesUnavailableError as problem:
-        return f"{problem}; is the kubelet running, and its directory the one that --pod-resources-socket names?"
+        return f"{problem}; check that the kubelet runs, and that --pod-resources-socket names its socket"
     return ""
 
 
@@ -328,7 +328,7 @@ async def _api(settings: NodeSettings, deadlines: Deadlines) -> ApiSeen | Unknow
 
 async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
     if not name:
-        return replace(seen, node_problem="which node this is is not known; set NODE_NAME, or --node-name")
+        return replace(seen, node_problem="the name of this node is unknown; set NODE_NAME, or --node-name")
     try:
         node = await NodeSelf(client, name).read()
     except ApiError as problem:

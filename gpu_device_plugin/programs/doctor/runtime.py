@@ -1,4 +1,4 @@
-"""How containers get at GPUs on this node, by the files of container runtimes and of NVIDIA's toolkit."""
+"""How containers on this node reach GPUs, by the files of container runtimes and of NVIDIA's toolkit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ANSWER_WITHIN_S = 5.0
 
 
 def runtimes(root: Path) -> tuple[Runtime, ...]:
-    """Return the container runtimes that are configured below `root`; files that cannot be read are passed over."""
+    """Return the container runtimes that are configured below `root`; files that cannot be read are ignored."""
     kinds = (_CONTAINERD, tomllib.loads, _containerd), (_CRI_O, tomllib.loads, _cri_o), (_DOCKER, json.loads, _docker)
     return tuple(judge(path, _parsed(path, parse)) for files, parse, judge in kinds for path in _files(root, files))
 
@@ -51,18 +51,18 @@ def cdi_devices(root: Path) -> frozenset[str]:
 
 
 def obeys_images(root: Path) -> bool | Unknown:
-    """Return whether the toolkit gives GPUs to any container that sets NVIDIA_VISIBLE_DEVICES; its default is to."""
+    """Return whether the toolkit gives GPUs to any container that sets NVIDIA_VISIBLE_DEVICES, as by default."""
     for path in _files(root, _TOOLKIT):
         return bool(_parsed(path, tomllib.loads).get(_HEEDS, True))
-    return Unknown("the toolkit's config.toml is not there, so that it is not known whether it heeds what images say")
+    return Unknown("there is no config.toml of the toolkit, so it is unknown whether it obeys the variables of images")
 
 
 def toolkit(root: Path, *, run: bool) -> str | Unknown:
     """Return the version of NVIDIA's container toolkit, empty if there is none.
 
     Args:
-        root: where the node's files are.
-        run: whether programs from there can be run here.
+        root: the node's root directory.
+        run: whether its programs can be run here.
     """
     if packaged := _packaged(root / "var/lib/dpkg/status"):
         return packaged
@@ -72,13 +72,13 @@ def toolkit(root: Path, *, run: bool) -> str | Unknown:
     if not run:
         return Unknown("its version cannot be read from here", "run nvidia-ctk --version on the node")
     try:
-        done = subprocess.run(  # noqa: S603 - a program of the administrator's, without arguments of anybody's
+        done = subprocess.run(  # noqa: S603 - a program that the administrator installed, with a fixed argument
             [str(programs[0]), "--version"], capture_output=True, text=True, check=False, timeout=_ANSWER_WITHIN_S
         )
     except (OSError, subprocess.TimeoutExpired) as problem:
         return Unknown(f"{programs[0]} --version: {problem}")
     found = re.search(r"version v?([0-9]+\.[0-9]+\.[0-9]+)", done.stdout)
-    return found[1] if found else Unknown(f"{programs[0]} --version does not tell its version")
+    return found[1] if found else Unknown(f"{programs[0]} --version prints no version")
 
 
 def cgroup(root: Path) -> int | Unknown:
@@ -120,7 +120,7 @@ def _docker(path: Path, config: Mapping[str, Any]) -> Runtime:
 
 
 def _with_nvidia(handlers: Mapping[str, Any], *program: str) -> tuple[str, ...]:
-    """Return the names of the handlers that run NVIDIA's runtime; `program` leads to the program of each."""
+    """Return the names of the handlers that run NVIDIA's runtime; `program` is the path of keys to the executable."""
     *table, key = program
     return tuple(
         name for name, each in handlers.items() if "nvidia-container-runtime" in str(_table(each, *table).get(key))
@@ -154,7 +154,7 @@ def _cdi_names(spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _packaged(status: Path) -> str:
-    """Return the version of the toolkit by Debian's list of packages."""
+    """Return the version of the toolkit by Debian's list of installed packages."""
     try:
         text = status.read_text(encoding="utf-8", errors="replace")
     except OSError:

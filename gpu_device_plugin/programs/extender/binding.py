@@ -1,4 +1,4 @@
-"""Bind a pod: choose its GPUs, claim them, tell the API server, in this order."""
+"""Bind a pod: choose its GPUs, claim them, and send the binding to the API server, in this order."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LATEST_COMMIT_S = 60.0
-"""So long after we gave up on it, a request may still take effect: kube-apiserver's default request timeout."""
+"""A request may take effect until this long after we gave up on it: kube-apiserver's default request timeout."""
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-"""A name becomes part of a path; the API server gives no other names than these."""
+"""Names become part of a URL path; the API server accepts no others than these."""
 
 _VOID: Mapping[str, str] = MappingProxyType({IDX: "0", ALLOCATION: "{}", INIT_ALLOCATION: "{}"})
-"""What says nothing. `IDX` is not read where the others tell of every container, as a promise does."""
+"""Annotations without a promise. `IDX` is ignored where the others cover every container, as a promise does."""
 
 
 class Cluster(Protocol):
-    """What of the API server binding needs."""
+    """The API server's operations that binding needs."""
 
     async def bind(self, pod: PodRef, node: str, annotations: Mapping[str, str]) -> None:
         """Bind a pod and write its promise in one step; see `cluster.binder.Binder`."""
 
     async def read(self, namespace: str, name: str) -> Pod:
-        """Return a pod as it is now. Raises ApiError."""
+        """Return the current state of a pod. Raises ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """A binding that the API server may have made, or may yet make. All requests for it ask for the same."""
+    """A binding that the API server may have made, or may still make. All requests for it are identical."""
 
     ref: PodRef
     claimed: Pod
-    """With the node and the promise that it has if the binding was made."""
+    """The pod with the node and the promise that it has if the binding was made."""
     promised: Mapping[str, str]
     since: float
-    """When the last request was given up that may still be carried out, monotonic seconds."""
+    """When we gave up on the last request that may still take effect, monotonic seconds."""
 
 
 class Binding:
-    """Binds pods, many at a time. The only place that makes and gives back claims in a fleet."""
+    """Binds pods, many concurrently. The only writer of claims in a fleet."""
 
     def __init__(
         self,
@@ -73,21 +73,21 @@ class Binding:
         timeout_s: Callable[[], float],
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
-        look_s: float = 5.0,
+        check_doubts_s: float = 5.0,
     ) -> None:
         """Bind within `fleet`.
 
         Args:
-            fleet: the nodes, and what pods take of them.
+            fleet: the nodes and the pods on them.
             cluster: the API server.
-            resources: what is managed.
-            current: returns when the fleet knows what others did while we bound nothing. Raises ApiError or
-                TimeoutError.
+            resources: the managed resources.
+            current: returns once the fleet has the bindings of other extenders made since our last one. Raises ApiError
+                or TimeoutError.
             gpu_policy: which GPU is preferred where neither pod nor node says.
             timeout_s: how long one binding may take.
             clock: monotonic seconds.
-            wall_ns: nanoseconds since the epoch, for people.
-            look_s: how often to look what became of a binding that is in doubt.
+            wall_ns: nanoseconds since the epoch, for display.
+            check_doubts_s: how often to check bindings that are in doubt, seconds.
         """
         self._fleet = fleet
         self._cluster = cluster
@@ -97,7 +97,7 @@ class Binding:
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall_ns = wall_ns
-        self._look_s = look_s
+        self._check_doubts_s = check_doubts_s
         self._underway: dict[str, asyncio.Future[str]] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._doubted = asyncio.Event()
@@ -107,16 +107,16 @@ class Binding:
 
     @property
     def doubts(self) -> int:
-        """Pods of which it is not known whether they are bound; their claims stand."""
+        """The number of pods for which it is unknown whether they are bound; their claims stand."""
         return len(self._doubts)
 
     async def bind(self, ref: PodRef, node: str) -> str:
         """Bind a pod to `node`; return an empty text, or a sentence for the pod's owner on why it is not bound.
 
-        A scheduler that got no answer in time asks again: the second call waits for the first and then looks anew.
+        A scheduler that got no answer in time retries: the second call waits for the first, then starts over.
         """
         if not all(map(_NAME.fullmatch, (ref.namespace, ref.name))):
-            return "this is no name of a pod: it has something else in it than small letters, digits, dashes and dots"
+            return "the pod's name or namespace is invalid: only lowercase letters, digits, dashes and dots are allowed"
         try:
             async with asyncio.timeout(self._timeout_s()):
                 while (first := self._underway.get(ref.uid)) is not None:
@@ -146,7 +146,7 @@ class Binding:
             where = doubt.claimed.node_name
             return f"pod {ref} may still be bound to node {where}: the API server has not answered; wait for it"
         elif doubt is not None:
-            # It is asked for once more as it was: of two equal bindings it is all one which is made.
+            # The same request is sent again: of two identical bindings it does not matter which is made.
             return await self._claimed(pod, ref, node, doubt.promised)
         found = self._promise(pod, node)
         if isinstance(found, str):
@@ -155,7 +155,7 @@ class Binding:
         return await self._claimed(pod, ref, node, promised, wait_s)
 
     def _unbindable(self, pod: Pod, ref: PodRef, node: str) -> str | None:
-        """Say why nothing is to be done; an empty text if it has been done already."""
+        """Return why the pod cannot be bound, an empty text if it is bound to `node` already, None if it can be."""
         if pod.uid != ref.uid:
             return f"pod {ref} was deleted, and another pod now has its name"
         entry = self._fleet.entries.get(pod.uid)
@@ -168,7 +168,7 @@ class Binding:
         return None
 
     def _promise(self, pod: Pod, node: str) -> tuple[Mapping[str, str], float] | str:
-        """Return the promise to write on a pod, and in how many seconds it can be kept; or say why it does not fit."""
+        """Return the promise for a pod, and in how many seconds its GPUs are available; or why the pod does not fit."""
         asked = ask(pod, self._resources)
         if isinstance(asked, Impossible):
             return asked.sentence
@@ -183,13 +183,13 @@ class Binding:
         if isinstance(found, Unfit):
             return f"node {node}: {found.sentence}"
         promised = promise(asked, found, there.gpus, self._wall_ns())
-        # A binding can write over an annotation but remove none. What a pod's owner wrote would stand beside the
-        # promise, and if it made no sense, the promise made none.
+        # A binding can overwrite an annotation but not remove one. An annotation by the pod's owner would stand beside
+        # the promise and, if malformed, make the promise unreadable.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
-        # No await between the choice and this line: the next request finds the GPU taken.
+        # No await between the choice and this line: the next request finds the GPU claimed.
         claimed = replace(pod, node_name=node, annotations={**pod.annotations, **promised})
         self._fleet.claim(claimed)
         if wait_s > 0:
@@ -202,7 +202,7 @@ class Binding:
         try:
             await self._cluster.bind(ref, node, promised)
         except BindError:
-            # That is certain of this request, and says nothing of those before, which may still be carried out.
+            # This request certainly failed; earlier ones may still take effect.
             if not again:
                 self._fleet.release(ref.uid)
             raise
@@ -219,24 +219,24 @@ class Binding:
 
     # --- Doubts -------------------------------------------------------------------------------------------------------
 
-    async def settle(self) -> NoReturn:
-        """Find out what became of bindings that are in doubt. Ends only by cancellation."""
+    async def resolve_doubts(self) -> NoReturn:
+        """Resolve the bindings that are in doubt. Ends only by cancellation."""
         while True:
             await self._doubted.wait()
-            await asyncio.sleep(self._look_s)
-            await self.look()
+            await asyncio.sleep(self._check_doubts_s)
+            await self.check_doubts()
             if not self._doubts:
                 self._doubted.clear()
 
-    async def look(self) -> None:
-        """Look once what became of each binding that is in doubt."""
+    async def check_doubts(self) -> None:
+        """Check each binding that is in doubt once."""
         for doubt in tuple(self._doubts.values()):
-            if await self._settled(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
+            if await self._resolved(doubt) and self._doubts.get(doubt.ref.uid) is doubt:
                 del self._doubts[doubt.ref.uid]
 
-    async def _settled(self, doubt: _Doubt) -> bool:
+    async def _resolved(self, doubt: _Doubt) -> bool:
         if not self._stands(doubt):
-            return True  # the watch has shown it
+            return True  # the watch has shown the outcome
         asked_at = self._clock()
         try:
             pod: Pod | None = await self._cluster.read(doubt.ref.namespace, doubt.ref.name)
@@ -244,21 +244,21 @@ class Binding:
             pod = None
         except ApiError:
             return False
-        # Meanwhile the watch may have shown it, or a request for it may have been answered.
-        return not self._stands(doubt) or self._learn(doubt, pod, asked_at)
+        # Meanwhile the watch may have shown the outcome, or another request for it may have been answered.
+        return not self._stands(doubt) or self._apply(doubt, pod, asked_at)
 
-    def _learn(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
-        """Take over what became of a pod, as it was at `asked_at` or later; return whether the doubt is over."""
+    def _apply(self, doubt: _Doubt, pod: Pod | None, asked_at: float) -> bool:
+        """Apply the state of a pod, read at `asked_at` or later, to the fleet; return whether the doubt is resolved."""
         if pod is None or pod.uid != doubt.ref.uid:
-            # It may have been bound and deleted by force, so that its containers may still run.
+            # It may have been bound and then deleted by force, and its containers may still run.
             self._fleet.remove_pod(doubt.claimed, self._clock())
         elif pod.node_name:
             self._fleet.put_pod(pod, self._clock())
         elif not pod.deleting and (doubt.ref.uid in self._underway or asked_at - doubt.since < LATEST_COMMIT_S):
             return False
-        else:  # no request is left, or the API server binds no pod that is being deleted
+        else:  # no request can still take effect, or the pod is being deleted, and the API server binds no such pod
             where = {"pod": str(doubt.ref), "node": doubt.claimed.node_name}
-            _log.warning("a binding that was not answered has not been made", extra=where)
+            _log.warning("an unanswered binding has not been made", extra=where)
             self._fleet.release(doubt.ref.uid)
         return True
 

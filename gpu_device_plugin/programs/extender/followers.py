@@ -1,4 +1,4 @@
-"""Put into a fleet what the API server tells of pods and nodes."""
+"""Apply the API server's pods and nodes to a fleet."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet import Fleet
 
 _MOST_LINKS = 200
-"""So many kinds of machines are remembered; then all are forgotten."""
+"""The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
 class PodStore(Store[Pod]):
-    """Where pods go."""
+    """Applies watched pods to a fleet."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
-        """Put into `fleet`; `clock` is in monotonic seconds."""
+        """Write to `fleet`; `clock` returns monotonic seconds."""
         self._fleet = fleet
         self._clock = clock
 
     def replace(self, objects: Sequence[Pod]) -> None:
-        """Take over a list of all pods that concern us."""
+        """Replace all pods that ask for GPUs."""
         self._fleet.replace_pods(objects, self._clock())
 
-    def put(self, object: Pod) -> None:  # noqa: A002 - the API's word
-        """Take over a pod."""
+    def put(self, object: Pod) -> None:  # noqa: A002 - the API's term
+        """Add or update a pod."""
         self._fleet.put_pod(object, self._clock())
 
-    def remove(self, object: Pod) -> None:  # noqa: A002 - the API's word
-        """Let go of a pod, by its last state."""
+    def remove(self, object: Pod) -> None:  # noqa: A002 - the API's term
+        """Remove a pod, given its last state."""
         self._fleet.remove_pod(object, self._clock())
 
 
 class NodeStore(Store[NodeRecord]):
-    """Where nodes go."""
+    """Applies watched nodes to a fleet."""
 
     def __init__(self, fleet: Fleet, resources: Iterable[Resource]) -> None:
         self._fleet = fleet
@@ -52,15 +52,15 @@ class NodeStore(Store[NodeRecord]):
         self._links: dict[str, Links] = {}
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
-        """Take over a list of all nodes."""
+        """Replace all nodes."""
         self._fleet.replace_nodes({node.name: self._gpus(node) for node in objects})
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
-        """Take over a node."""
+        """Add or update a node."""
         self._fleet.put_node(object.name, self._gpus(object))
 
     def remove(self, object: NodeRecord) -> None:  # noqa: A002
-        """Let go of a node."""
+        """Remove a node."""
         self._fleet.remove_node(object.name)
 
     def _gpus(self, node: NodeRecord) -> NodeGpus:

@@ -1,4 +1,4 @@
-"""The scheduler extender: follows the cluster's nodes and pods, and answers kube-scheduler about them."""
+"""The scheduler extender: watches the cluster's nodes and pods, and answers kube-scheduler's requests."""
 
 from __future__ import annotations
 
@@ -57,38 +57,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """When the parts of an extender give up and when they look again, in seconds."""
+    """The timeouts and intervals of an extender's parts, in seconds."""
 
     api: Timing = field(default_factory=Timing)
     follow: ReflectorTiming = field(default_factory=ReflectorTiming)
     bind: BinderTiming | None = None
-    """None: what the setting of how long binding may take leaves."""
+    """None: derived from the setting `bind_timeout_s`."""
     lease: LeaseTiming = field(default_factory=LeaseTiming)
     catch_up_s: float = 3.0
-    """How long to learn what others did. A scheduler gives up on a binding after 5 s."""
-    look_s: float = 5.0
-    """How often to look what became of a binding that is in doubt."""
+    """Timeout of catching up with the bindings of others. A scheduler gives up on a binding after 5 s."""
+    check_doubts_s: float = 5.0
+    """Interval at which bindings in doubt are checked."""
     settle_s: float = 2.0
-    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent's look at both records
-    and at the driver, and the kubelet's hearing of it, took 16 to 25 ms, and longer on a busy node."""
+    """How long a GPU stays closed to the other resource after a pod on it has ended. The agent reads the kubelet's
+    records and the driver, and updates the kubelet, within 16 to 25 ms; on a busy node it takes longer."""
     tick_s: float = 0.5
-    """How often to let go of pods that vanished."""
+    """Interval at which vanished pods are expired."""
     quiet_s: float = 1.0
-    """How much longer than a binding a scheduler that ends waits for us, which are told to end in the same moment."""
+    """How much longer than a binding `/quiet` waits for the shutdown that its caller, kube-scheduler, has begun too."""
     unfollowed_s: float = 60.0
-    """After so long without a way to follow nodes or pods, what is known of them is too old to answer by."""
+    """Once a watch of nodes or pods has been broken for this long, the extender is not ready."""
 
 
 DEFAULT_TIMINGS = Timings()
 
 
 def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSettings) -> int:
-    """Run the extender until it is told to stop; return its exit code.
+    """Run the extender until SIGTERM or SIGINT; return its exit code.
 
     Args:
-        sources: where settings come from.
-        texts: what the files among them said.
-        settings: what that made.
+        sources: the sources of the settings.
+        texts: the contents of the files among them.
+        settings: the settings read from them.
 
     Raises:
         UsageError: an address, or a certificate, cannot be used.
@@ -97,33 +97,33 @@ def main(sources: Sources[ExtenderSettings], texts: Texts, settings: ExtenderSet
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    extender = Extender(settings, config, when_known=collect_seldom())
+    extender = Extender(settings, config, when_read=collect_rarely())
     rereading = Rereading(sources, texts, take=extender.reload, refuse=extender.keep_settings)
     reload = partial(rereading.look, anyway=True)
     return asyncio.run(until_stopped(rereading.beside(extender.run()), "extender", {signal.SIGHUP: reload}))
 
 
-def collect_seldom() -> Callable[[], None]:
-    """Have the collector look at what is young only, for as long as much is read that stays; return what ends that."""
+def collect_rarely() -> Callable[[], None]:
+    """Have the garbage collector skip old objects while the cluster is read; return a function that ends this."""
     usual = gc.get_threshold()
-    # It went over everything again whenever there was a quarter more: a sixth of the time until we are ready.
+    # A full collection for every quarter of growth took a sixth of the time until ready.
     gc.set_threshold(100_000, 50, 1000)
 
     def as_usual() -> None:
-        keep_for_good()
+        freeze_objects()
         gc.set_threshold(*usual)
 
     return as_usual
 
 
-def keep_for_good() -> None:
-    """Spare the collector what is there by now: it stays, and need not be looked at while the scheduler waits."""
+def freeze_objects() -> None:
+    """Exempt all present objects from garbage collection: they stay, and no scheduler should wait for their scan."""
     gc.collect()
     gc.freeze()
 
 
 class Extender:
-    """Everything an extender is, wired together. Makes no decision itself."""
+    """Wires the parts of an extender together. Makes no decision itself."""
 
     def __init__(
         self,
@@ -131,19 +131,19 @@ class Extender:
         config: ClusterConfig,
         *,
         timings: Timings = DEFAULT_TIMINGS,
-        when_known: Callable[[], None] = keep_for_good,
+        when_read: Callable[[], None] = freeze_objects,
     ) -> None:
         """Prepare; nothing is sent before `run`.
 
         Args:
-            settings: what to run with; `reload` changes some.
+            settings: the initial settings; `reload` changes some.
             config: where the API server is.
-            timings: how patient to be.
-            when_known: called once, when the cluster has been read.
+            timings: the timeouts and intervals.
+            when_read: called once, when the cluster has been read.
         """
         self.settings = settings
         self._timings = timings
-        self._when_known = when_known
+        self._when_read = when_read
         self._resources = resources = settings.offered
         names = tuple(resource.name for resource in resources)
         self._metrics: m.Metrics = (
@@ -153,7 +153,7 @@ class Extender:
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)
-        # A pod that names none of our resources anywhere is none of ours, and need not be understood.
+        # A pod whose JSON names none of our resources asks for none, and need not be decoded.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, READ_ON_NODES.__contains__)
         self._changed = asyncio.Event()
@@ -172,13 +172,13 @@ class Extender:
             self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic), timing=timings.follow
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
-        """What follows the cluster, by the plural of the kind."""
+        """The reflectors of the cluster, by the plural of the kind."""
         self._lease = (
             Lease(
                 self._client,
                 settings.namespace(SERVICE_ACCOUNT),
                 settings.lease_name,
-                # Never the same after a restart: the lease of our former life is not ours.
+                # Differs after every restart: a restarted process does not hold the lease of its predecessor.
                 f"{settings.holder()}_{uuid.uuid4()}",
                 timing=timings.lease,
             )
@@ -187,7 +187,7 @@ class Extender:
         )
         self.readiness = Readiness(self.watches, self._lease, time.monotonic, timings.unfollowed_s)
         self.unready = self.readiness.unready
-        """Returns why the scheduler had better not be answered; nothing if it can be."""
+        """Returns why this extender is not ready to answer the scheduler; empty if it is."""
         self._fresh = Freshness(partial(self._pods.caught_up, timings.catch_up_s), time.monotonic)
         self.binding = Binding(
             self.fleet,
@@ -198,7 +198,7 @@ class Extender:
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
-            look_s=timings.look_s,
+            check_doubts_s=timings.check_doubts_s,
         )
         self.verbs = Verbs(
             self.fleet,
@@ -217,13 +217,13 @@ class Extender:
             quiet_within_s=lambda: self.settings.bind_timeout_s + timings.quiet_s,
         )
         self.ports: dict[str, int] = {}
-        """Where we listen, once we do."""
+        """The listening ports by setting, once open."""
 
     def __repr__(self) -> str:
         return f"<Extender: {self.fleet!r}, {self.binding!r}>"
 
     def reload(self, wanted: ExtenderSettings) -> None:
-        """Take over what can be changed while we run."""
+        """Apply the settings that can change at run time."""
         outcome = reload(self.settings, wanted)
         self.settings = outcome.settings
         self.fleet.vanished_grace_s = outcome.settings.vanished_grace_s
@@ -231,46 +231,46 @@ class Extender:
         _log.info("%s", outcome.sentence, extra=outcome.changes)
 
     def keep_settings(self, why: str) -> None:
-        """Say that other settings cannot be used, and that all stay as they are."""
+        """Log that new settings are invalid, and that the present ones stay in force."""
         _log.error("the configuration stays as it was", extra={"why": why})
 
     async def run(self) -> NoReturn:
-        """Do all of it until cancelled. Owns the listening sockets and the connections.
+        """Run all parts until cancelled. Owns the listening sockets and the connections.
 
         Raises:
             UsageError: an address cannot be listened on, or a certificate not be used.
         """
         settings = self.settings
-        _log.info("the scheduler extender begins", extra={"version": __version__, "listen": written(*settings.listen)})
+        _log.info("the scheduler extender starts", extra={"version": __version__, "listen": written(*settings.listen)})
         if settings.exposed:
             _log.warning(
-                "whoever reaches this address can have pods bound; let only the scheduler reach it, "
-                "or give tls_cert, tls_key and client_ca",
+                "every client that reaches this address can bind pods; let only the scheduler reach it, or "
+                "give tls_cert, tls_key and client_ca",
                 extra={"listen": written(*settings.listen)},
             )
         tls = _tls(settings)
         async with self._client, AsyncExitStack() as servers:
             if settings.http is not None:
                 await self._serve(servers, "http", settings.http, self.routes.for_monitoring(), limits=STRANGERS)
-            servers.callback(self.routes.quiet.set)  # once nothing comes from the scheduler, before the probes end
+            servers.callback(self.routes.quiet.set)  # once the scheduler's calls have ended, before the probes end
             calls, patience_s = self.routes.for_scheduler(), settings.bind_timeout_s
             await self._serve(servers, "listen", settings.listen, calls, tls=tls, finish_within_s=patience_s)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._nodes.run(), name="follow nodes")
-                tasks.create_task(self._pods.run(), name="follow pods")
-                tasks.create_task(self.binding.settle(), name="settle doubts")
-                tasks.create_task(self._look_at_changes(), name="look at what changed")
-                tasks.create_task(self._tick(), name="let go of pods that vanished")
-                tasks.create_task(self._say_when_ready(), name="say when ready")
+                tasks.create_task(self._nodes.run(), name="watch nodes")
+                tasks.create_task(self._pods.run(), name="watch pods")
+                tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
+                tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
+                tasks.create_task(self._tick(), name="expire vanished pods")
+                tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
                     tasks.create_task(self._lease.run(), name="elect a leader")
-                    tasks.create_task(self._follow_the_lead(self._lease), name="follow the lead")
+                    tasks.create_task(self._follow_leader(self._lease), name="follow the leader")
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    # First what was begun is ended, then the lead is given away: our successor lists before it binds,
-                    # and would not find a binding that is still on its way.
-                    self.readiness.ending = True
+                    # Bindings in progress end before the lease is released: the next leader lists pods before it binds,
+                    # and would miss a binding still in flight.
+                    self.readiness.shutting_down = True
                     await servers.aclose()
         raise AssertionError  # pragma: no cover (nobody sets the event)
 
@@ -291,12 +291,12 @@ class Extender:
         pod, ignored = self._pod_reader.read(raw)
         if ignored:
             _log.warning(
-                "a pod asks for something odd", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
+                "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
         return pod if pod.containers else None
 
     def _unplaced(self, pod: Pod) -> None:
-        """Count a pod of which nobody can tell where it is, if that is because of its annotations."""
+        """Count a pod whose GPU is unknown because its annotations are malformed."""
         try:
             promises(pod, self._resources)
         except MalformedAnnotationError:
@@ -308,38 +308,38 @@ class Extender:
     async def _tick(self) -> NoReturn:
         while True:
             self.fleet.expire(time.monotonic())
-            self.readiness.look()
+            self.readiness.record_watches()
             await asyncio.sleep(self._timings.tick_s)
 
-    async def _look_at_changes(self) -> NoReturn:
-        """Do between two requests what the next one would have to wait for."""
+    async def _prepare_after_changes(self) -> NoReturn:
+        """Prepare for the next request as soon as the fleet changes."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             self.verbs.prepare()
 
-    async def _say_when_ready(self) -> None:
+    async def _log_when_ready(self) -> None:
         began = time.monotonic()
         await self._nodes.wait_synced()
         await self._pods.wait_synced()
         took_s = time.monotonic() - began
-        self._when_known()
+        self._when_read()
         _log.info(
-            "the cluster is known",
+            "the cluster has been read",
             extra={"nodes": len(self.fleet.candidates), "pods": len(self.fleet.entries), "took_s": round(took_s, 2)},
         )
 
-    async def _follow_the_lead(self, lease: Lease) -> NoReturn:
+    async def _follow_leader(self, lease: Lease) -> NoReturn:
         async for leads in lease.leader.values():
             if leads:
                 self._fresh.lost()
-            _log.info("we are the leader" if leads else "somebody else is to lead", extra={"holder": lease.holder})
+            _log.info("this extender leads" if leads else "this extender does not lead", extra={"holder": lease.holder})
         raise AssertionError  # pragma: no cover (a Latest never ends)
 
     def _drifted(self, before: Entry, now: Entry) -> None:
         self._metrics.count(m.DRIFT, "moved" if before.node == now.node else "other_node")
         _log.warning(
-            "a pod has other GPUs than our ledger had",
+            "a pod holds other GPUs than the ledger recorded",
             extra={
                 "pod": f"{now.namespace}/{now.name}",
                 "node": now.node,
@@ -352,7 +352,7 @@ class Extender:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
     def state(self) -> m.ExtenderState:
-        """Return the cluster as metrics show it."""
+        """Return the state that the metrics export."""
         nodes = self.fleet.candidates.values()
         return m.ExtenderState(
             leader=self.readiness.leading,

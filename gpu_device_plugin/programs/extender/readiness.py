@@ -1,4 +1,4 @@
-"""Whether the scheduler may be answered: nodes and pods are followed, and of several extenders this one leads."""
+"""Decide readiness: the watches of nodes and pods are current, and this extender is the leader."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ if TYPE_CHECKING:
 
 
 class Readiness:
-    """The reasons against answering. They come and go, but for the end of the extender."""
+    """The reasons why this extender is not ready. All are temporary but its shutdown."""
 
     def __init__(self, watches: Watches, lease: Lease | None, clock: Callable[[], float], unfollowed_s: float) -> None:
-        """Judge by these parts.
+        """Derive readiness from these parts.
 
         Args:
-            watches: what follows the cluster, by the plural of the kind.
-            lease: decides who of several leads; None: this extender is alone.
+            watches: the reflectors of the cluster, by the plural of the kind.
+            lease: elects the leader of several extenders; None: this one has no replicas.
             clock: monotonic seconds.
-            unfollowed_s: how old the view of the cluster may be once it cannot be followed, seconds.
+            unfollowed_s: how old the view of the cluster may be while a watch is broken, seconds.
         """
         self._watches = watches
         self._lease = lease
         self._clock = clock
         self._unfollowed_s = unfollowed_s
         self._followed_at: dict[str, float] = {}
-        """By kind, when nothing was last wrong with following it, monotonic seconds."""
-        self.ending = False
-        """The extender ends, and takes up nothing new."""
+        """By kind, when its watch was last without a problem, monotonic seconds."""
+        self.shutting_down = False
+        """The extender is shutting down, and accepts no new work."""
 
     def __repr__(self) -> str:
         return f"<Readiness: {'; '.join(self.unready()) or 'ready'}>"
 
     @property
     def leading(self) -> bool:
-        """Whether this extender may act, as far as the lease goes."""
+        """Whether the lease allows this extender to act."""
         return self._lease is None or self._lease.leading
 
-    def look(self) -> None:
-        """Take note of what is followed at this moment; to be called every now and then."""
+    def record_watches(self) -> None:
+        """Record which watches are current; to be called periodically."""
         now = self._clock()
         for what, watch in self._watches.items():
             if watch.live or watch.problem is None or what not in self._followed_at:
                 self._followed_at[what] = now
 
     def unready(self) -> tuple[str, ...]:
-        """Return why the scheduler had better not be answered; nothing if it can be."""
-        ending = ("this extender is ending, another one takes over",) if self.ending else ()
-        return (*ending, *self.unknown(), *self._unled())
+        """Return why this extender is not ready to answer the scheduler; empty if it is."""
+        shutdown = ("this extender is shutting down, another one takes over",) if self.shutting_down else ()
+        return (*shutdown, *self.unknown(), *self._not_leading())
 
     def unknown(self) -> tuple[str, ...]:
-        """Return of which kinds too little is known."""
+        """Return for each kind why its objects are unknown or out of date; empty if all are current."""
         oldest = self._clock() - self._unfollowed_s
         found = []
         for what, watch in self._watches.items():
@@ -69,7 +69,7 @@ class Readiness:
                 found.append(f"the cluster's {what} cannot be followed{why}")
         return tuple(found)
 
-    def _unled(self) -> tuple[str, ...]:
+    def _not_leading(self) -> tuple[str, ...]:
         if self._lease is None or self._lease.leading:
             return ()
         if self._lease.problem is not None:

@@ -1,4 +1,4 @@
-"""What an extender answers over HTTP: the scheduler's calls, probes, metrics, and the request for its end."""
+"""The extender's HTTP endpoints: the scheduler's calls, probes, metrics, and `/quiet` for kube-scheduler's shutdown."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PREFIX = "/gpushare-scheduler"
-"""Where gpushare's extender answered, too."""
+"""The same path as that of gpushare's extender."""
 
 _LONGEST_FIELD = 600
-"""Characters of a log line."""
+"""Characters of one field in a log line."""
 
 
 class Routes:
-    """From a request to the part that answers it."""
+    """Routes each request to the part that answers it."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class Routes:
         *,
         quiet_within_s: Callable[[], float],
     ) -> None:
-        """Answer by these parts; `quiet_within_s` is how long the request for the end may wait, seconds."""
+        """Answer with these parts; `quiet_within_s` is how long `/quiet` may wait, seconds."""
         self._verbs = verbs
         self._binding = binding
         self._readiness = readiness
         self._metrics = metrics
         self._quiet_within_s = quiet_within_s
         self.quiet = asyncio.Event()
-        """The extender ends, and binds nothing any more."""
+        """Set once the extender is shutting down and sends no more bindings."""
 
     def for_scheduler(self) -> list[Route]:
-        """Return what is answered where the scheduler calls."""
+        """Return the routes of the scheduler's address."""
         return [
             Route("POST", f"{PREFIX}/filter", self._verb("filter", self._verbs.filter)),
             Route("POST", f"{PREFIX}/prioritize", self._verb("prioritize", self._verbs.prioritize)),
@@ -65,7 +65,7 @@ class Routes:
         ]
 
     def for_monitoring(self) -> list[Route]:
-        """Return what is answered where monitoring and the kubelet call."""
+        """Return the routes of the address for monitoring and the kubelet."""
         pages = dict(self._probes())
         if isinstance(self._metrics, m.PrometheusMetrics):
             pages["/metrics"] = self._metrics.page
@@ -81,11 +81,11 @@ class Routes:
         return answered
 
     def _json(self, body: bytes) -> Page:
-        """Make an answer, the last while we are not ready: a Service sends only new connections elsewhere."""
+        """Return a JSON page; closes the connection while not ready, as a Service only redirects new connections."""
         return Page(body, content_type=JSON, last=bool(self._readiness.unready()))
 
     async def _bind(self, request: Request) -> Page:
-        """Answer bind with HTTP 200 whatever becomes of it: of another answer the scheduler shows the status alone."""
+        """Answer bind with HTTP 200 even on failure: of any other status the scheduler shows only the number."""
         began = time.perf_counter()
         try:
             args = wire.read_binding(request.body)
@@ -114,12 +114,12 @@ class Routes:
         return self._readiness.unready()
 
     async def _quiet(self) -> Page:
-        """Answer when we have been told to end and bind nothing any more, or when that does not come about.
+        """Answer once this extender is shutting down and sends no more bindings, or after a timeout.
 
-        Beside us kube-scheduler waits for it before it gives its lease away.
+        The kube-scheduler in the same pod waits for this answer before it releases its lease.
         """
         quiet = await within(self._quiet_within_s(), self.quiet.wait())
-        return Page("quiet\n" if quiet else "nobody has told this extender to end\n")
+        return Page("quiet\n" if quiet else "this extender has not been asked to stop\n")
 
 
 async def _alive() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What kube-scheduler asks of the extender, answered from what is known at this moment: nothing is changed by it."""
+"""Answer kube-scheduler's filter, prioritize, preempt and inspect from the fleet, without changing it."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _log = logging.getLogger(__name__)
 
 
 class _NotReadyError(Exception):
-    """Too little is known as yet."""
+    """The fleet is not ready to answer from."""
 
 
 _NO_ANSWER = (wire.UnreadableRequestError, UnreadableObjectError, _NotReadyError)
 
 
-ELSEWHERE = "the pod may be bound to another node already, the API server has not answered"
-_SOON = "there is room once the pods no longer count that vanished while they ran, or whose binding was not answered"
+_ELSEWHERE = "the pod may already be bound to another node: the API server has not answered"
+_SOON = "there will be room once pods that vanished while running, or whose binding got no answer, no longer count"
 
 
 class Verbs:
-    """Answers to the scheduler, each from the request's body to the answer's; none awaits, none raises.
+    """The scheduler's calls, each from the body of the request to that of the answer; none awaits, none raises.
 
-    `filter` can tell an error. An answer of the other two cannot, so that their safe answer is given instead, and the
-    error is logged: no node suits better than another, and no pod is evicted.
+    `filter` can return an error. `prioritize` and `preempt` cannot: they log the error and return a safe answer, in
+    which all nodes score 0 and no pod is evicted.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Verbs:
         """Answer from `fleet`.
 
         Args:
-            fleet: the nodes, and what pods take of them.
-            pods: reads the pods in requests.
-            resources: what is managed.
+            fleet: the nodes and the pods on them.
+            pods: decodes the pods in requests.
+            resources: the managed resources.
             gpu_policy: which GPU is preferred, where neither pod nor node says.
             node_policy: which node is preferred, where the pod does not say.
-            ready: returns why the fleet does not know enough yet, a sentence; empty: it does.
-            metrics: where verdicts are counted.
+            ready: returns a sentence on why the fleet is not ready to answer from; empty if it is.
+            metrics: counts the verdicts.
         """
         self._fleet = fleet
         self._pods = pods
@@ -86,15 +86,15 @@ class Verbs:
         return f"<Verbs: {self._fleet!r}, {self._judge!r}>"
 
     def prepare(self) -> None:
-        """Look at every node once, so that the first pods need not wait for that; to be called once all are known."""
+        """Apply the changes of all nodes to the index, so that the next request need not wait for that."""
         self._judge.prepare()
         self._judge_soon.prepare()
 
     def filter(self, body: bytes) -> bytes:
-        """Say to which of some nodes a pod may go, and why not to the others.
+        """Return the nodes that a pod may go to, and for each other node the reason against it.
 
-        A pod that fits nowhere waits until something happens in the API that may help it. Where time alone will help,
-        nothing does: there the answer is an error, after which the scheduler asks again by itself, after 1 to 10 s.
+        The scheduler retries a pod that fits nowhere only after an event in the API that may help it. Where time alone
+        will help there is no event: then the answer is an error, and the scheduler retries by itself in 1 to 10 s.
         """
         try:
             args = wire.read_args(body)
@@ -111,9 +111,9 @@ class Verbs:
         elif not asked.parts:
             passed = args.names
         elif claim is not None and claim.claimed:
-            # Its binding was not answered. It stands in its own way on the one node, and may not go to another.
+            # Its binding got no answer. Its own claim takes the room on that node, and it must not go to another.
             passed = [name for name in args.names if name == claim.node]
-            failed = {name: ELSEWHERE for name in args.names if name != claim.node}
+            failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
             verdicts = self._judge.verdicts(asked, args.names)
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
@@ -129,7 +129,7 @@ class Verbs:
         }
         self._count(counts)
         if not passed and claim is not None and claim.claimed:
-            return wire.filter_error(ELSEWHERE)
+            return wire.filter_error(_ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
             return wire.filter_error(f"node {node}: {failed[node]}; {_SOON}")
         return wire.filter_result(args, passed, failed, unresolvable)
@@ -140,14 +140,14 @@ class Verbs:
                 self._metrics.count(VERDICTS, what, times=number)
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
-        """Return one of some nodes on which a pod will fit though nothing happens; None if there is none."""
+        """Return the first named node on which time alone makes room for a pod; None if there is none."""
         opening = self._fleet.soon.candidates
         names = [name for name in names if name in opening] if opening else ()
         verdicts = self._judge_soon.verdicts(asked, names) if names else ()
         return next((name for name, why in zip(names, verdicts, strict=True) if why is None), None)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Say how well some nodes suit a pod, in their order; 0 where it does not fit."""
+        """Return the scores of nodes for a pod, in their order; 0 where it does not fit."""
         names: Sequence[str] = ()
         try:
             args = wire.read_args(body)
@@ -162,7 +162,7 @@ class Verbs:
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:
-        """Say which pods to evict from which of some nodes so that the pod fits there."""
+        """Return for each node the pods to evict so that the pod fits there; omit nodes where that does not help."""
         try:
             args = wire.read_preemption(body)
             pod, asked = self._asked(args.pod)
@@ -183,24 +183,24 @@ class Verbs:
         for node, found in choose_on_each(preemptor, there):
             victims = args.victims[node.name]
             kept = [uid for uid in victims.uids if uid in found]
-            # The request does not say which victims are against a budget: no more than those that are left.
+            # The request gives only the number of victims whose eviction violates a budget: at most those that remain.
             violations = min(victims.pdb_violations, len(kept))
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
         return wire.preemption_result(chosen)
 
     def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:
-        """Return victims as kube-scheduler wants them, the most important first; `kept` are in its own order."""
+        """Return victims in kube-scheduler's order, the most important first; `kept` are already in that order."""
         entries = self._fleet.entries
         priorities: dict[str, int] = {}
         highest = 2**31
         for uid in kept:
-            # Of a pod without GPUs the priority is not known here: it is none higher than that of the one before.
+            # The priority of a pod without GPUs is not known here: it is no higher than that of its predecessor.
             highest = priorities[uid] = entries[uid].priority if uid in entries else highest
         priorities.update({uid: entries[uid].priority for uid in sorted(added)})
         return tuple(sorted(priorities, key=lambda uid: -priorities[uid]))
 
     def inspect(self, name: str = "") -> Page:
-        """Show a node, or all that share GPUs, in the form of gpushare's extender; 404 if there is none of the name."""
+        """Return a node, or all that share GPUs, in the format of gpushare's extender; 404 if no node has the name."""
         candidates = self._fleet.candidates
         if name and name not in candidates:
             error = "no node of this name is known to the GPU scheduler"
@@ -223,7 +223,7 @@ class Verbs:
 
     def _unanswered(self, verb: str, error: Exception) -> None:
         _log.warning(
-            "a request of the scheduler has no answer", extra={"verb": verb, "why": str(error), "once_per_s": 60}
+            "a scheduler request could not be answered", extra={"verb": verb, "why": str(error), "once_per_s": 60}
         )
 
 

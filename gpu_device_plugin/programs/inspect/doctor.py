@@ -1,4 +1,4 @@
-"""`kubectl inspect gpushare doctor`: read what the API shows of sharing GPUs, for the checks in core."""
+"""`kubectl inspect gpushare doctor`: read from the API the symptoms of a cluster, for the checks in core."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ _UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
 _AGENT, _SCHEDULER, _EXTENDER = "node", "scheduler", "extender"
 """Values of ``app.kubernetes.io/component`` in our manifests."""
 _ORIGINAL = {"gpushare-device-plugin": _AGENT, "gpushare-schd-extender": _EXTENDER}
-"""Values of ``component`` in those of Alibaba's gpushare."""
+"""Values of ``component`` in the manifests of Alibaba's gpushare."""
 _LEASES = {_SCHEDULER: "gpushare-scheduler", _EXTENDER: "gpu-device-plugin-extender"}
 _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
 _WRITER = "gpu-device-plugin"
-"""The manager in managedFields of fields that our agent wrote; those that a Binding brings have no manager."""
+"""The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
 _METRICS_PORT = 9402
 _HARMLESS = frozenset({"void", "none"})
-_TELLING = frozenset({"OOMKilled", "StartError"})
-"""Why a container ended, where it did not end by itself."""
-_BESIDE = "kube-scheduler"
+_CAUSES = frozenset({"OOMKilled", "StartError"})
+"""Reasons of a container that did not end by itself."""
+_KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
@@ -68,7 +68,7 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
     """Read the cluster.
 
     Raises:
-        ClusterUnreadableError: its nodes or pods cannot be read. Anything else may be unknown.
+        ClusterUnreadableError: the nodes or pods cannot be read. Every other symptom may be unknown.
     """
     names = {resource.kind: resource.name for resource in resources}
     nodes = _nodes(kubectl.items("/api/v1/nodes"), frozenset(names.values()))
@@ -85,7 +85,7 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
         version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
         nodes=tuple(node for node in nodes if node.switch is not None or node.annotated or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
-        extenders=tuple(_seen(pod, _asked(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
+        extenders=tuple(_seen(pod, _filter_calls(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
         daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
         runtime_class=daemonset if isinstance(daemonset, str) else "",
@@ -185,10 +185,10 @@ class _ContainerStatus(Shape):
 
     @property
     def halt(self) -> _Halt:
-        """Why it does not run; empty: it does."""
+        """Why the container does not run; empty: it runs."""
         waiting, ended = self.state.waiting or _Halt(), self.last_state.terminated or _Halt()
-        # Of a container that ends again and again the kubelet says only that, and beside it how it ended last.
-        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _TELLING else waiting
+        # CrashLoopBackOff gives no cause; the last termination does.
+        return ended if waiting.reason == "CrashLoopBackOff" and ended.reason in _CAUSES else waiting
 
 
 class _Status(Shape):
@@ -220,7 +220,7 @@ class _Pod(Shape):
 
     @property
     def part(self) -> tuple[str, bool] | None:
-        """Which part of the system it is, and whether that is the original's; None: none."""
+        """The component of the system, and whether it belongs to the original gpushare; None: no component."""
         labels = self.metadata.labels or {}
         component = labels.get("app.kubernetes.io/component", "")
         if labels.get("app.kubernetes.io/name") == "gpushare" and component in {_AGENT, _SCHEDULER, _EXTENDER}:
@@ -250,14 +250,14 @@ def _asking(pod: _Pod, raw: msgspec.Raw, reader: PodReader, resources: Sequence[
 
 
 def _promised(pod: _Pod, read: Pod, resources: Sequence[Resource]) -> bool:
-    """Return whether a scheduler wrote on a pod where it is to be.
+    """Return whether a scheduler annotated a pod with its GPU.
 
-    The agent writes the same on pods without a promise, so that the writer decides.
+    The agent writes the same annotations on pods without a promise, so the writer decides.
     """
     try:
         promised = bool(promises(read, resources))
     except MalformedAnnotationError:
-        promised = True  # a scheduler promised something
+        promised = True  # a promise, though it cannot be read
     mark = f'"f:{ASSUME_TIME}"'.encode()
     by_agent = any(one.manager == _WRITER and mark in bytes(one.fields_v1) for one in pod.metadata.managed_fields or ())
     return promised and not by_agent
@@ -290,8 +290,8 @@ def _seen(pod: _Pod, asked: int | None = None) -> PartSeen:
         why=" ".join((held.halt.message if held.halt.reason else unplaced.message or ready.message or "").split()),
         container=held.name,
         reason=held.halt.reason or unplaced.reason or "",
-        version=next((_tag(each) for each in pod.spec.containers if each.name != _BESIDE), ""),
-        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _BESIDE), None),
+        version=next((_tag(each) for each in pod.spec.containers if each.name != _KUBE_SCHEDULER), ""),
+        kube_scheduler=next((_tag(each) for each in pod.spec.containers if each.name == _KUBE_SCHEDULER), None),
         original=bool(pod.part and pod.part[1]),
         asked=asked,
     )
@@ -301,8 +301,8 @@ def _tag(container: _Container) -> str:
     return container.image.partition("@")[0].rpartition("/")[2].partition(":")[2]
 
 
-def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
-    """Return how often schedulers had an extender filter, by its own metrics; None if those cannot be read."""
+def _filter_calls(kubectl: Kubectl, pod: _Pod) -> int | None:
+    """Return the number of filter calls of schedulers, by an extender's own metrics; None if those are unreadable."""
     ports = (port.container_port for each in pod.spec.containers for port in each.ports or () if port.name == "http")
     port = next(ports, _METRICS_PORT)
     meta = pod.metadata
@@ -316,7 +316,7 @@ def _asked(kubectl: Kubectl, pod: _Pod) -> int | None:
     return int(sum(map(float, counted))) if "gpushare_extender_" in page else None
 
 
-# --- What else was installed ------------------------------------------------------------------------------------------
+# --- Other installed objects ------------------------------------------------------------------------------------------
 
 
 class _Template(Shape):
@@ -332,7 +332,7 @@ class _DaemonSet(Shape):
 
 
 def _daemonset(kubectl: Kubectl) -> str | None:
-    """Return the runtime class of our DaemonSet's pods, empty where they have none; None: there is no DaemonSet."""
+    """Return the runtime class of our DaemonSet's pods, empty if they have none; None: there is no DaemonSet."""
     selector = f"app.kubernetes.io/name%3Dgpushare,app.kubernetes.io/component%3D{_AGENT}"
     found = items(kubectl, f"/apis/apps/v1/daemonsets?labelSelector={selector}", _DaemonSet)
     return found[0].spec.template.spec.runtime_class_name if found else None
@@ -362,7 +362,7 @@ def _leases(kubectl: Kubectl, places: Iterable[str], parts: Iterable[str]) -> di
 
 
 def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the configurations of our own kube-scheduler; of others nothing is to be seen."""
+    """Return the API versions of our own kube-scheduler's configurations; those of other schedulers are not visible."""
     found = {}
     for place in places:
         named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"

@@ -18,70 +18,70 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _PAGE = 500
-"""As many as kubectl itself asks for at a time."""
+"""Objects per request, as kubectl's own --chunk-size."""
 
 
 class ClusterUnreadableError(Exception):
-    """The cluster could not be read. The message is for the user, and says what to do."""
+    """The cluster could not be read. The message is for the user and says what to do."""
 
 
 class Kubectl:
-    """kubectl, with the flags that say which cluster is meant. What it says on stderr goes to ours.
+    """kubectl, with the flags that select a cluster. Its stderr goes to ours.
 
-    It may have to: login plugins ask for a password or show an address there, and wait.
+    Login plugins ask for a password or show an address there, and wait.
     """
 
     def __init__(self, flags: Sequence[str], program: str = "kubectl", *, answer_within_s: float = 20.0) -> None:
         """Use `program` with these flags.
 
         Args:
-            flags: which cluster is meant.
-            program: what is called.
-            answer_within_s: for reads that we can go on without; a user who had to log in has done so by then.
+            flags: kubectl's flags that select the cluster.
+            program: the command that is run.
+            answer_within_s: timeout of optional reads; a user who had to log in has done so before the first of them.
         """
         self._flags = tuple(flags)
         self._program = program
         self._answer_within_s = answer_within_s
 
     def namespace(self) -> str:
-        """Return the namespace that kubectl would use: that of the context, else `default`.
+        """Return the namespace that kubectl uses by default: that of the context, else `default`.
 
         Raises:
             ClusterUnreadableError: there is no kubectl.
         """
         words = ("config", "view", "--minify", "--output", "jsonpath={..namespace}")
-        # It fails where there is no kubeconfig, as in a pod, and then its complaint is of no use.
+        # It fails without a kubeconfig, as in a pod; its error would not help the user.
         done = self._run(*words, stderr=subprocess.DEVNULL)
         return done.stdout.decode(errors="replace").strip() or "default" if not done.returncode else "default"
 
     def one(self, path: str) -> msgspec.Raw:
-        """Return one object, for which the right to get it is enough.
+        """Return one object; needs the right to get it, not to list.
 
         Raises:
-            ClusterUnreadableError: it cannot be read, or is not there; what kubectl said stands on stderr already.
+            ClusterUnreadableError: it cannot be read or does not exist; kubectl's message is already on stderr.
         """
         done = self._run("get", "--raw", path)
         if done.returncode:
             raise ClusterUnreadableError(f"kubectl could not read {path} ({_why(done)})")
         return msgspec.Raw(done.stdout)
 
-    def items(self, path: str, fields: Sequence[str] = (), *, aside: bool = False) -> list[msgspec.Raw]:
+    def items(self, path: str, fields: Sequence[str] = (), *, optional: bool = False) -> list[msgspec.Raw]:
         """Return all objects of a kind.
 
         Args:
             path: for example ``/api/v1/pods``.
-            fields: field selectors, all of which they have to match.
-            aside: we can go on without them, and what kubectl says is not shown. Only after a call that may log in.
+            fields: field selectors, all of which the objects have to match.
+            optional: the objects are optional, and kubectl's stderr is not shown. Only after a call that may log in.
 
         Raises:
-            ClusterUnreadableError: they cannot be read; with `aside` the message is what kubectl said.
+            ClusterUnreadableError: they cannot be read; with `optional` the message is kubectl's.
         """
         query = {"fieldSelector": ",".join(fields)} if fields else {}
         found: list[msgspec.Raw] = []
         following: dict[str, str] = {}
         try:
             while True:
-                page = self._page(path, {**query, "limit": _PAGE, **following}, aside=aside)
+                page = self._page(path, {**query, "limit": _PAGE, **following}, optional=optional)
                 found += page.items or []
                 if not page.metadata.continue_:
                     return found
@@ -89,14 +89,14 @@ class Kubectl:
         except ClusterUnreadableError:
             if not following:
                 raise
-            # The API server keeps a list for some minutes. Who reads more slowly has to take it in one piece.
-            return self._page(path, query, aside=aside).items or []
+            # The API server keeps a list for some minutes. A slower reader has to fetch it in one piece.
+            return self._page(path, query, optional=optional).items or []
 
     def raw(self, path: str) -> bytes:
-        """Return what the API server answers, for what may be missing or forbidden.
+        """Return the API server's answer for a path that may be missing or forbidden.
 
         Raises:
-            ClusterUnreadableError: it cannot be read; the message is what kubectl said, which is not shown otherwise.
+            ClusterUnreadableError: it cannot be read; the message is kubectl's, whose stderr is not shown.
         """
         done = self._run("get", "--raw", path, stderr=subprocess.PIPE, within_s=self._answer_within_s)
         if done.returncode:
@@ -107,7 +107,7 @@ class Kubectl:
         """Change an object of the cluster by a merge patch.
 
         Raises:
-            ClusterUnreadableError: it was not changed, or that is not known; the message is what kubectl said.
+            ClusterUnreadableError: it was not changed, or the outcome is unknown; the message is kubectl's.
         """
         beneath = [f"--subresource={subresource}"] if subresource else []
         written = msgspec.json.encode(patch).decode()
@@ -116,22 +116,22 @@ class Kubectl:
         if done.returncode:
             raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")
 
-    def _page(self, path: str, query: Mapping[str, object], *, aside: bool) -> Page:
+    def _page(self, path: str, query: Mapping[str, object], *, optional: bool) -> Page:
         address = f"{path}?{urlencode(query)}" if query else path
-        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if aside else None)
-        if done.returncode and aside:
+        done = self._run("get", "--raw", address, stderr=subprocess.PIPE if optional else None)
+        if done.returncode and optional:
             raise ClusterUnreadableError(f"{path}: {_why(done)}")
         if done.returncode:
             raise ClusterUnreadableError(
-                f"kubectl could not read {path} ({_why(done)}); what it said stands above. See whether "
+                f"kubectl could not read {path} ({_why(done)}); its message stands above. See whether "
                 f"kubectl get {path.rpartition('/')[2]} works with the same flags"
             )
         try:
             return msgspec.json.decode(done.stdout, type=Page)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ClusterUnreadableError(
-                f"kubectl get --raw {path} printed something that is no list of the Kubernetes API; see what it "
-                "prints, and whether the kubectl on the PATH is the real one"
+                f"the output of kubectl get --raw {path} is no list of the Kubernetes API; run it to see its output, "
+                "and check whether the kubectl on the PATH is the real one"
             ) from None
 
     def _run(
@@ -152,7 +152,7 @@ class Kubectl:
 
 
 def unread(why: str) -> Unknown:
-    """Say of what could not be read which right is missing, if that is why; `why` is the message of the error."""
+    """Return the missing right if `why`, the message of a failed read, is about one; else the message itself."""
     # As Kubernetes writes it (ForbiddenMessage in its apiserver/pkg/endpoints/handlers/responsewriters/errors.go).
     denied = re.search(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"(?: in the namespace "([^"]+)")?', why)
     if denied is None:
@@ -161,12 +161,12 @@ def unread(why: str) -> Unknown:
     where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
     return Unknown(
         f"the right to {verb} {resource}{f'.{group}' if group else ''} {where} is missing",
-        "ask whoever administers the cluster for it; docs/doctor.md has the commands that give all that is read here",
+        "ask an administrator of the cluster for it; docs/doctor.md has the commands that grant all rights needed here",
     )
 
 
 def _why(done: subprocess.CompletedProcess[bytes]) -> str:
-    """Return the last line that kubectl said on stderr, where that was read; else how it ended."""
+    """Return the last line of kubectl's stderr, if that was read; else how kubectl ended."""
     if lines := (done.stderr or b"").decode(errors="replace").strip().splitlines():
         return lines[-1]
     code = done.returncode

@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API as `inspect` reads them: of each the fields that several of its commands need."""
+"""Objects of the Kubernetes API as `inspect` reads them, with the fields that several of its commands need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Shape(msgspec.Struct, rename="camel", gc=False):
-    """The base of them all: fields are in camel case, and unknown ones are passed over."""
+    """Base of all objects: JSON names are in camel case, and unknown fields are ignored."""
 
 
 class Named(Shape):
@@ -71,12 +71,12 @@ class Node(Named):
 
     @property
     def capacity(self) -> Mapping[str, int]:
-        """Return its capacity, as far as that is in whole numbers."""
+        """Return its capacity in those resources that are whole numbers."""
         return _amounts(self.status.capacity)
 
     @property
     def allocatable(self) -> Mapping[str, int]:
-        """Return what of its capacity pods can have."""
+        """Return its allocatable resources that are whole numbers."""
         return _amounts(self.status.allocatable)
 
 
@@ -95,7 +95,7 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Return an object of this kind.
 
     Raises:
-        UnreadableObjectError: it is something else.
+        UnreadableObjectError: `raw` is no such object.
     """
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -108,7 +108,7 @@ def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
     """Return all objects of a list that may be missing or forbidden.
 
     Raises:
-        ClusterUnreadableError: it cannot be read; the message is what kubectl said.
-        UnreadableObjectError: one of them is something else.
+        ClusterUnreadableError: it cannot be read; the message is kubectl's.
+        UnreadableObjectError: one of them is not of this kind.
     """
     return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]

@@ -1,4 +1,4 @@
-"""By which policy the extender of a cluster chooses among the GPUs of a node that has none of its own."""
+"""The policy by which a cluster's extender chooses a GPU on nodes without a policy of their own."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.inspect.kubectl import Kubectl
 
 _CONFIGURATION = "gpushare-extender"
-"""The ConfigMap of the extender in our manifests, in whichever namespace they were applied."""
+"""The ConfigMap of the extender in our manifests; they may be applied in any namespace."""
 _FILE = "default.yaml"
 _PATH = f"/api/v1/configmaps?fieldSelector=metadata.name%3D{_CONFIGURATION}"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A name in `POLICIES`, and how it is known."""
+    """A name in `POLICIES`, and its origin."""
 
     name: str
     assumed: str = ""
-    """Why it is the built-in one, as the end of a sentence; empty: it is configured."""
+    """Why the built-in policy is assumed, as the end of a sentence; empty: `name` is configured."""
 
 
 def gpu_policy(kubectl: Kubectl) -> Policy:
-    """Read the configuration, as far as the user may; what a flag or a variable of the extender says is not seen."""
+    """Read the extender's ConfigMap, if the user may; its flags and environment variables are not visible here."""
     built_in = ExtenderSettings().gpu_policy
     try:
         found = items(kubectl, _PATH, ConfigMap)
     except ClusterUnreadableError as error:
         return Policy(built_in, f"the ConfigMap {_CONFIGURATION} cannot be read ({error})")
     except UnreadableObjectError:
-        return Policy(built_in, f"the ConfigMap {_CONFIGURATION} is not what the Kubernetes API promises")
+        return Policy(built_in, f"the ConfigMap {_CONFIGURATION} is not of the Kubernetes API's form")
     if len(found) != 1:
         places = ", ".join(sorted(one.metadata.namespace for one in found)) or "no namespace"
-        return Policy(built_in, f"there is a ConfigMap {_CONFIGURATION} in {places}, and not in one")
+        return Policy(built_in, f"there is a ConfigMap {_CONFIGURATION} in {places}, instead of in one namespace")
     where = f"{found[0].metadata.namespace}/{_CONFIGURATION}, {_FILE}"
     text = Text(where, (found[0].data or {}).get(_FILE, "").encode())
     try:

@@ -1,4 +1,4 @@
-"""`kubectl inspect gpushare`: who uses which GPU of the cluster, and why a pod gets none. Needs kubectl and no more."""
+"""`kubectl inspect gpushare`: which pods use which GPU of the cluster, and why a pod gets none. Needs only kubectl."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gpu_device_plugin.programs.commandline import FAILED, OK, Parser, add_setti
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import Policy, gpu_policy
-from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_more, surroundings
+from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_status, surroundings
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
-from gpu_device_plugin.programs.terminal import leave_unwritten, say
+from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
-"""Of all pods only those that may have something of a GPU."""
+"""Selects the pods that may hold a GPU or part of one."""
 
 _REALLY = "really"
-"""The word that a user has to write to end sharing where it goes on."""
+"""The word that a user has to write to end sharing on nodes that still share."""
 
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
-"""The words that kubectl takes before the name of a pod."""
+"""The words that kubectl accepts before the name of a pod."""
 
-_TOLD = 10
-"""So many nodes are explained one by one without --all-nodes."""
+_MOST_EXPLAINED = 10
+"""The number of nodes that are explained one by one without --all-nodes."""
 
-_RIGHTS = "docs/inspect.md has the commands by which an administrator gives every right that this reads with"
+_RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
 
 _OF_KUBECTL = (
     *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
     *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
 )
-"""Flags with a value that kubectl understands and we hand on."""
+"""kubectl's flags with a value, which are passed on."""
 _SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
 
 
@@ -71,32 +71,32 @@ def main(
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
 ) -> int:
-    """Do what `argv` asks for.
+    """Run the command in `argv`.
 
     Args:
-        argv: without the name of the program.
-        prog: how the user called it, for messages.
+        argv: the arguments, without the name of the program.
+        prog: the command that the user typed, for messages.
         kubectl: the program through which the cluster is read.
-        environ: where settings may stand.
+        environ: the environment, which may hold settings.
 
     Returns:
-        0 if it is shown; 1 if the cluster, the node or the pod cannot be read; 2 if `argv` makes no sense; and of the
-        doctor those of `EXIT_CODES`.
+        0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
+        of `EXIT_CODES`.
     """
 
     def run() -> int:
         try:
             arguments = parse(prog, argv)
             resources = _resources(arguments, environ)
-            told, code = _COMMANDS[arguments.command](arguments, Kubectl(_handed_on(arguments), kubectl), resources)
-            for line in told:
+            lines, code = _COMMANDS[arguments.command](arguments, Kubectl(_passed_on(arguments), kubectl), resources)
+            for line in lines:
                 say(sys.stdout, line)
             sys.stdout.flush()
         except (ClusterUnreadableError, UnreadableObjectError) as error:
             say(sys.stderr, f"{prog}: {error}")
             return FAILED
         except BrokenPipeError:
-            leave_unwritten(sys.stdout)
+            discard_output(sys.stdout)
             return FAILED
         return code
 
@@ -106,36 +106,36 @@ def main(
 # --- The commands -----------------------------------------------------------------------------------------------------
 
 
-_Told = tuple[list[str], int]
+_Output = tuple[list[str], int]
 """Lines, and the exit code."""
 
 
 def _raw_nodes(name: str, kubectl: Kubectl) -> list[msgspec.Raw]:
-    """Return one node as JSON, or without a name all of them.
+    """Return the node of this name as JSON, or all nodes if it is empty.
 
     Raises:
-        ClusterUnreadableError: there is none of this name.
+        ClusterUnreadableError: there is no such node, or nodes cannot be read.
     """
     raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [])
     if name and not raw_nodes:
-        raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes shows those that there are')
+        raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes lists the existing ones')
     return raw_nodes
 
 
-def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     name = arguments.node
     raw_nodes = _raw_nodes(name, kubectl)
     placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
     found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
     _warn(found)
     if not found.nodes:
-        doctor = "No node shares GPUs; kubectl inspect gpushare doctor says what is missing."
+        doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
         say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
     return _LAYOUTS[arguments.output](found), OK
 
 
 def _as_yaml(found: Cluster) -> list[str]:
-    import yaml  # noqa: PLC0415 - 3 MB that only those pay who want it
+    import yaml  # noqa: PLC0415 - 3 MB that only -o yaml needs
 
     text: str = yaml.safe_dump(document(found.nodes), sort_keys=False, width=4096)
     return text.splitlines()
@@ -152,18 +152,18 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
 )
 
 
-def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     namespace = arguments.namespace or kubectl.namespace()
-    pod, status = pod_and_more(_pod(kubectl, namespace, arguments.pod), resources)
+    pod, status = pod_and_status(_pod(kubectl, namespace, arguments.pod), resources)
     missing: list[str] = []
     of_pod = f"/api/v1/namespaces/{quote(namespace, safe='')}/events"
-    raw_events = _aside(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
-    raw_nodes = _aside(kubectl, _NODES, [], missing)
-    raw_pods = _aside(kubectl, _PODS, _COUNTING, missing)
+    raw_events = _optional_items(kubectl, of_pod, [f"involvedObject.uid={_value(pod.uid)}"], missing)
+    raw_nodes = _optional_items(kubectl, _NODES, [], missing)
+    raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
     lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
-    unknown = [f"More would be told, but {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     if found is not None:
         _warn(found)
     if asked is None:
@@ -178,60 +178,58 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         )
         for node in found.nodes
     }
-    # Nodes of our own agent say by themselves which GPU they prefer, and so may the pod.
+    # Nodes of our own agent publish their policy, and the pod may name one.
     silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in found.nodes)
     policy = gpu_policy(kubectl) if silent else Policy(ExtenderSettings().gpu_policy)
     if policy.assumed:
-        lines.append(
-            f"Nodes that do not say which GPU they prefer are taken to have the policy {policy.name}: {policy.assumed}."
-        )
-    most = len(found.nodes) if arguments.all_nodes else _TOLD
+        lines.append(f"Nodes that publish no policy are assumed to have the policy {policy.name}: {policy.assumed}.")
+    most = len(found.nodes) if arguments.all_nodes else _MOST_EXPLAINED
     why = explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most)
     return [waits, *lines, *unknown, *why], OK
 
 
-def _aside(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
-    """Return all objects of a kind, or None, with a sentence in `missing` of why they cannot be read."""
+def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
+    """Return all objects of a kind, or None if they cannot be read, and add the reason to `missing`."""
     try:
-        return kubectl.items(path, fields, aside=True)
+        return kubectl.items(path, fields, optional=True)
     except ClusterUnreadableError as error:
         missing.append(unread(str(error)).found)
         return None
 
 
-def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
+def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     findings = examine(CHECKS, symptoms(kubectl, resources))
     return report(findings, as_json=arguments.json), exit_code(findings)
 
 
-def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Told:
-    told, well = uninstall(
+def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    lines, complete = uninstall(
         kubectl,
         _raw_nodes(arguments.node, kubectl),
         resources,
         labelled_too=arguments.all == _REALLY,
         dry_run=arguments.dry_run,
     )
-    return told, OK if well else FAILED
+    return lines, OK if complete else FAILED
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
     """Return one pod as JSON.
 
     Raises:
-        ClusterUnreadableError: there is none of this name in the namespace, or it may not be read.
+        ClusterUnreadableError: the namespace has no pod of this name, or it may not be read.
     """
     try:
         return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
     except ClusterUnreadableError as error:
         raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read, and what kubectl said stands above; say with -n in which "
-            "namespace it is, as kubectl get pods -A shows"
+            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; name its namespace with -n, "
+            "as kubectl get pods -A shows it"
         ) from error
 
 
 def _value(text: str) -> str:
-    """Write a text so that a field selector takes it as it is."""
+    """Escape a text for a field selector."""
     return "".join(f"\\{char}" if char in "\\,=" else char for char in text)
 
 
@@ -240,7 +238,7 @@ def _warn(found: Cluster) -> None:
         say(sys.stderr, f"warning: {warning}")
 
 
-_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Told]] = MappingProxyType(
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
     {"overview": _overview, "why": _why, "doctor": _doctor, "uninstall": _uninstall}
 )
 
@@ -249,10 +247,10 @@ _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource
 
 
 def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line.
+    """Parse a command line.
 
     Raises:
-        UsageError: it makes no sense.
+        UsageError: it is invalid.
     """
     parser = _parser(prog)
     arguments, unknown = parser.parse_known_intermixed_args(argv)
@@ -262,21 +260,21 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
         raise no_such_argument(flag, parser.flags, f"see {prog} --help")
     arguments.command, arguments.node, pod = _command(prog, arguments.words)
-    # As tables have them, NAMESPACE/POD; and as kubectl takes them, pod/POD.
+    # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
     before, _, arguments.pod = pod.rpartition("/")
     if before not in _PODS_OF_KUBECTL:
         arguments.namespace = arguments.namespace or before
     _refuse_what_belongs_elsewhere(arguments)
     if arguments.all not in {"", _REALLY}:
-        raise UsageError(f"--all: this ends sharing on nodes where it goes on; if you mean that, write --all={_REALLY}")
+        raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={_REALLY}")
     return arguments
 
 
 def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
-    """Return the command, a node and a pod, or empty texts where there are none.
+    """Return the command, the node and the pod; a node or pod that is not named is empty.
 
     Raises:
-        UsageError: the words make no sense.
+        UsageError: the words are no command.
     """
     match words:
         case ["why"]:
@@ -288,7 +286,7 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
         case ["doctor"]:
             return "doctor", "", ""
         case ["doctor", _]:
-            raise UsageError("doctor: it looks at the whole cluster; on a node there is gpu-device-plugin doctor")
+            raise UsageError("doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor there")
         case ["uninstall", *nodes] if len(nodes) < 2:
             return "uninstall", "".join(nodes), ""
         case [word, other]:
@@ -296,16 +294,16 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
-            raise UsageError(f"{' '.join(words)}: these are too many words; see {prog} --help")
+            raise UsageError(f"{' '.join(words)}: too many arguments; see {prog} --help")
         case _:
             return "overview", "".join(words), ""
 
 
 def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
-    """Refuse flags that mean nothing to the command.
+    """Refuse flags of other commands.
 
     Raises:
-        UsageError: there are some.
+        UsageError: there is one.
     """
     command = arguments.command
     given = (
@@ -329,14 +327,14 @@ def _parser(prog: str) -> Parser:
         usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
         "       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
-        description="Show who uses which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
+        description="Show which pods use which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
         metavar="NODE | why POD | doctor | uninstall [NODE]",
-        help="one node only; the pod to explain; what is wrong; or remove what is left on nodes that share no more",
+        help="show one node; explain a pod; diagnose the cluster; or clean up nodes that no longer share GPUs",
     )
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument(
@@ -347,27 +345,29 @@ def _parser(prog: str) -> Parser:
         "--output",
         dest="output",
         choices=("wide", "json", "yaml"),
-        help="one line for each GPU with model, health and pods; or everything, for machines",
+        help="one line for each GPU with model, health and pods; or all data, for machines",
     )
-    parser.add_argument("-n", "--namespace", help="of the pod; by default that of kubectl's context")
-    parser.add_argument("--all-nodes", action="store_true", help=f"explain more than the nearest {_TOLD} nodes")
-    parser.add_argument("--json", action="store_true", help="have the doctor tell machines what was found")
-    parser.add_argument("--dry-run", action="store_true", help="say only what uninstall would remove")
+    parser.add_argument("-n", "--namespace", help="namespace of the pod; default: that of kubectl's context")
     parser.add_argument(
-        "--all", default="", metavar=_REALLY, help="uninstall also from nodes that are labelled, and end sharing there"
+        "--all-nodes", action="store_true", help=f"explain more than the nearest {_MOST_EXPLAINED} nodes"
+    )
+    parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
+    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
+    parser.add_argument(
+        "--all", default="", metavar=_REALLY, help="uninstall from labelled nodes too, which ends sharing there"
     )
     parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
     add_settings(parser, knobs_of(ResourceSettings))
-    handed_on = parser.add_argument_group("flags that are handed on to kubectl")
+    passed_on = parser.add_argument_group("flags that are passed on to kubectl")
     for name in _OF_KUBECTL:
         short = ("-s",) if name == "server" else ()
-        handed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
+        passed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
     for name in _SWITCHES_OF_KUBECTL:
-        handed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
+        passed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
     return parser
 
 
-def _handed_on(arguments: argparse.Namespace) -> list[str]:
+def _passed_on(arguments: argparse.Namespace) -> list[str]:
     return [
         f"--{name.removeprefix('kubectl ')}={value}"
         for name, values in vars(arguments).items()
@@ -377,10 +377,10 @@ def _handed_on(arguments: argparse.Namespace) -> list[str]:
 
 
 def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:
-    """Return the resources, by the names that were chosen for them.
+    """Return the resources with their configured names.
 
     Raises:
-        UsageError: they cannot be called so.
+        UsageError: a name cannot be used.
     """
     knobs = knobs_of(ResourceSettings)
     named = {knob.variable: environ[knob.variable] for knob in knobs if knob.variable in environ}

@@ -1,4 +1,4 @@
-"""The cluster as `inspect` shows it, made out of what the API says by the same ledger that the extender keeps."""
+"""The cluster as `inspect` shows it, built from the API's objects by the same ledger that the extender keeps."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 _CHOICES = tuple(sorted(WISHES))
 _EVENTS = 3
-"""So many Events of a pod are shown."""
+"""The number of a pod's Events that are shown."""
 _LONGEST_EVENT = 500
-"""Characters; the API takes 1,024."""
+"""Characters; the API allows 1,024."""
 _MOST_MISSPELT = 5
-"""So many annotations that mean nothing are named one by one."""
+"""The number of unknown annotations that are named one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The nodes that were read, and the objects that could not be."""
+    """The nodes that were read, and the objects that could not be read."""
 
     nodes: tuple[NodeView, ...]
-    """Those that share GPUs, or claim to, by name."""
+    """The nodes that share GPUs, or claim to, sorted by name."""
     names: frozenset[str]
-    """Of all nodes."""
+    """The names of all nodes."""
     warnings: tuple[str, ...] = ()
     """One sentence for each object that could not be read."""
 
@@ -50,12 +50,12 @@ class Cluster:
 def cluster(
     raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
 ) -> Cluster:
-    """Return nodes with the pods that count on them.
+    """Return nodes with the pods that hold GPUs on them.
 
     Args:
         raw_nodes: nodes as JSON.
         raw_pods: pods as JSON; those that are on no node do not matter.
-        resources: what is managed.
+        resources: the managed resources.
     """
     warnings: list[str] = []
     fleet = Fleet(resources, vanished_grace_s=0)
@@ -150,11 +150,11 @@ class _Pod(Named):
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
-def pod_and_more(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
-    """Return one pod, with what else may explain its fate. Nothing of its environment is read.
+def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod, SchedulingStatus]:
+    """Return one pod, with the fields that may explain its scheduling. Its environment variables are not read.
 
     Raises:
-        UnreadableObjectError: this is no pod.
+        UnreadableObjectError: `raw` is no pod.
     """
     pod, ignored = PodReader((each.name for each in resources), READ_ON_PODS.__contains__).read(raw)
     more = decoded(raw, _Pod)
@@ -187,18 +187,18 @@ class _Event(Shape):
 
 
 def events(raw_events: Iterable[msgspec.Raw], status: SchedulingStatus) -> tuple[str, ...]:
-    """Return the latest warnings among a pod's Events, the last one last, without what stands on the pod itself.
+    """Return the latest warnings among a pod's Events, the newest last, without repetitions of the pod's status.
 
     Args:
         raw_events: Events of API group ``""`` as JSON.
-        status: what stands on the pod.
+        status: the pod's own status.
     """
     found: dict[tuple[str, str], str] = {}
     for raw in raw_events:
         try:
             event = decoded(raw, _Event)
         except UnreadableObjectError:
-            continue  # of what is only looked at beside all else
+            continue  # Events are optional
         message = " ".join((event.message or "").split())
         if event.type == "Warning" and message and message not in {status.message, status.condition}:
             said = (event.reason or "", message)
@@ -219,7 +219,7 @@ def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
 
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
-    """Say which annotations and labels look like ours and mean nothing to anybody, one sentence each."""
+    """Yield a sentence for each annotation or label that looks like ours and has no meaning."""
     unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in READ_ON_PODS]
     for key in sorted(unknown)[:_MOST_MISSPELT]:
         known = f"there are {', '.join(_CHOICES)}"
@@ -231,12 +231,12 @@ def _misspelt(meta: ObjectMeta) -> Iterator[str]:
 
 
 def surroundings(raw_nodes: Iterable[msgspec.Raw]) -> dict[str, Surroundings]:
-    """Return by name what else stands on nodes; one that cannot be read is left out."""
+    """Return taints and labels of nodes, by node name; nodes that cannot be read are left out."""
     found = {}
     for raw in raw_nodes:
         try:
             node = decoded(raw, Node)
         except UnreadableObjectError:
-            continue  # `cluster` warns of it, which needs more of a node
+            continue  # `cluster` warns of it, as it needs more fields of a node
         found[node.metadata.name] = Surroundings(node.spec.taints, node.labels)
     return found

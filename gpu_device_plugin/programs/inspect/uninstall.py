@@ -1,4 +1,4 @@
-"""`kubectl inspect gpushare uninstall`: remove from nodes what sharing left there, and say what was removed."""
+"""`kubectl inspect gpushare uninstall`: remove the leftovers of sharing from nodes, and list them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _AGENTS = "/api/v1/pods?labelSelector=app.kubernetes.io/name%3Dgpushare,app.kubernetes.io/component%3Dnode"
 _KUBELET_FORGETS = (
-    "its kubelet knows the agent for five minutes after that has ended, and writes the capacity again until then: "
-    "run this once more afterwards"
+    "the kubelet remembers an agent for five minutes after its end, and restores the capacity until then: "
+    "run this again afterwards"
 )
 
 
@@ -40,21 +40,21 @@ def uninstall(
     labelled_too: bool,
     dry_run: bool,
 ) -> tuple[list[str], bool]:
-    """Remove what is left on these nodes; return a line for each, and whether all went well.
+    """Remove the leftovers on these nodes; return a line for each node, and whether every removal succeeded.
 
     Args:
-        kubectl: through which to change them.
+        kubectl: the access to the cluster.
         raw_nodes: the nodes as JSON.
-        resources: what was shared.
-        labelled_too: end sharing also where it goes on: the label is removed with all else.
-        dry_run: say only what would be done.
+        resources: the resources that were shared.
+        labelled_too: clean labelled nodes too, and remove their label, which ends sharing there.
+        dry_run: change nothing, and list what would be removed.
 
     Raises:
-        ClusterUnreadableError: it cannot be read where agents run.
+        ClusterUnreadableError: the pods of the agents cannot be read.
     """
     agents = _agents(kubectl)
     lines: list[str] = []
-    well = True
+    complete = True
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
         node = decoded(raw, Node)
@@ -63,11 +63,11 @@ def uninstall(
             continue
         if left.labelled and not labelled_too:
             lines.append(
-                f"{left.node}: left alone, it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
+                f"{left.node}: skipped, as it is labelled {SWITCH_LABEL}={SWITCHED_ON}; to end sharing there: "
                 f"kubectl label node {left.node} {SWITCH_LABEL}-"
             )
         elif left.node in agents and not left.labelled:
-            lines.append(f"{left.node}: left alone, the agent {agents[left.node]} runs there; end that first")
+            lines.append(f"{left.node}: skipped, as the agent {agents[left.node]} runs there; end that first")
         elif dry_run:
             lines.append(f"{left.node}: would remove {left}")
         else:
@@ -77,15 +77,15 @@ def uninstall(
                 if left.status_patch:
                     kubectl.patch("node", left.node, left.status_patch, subresource="status")
             except ClusterUnreadableError as error:
-                well = False
-                lines.append(f"{left.node}: not all was removed: {error}")
+                complete = False
+                lines.append(f"{left.node}: the removal is incomplete: {error}")
                 continue
             again = f"; {_KUBELET_FORGETS}" if any(left.capacity.values()) else ""
             lines.append(f"{left.node}: removed {left}{again}")
-    return lines or ["Nothing is left to be removed."], well
+    return lines or ["There are no leftovers to remove."], complete
 
 
 def _agents(kubectl: Kubectl) -> dict[str, str]:
-    """Return by node the pod of the agent that runs there."""
+    """Return the pods of running agents, by node."""
     pods = items(kubectl, _AGENTS, _Pod)
     return {pod.spec.node_name: f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in pods}

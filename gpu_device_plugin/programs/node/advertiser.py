@@ -1,4 +1,4 @@
-"""Keep what the kubelet is shown in step with the node."""
+"""Keep the device lists that the kubelet receives in step with the node."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from gpu_device_plugin.node_state import NodeState
 
 _LOOK_S = 10.0
-"""How long after the last change a bound on what is shown is looked at."""
+"""Seconds after the last change of the node until the limit that refusals set is checked again."""
 
 
 class Advertiser:
-    """The lists of all resources. A list is sent when an ID changed its health, and never for anything else."""
+    """The device lists of all resources. A list is sent if the health of an ID changed, or for `resend`."""
 
     def __init__(self, state: NodeState, resources: Sequence[Resource], refusal_limit: int) -> None:
         """Advertise `resources` of the node in `state`."""
@@ -34,25 +34,25 @@ class Advertiser:
         self._resources = tuple(resources)
         self.refusals = Refusals(refusal_limit)
         self.offers: dict[Kind, tuple[Offer, ...]] = {resource.kind: () for resource in resources}
-        """What is shown of each resource."""
+        """The content of each resource's list."""
         self.lists: dict[Kind, Latest[pb.ListAndWatchResponse]] = {
             resource.kind: Latest(device_list(resource, ())) for resource in resources
         }
 
     def limit(self, refusals: int) -> None:
-        """Change after how many refusals less is shown."""
+        """Set after how many refusals fewer shares are advertised; 0: never."""
         self.refusals = replace(self.refusals, limit=refusals) if refusals else Refusals(refusals)
         self.refresh()
 
     def refused(self, shares: int) -> bool:
-        """Take note that no GPU had room for so many shares; return whether this just became a run of refusals."""
+        """Record that no GPU had room for `shares` shares; return whether a run of refusals has just begun."""
         before = self.refusals.run
         self.refusals = self.refusals.refused(shares, time.monotonic())
         self.refresh()
         return self.refusals.run is not None and self.refusals.run != before
 
     def refresh(self) -> None:
-        """Show the node as it is now."""
+        """Advertise the current state of the node."""
         node, now = self._state.node, time.monotonic()
         emptiest = max((room.free for room in node.rooms() if room.gives_shares), default=0)
         self.refusals = self.refusals.settled(emptiest, now)
@@ -63,12 +63,12 @@ class Advertiser:
                 self.lists[resource.kind].set(device_list(resource, found))
 
     def resend(self) -> None:
-        """Send one list again as it is: the kubelet then writes its checkpoint."""
+        """Send one list again, unchanged: the kubelet then writes its checkpoint."""
         newest = self.lists[self._resources[0].kind]
         newest.set(newest.value)
 
     async def run(self) -> NoReturn:
-        """Follow the node for ever."""
+        """Follow the node. Ends only by cancellation."""
         while True:
             shown = self._state.nodes.version
             self.refresh()

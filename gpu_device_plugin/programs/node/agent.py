@@ -58,10 +58,10 @@ _log = logging.getLogger(__name__)
 
 
 def reach_api(settings: NodeSettings) -> ClusterConfig | None:
-    """Return how the agent of these settings reaches the API server, None if it goes without.
+    """Return how an agent with these settings reaches the API server, None if it runs without the API.
 
     Raises:
-        UsageError: what the settings say of it cannot be used.
+        UsageError: the setting `api` cannot be used.
     """
     if not settings.reaches_api(os.environ):
         return None
@@ -74,7 +74,7 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
     except ClusterConfigError as error:
         raise UsageError(f"--api {settings.api}: {error}") from error
     if config is not None and not settings.node_name:
-        _log.warning("goes without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
+        _log.warning("runs without the Kubernetes API: set NODE_NAME (from the field spec.nodeName)")
         return None
     return config
 
@@ -83,7 +83,7 @@ class NodeAgent:
     """The parts of an agent, which follow each other's published values."""
 
     def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; nothing is touched before `run`. Device nodes are in `dev`."""
+        """Prepare; no file, socket or GPU is opened before `run`. `dev` is the directory of the device nodes."""
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self.metrics: m.Metrics = (
@@ -91,7 +91,7 @@ class NodeAgent:
         )
         self.cluster = cluster = self._reach_cluster()
         self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
-        """Our node in the Kubernetes API, once it was read."""
+        """Our node as last read from the Kubernetes API; None: not yet."""
         self.reports = Reports(self.state, self.metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
         try:
             self.hardware = Hardware(
@@ -150,9 +150,9 @@ class NodeAgent:
         """Serve this node until cancelled.
 
         Raises:
-            UsageError: settings and this node do not go together, or the address of the probes cannot be listened on.
+            UsageError: the settings do not fit this node, or the address of the probes cannot be listened on.
             HardwareContextLost: this container has lost its access to the GPUs.
-            DirectoryGoneError: this container sees a device-plugin directory that is no more.
+            DirectoryGoneError: the device-plugin directory that this container has mounted was deleted.
         """
         self._begin()
         try:
@@ -168,16 +168,16 @@ class NodeAgent:
             ):
                 tasks.create_task(self.hardware.run(), name="hardware")
                 tasks.create_task(self.equipment.run(), name="follow the hardware")
-                tasks.create_task(self.equipment.views.follow(self._apply), name="say what GPUs there are")
+                tasks.create_task(self.equipment.views.follow(self._apply), name="publish the GPUs")
                 tasks.create_task(self.equipment.pause_and_resume(), name="pause and resume")
                 tasks.create_task(self.advertiser.run(), name="advertise")
-                tasks.create_task(self.coexistence.run(), name="look for others")
-                tasks.create_task(self.coexistence.others.follow(self._apply), name="say who else is there")
+                tasks.create_task(self.coexistence.run(), name="look for other plugins")
+                tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self._serve(), name="serve the kubelet")
-                tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="remember pods that ended")
+                tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 if self.cluster is not None:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
-                    tasks.create_task(self.cluster.node.follow(self._take_node), name="do as our node says")
+                    tasks.create_task(self.cluster.node.follow(self._take_node), name="follow our node")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
                     tasks.create_task(
                         self.reconciler.checkpoint_entries.follow(self.cluster.learn), name="settle promises"
@@ -187,7 +187,7 @@ class NodeAgent:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     def reload(self, wanted: NodeSettings) -> None:
-        """Apply what can be applied of other settings, and name what cannot."""
+        """Apply those changes of settings that need no restart, and report the others."""
         outcome = reload(self.settings, wanted)
         settings = self.settings = outcome.settings
         self.reconciler.interval_s = settings.reconcile_interval_s
@@ -200,10 +200,10 @@ class NodeAgent:
         self._apply()
         self.reports.settings_read(outcome)
 
-    # --- What happens ---------------------------------------------------------------------------------------------
+    # --- Callbacks ------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Take the lock, and cut GPUs into shares of the size in use, also where our settings want another."""
+        """Take the lock, and keep the share size that is in use, even if our settings name another."""
         settings = self.settings
         try:
             check_directory(settings.device_plugin_dir)
@@ -224,7 +224,7 @@ class NodeAgent:
         await serve_while_alone(self.registration, self.reconciler, self.coexistence, self.reports)
 
     async def _prepare(self) -> None:
-        """Be as true as can be before anything is registered."""
+        """Bring ledger and device lists up to date before any resource is registered."""
         self._lock.take()
         self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
@@ -254,7 +254,7 @@ class NodeAgent:
     def _round_over(self, _round: int) -> None:
         self._handover.keep_ended_pods()
         if self.cluster is not None and all(self.registration.registrations.values()):
-            self.cluster.arrived()
+            self.cluster.announce_ready()
 
     def _readings(self) -> Mapping[str, Reading]:
         load = self.hardware.load.value
@@ -266,7 +266,7 @@ class NodeAgent:
         self._apply()
 
     def _apply(self, _new: object = None) -> None:
-        """Choose and hand out GPUs as settings, hardware and our node's labels want it now; have the node say so."""
+        """Apply settings, hardware and our node's labels to the choice and delivery of GPUs; publish the result."""
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
@@ -279,7 +279,7 @@ class NodeAgent:
             _log.warning("the node label %s names no policy, and is ignored", PLACEMENT_LABEL, extra=extra)
         policy = policy_in_force(placement, settings.policy)
         if policy != self._answers.policy:
-            _log.info("GPUs are chosen by another policy now", extra={"policy": policy})
+            _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)

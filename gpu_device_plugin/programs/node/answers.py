@@ -1,4 +1,4 @@
-"""Answer the kubelet's questions for one node, from memory."""
+"""Answer the kubelet's GetPreferredAllocation, Allocate and PreStartContainer calls for one node, from memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOTHING: tuple[frozenset[str], Match | None] = (frozenset(), None)
 
 
 class NodeAnswers:
-    """Decides the answers. One kubelet asks, one call at a time."""
+    """Computes the answers. The node has one kubelet, which makes one call at a time."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class NodeAnswers:
 
         Args:
             state: the node.
-            waiting: the pods that may be asking; None: every call is answered by policy alone.
+            waiting: the pods that a call may be for; None: every call is answered by policy alone.
             metrics: where to count.
-            policy: which GPU is preferred, a key of `POLICIES`.
+            policy: the node's policy for choosing a GPU, a key of `POLICIES`.
             delivery: how GPUs reach containers.
-            dev: where device nodes are looked for.
-            on_refusal: called with kind, devices asked and reason after every refusal.
+            dev: the directory of the device nodes.
+            on_refusal: called with kind, number of devices and reason after every refusal.
             on_grant: called after every grant.
         """
         self._state = state
@@ -66,12 +66,12 @@ class NodeAnswers:
         self._on_refusal = on_refusal
         self._on_grant = on_grant
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
-        """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet asks one at a time."""
+        """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
     async def prefer(
         self, resource: Resource, available: Iterable[str], must: Iterable[str], amount: int
     ) -> Sequence[str]:
-        """Return the IDs that should be allocated; fewer than asked where no good answer exists."""
+        """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
@@ -81,10 +81,10 @@ class NodeAnswers:
         return ids
 
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
-        """Give a container these IDs.
+        """Allocate these IDs to a container.
 
         Raises:
-            RefusedError: it cannot have them; the message says why.
+            RefusedError: the container cannot have them; the message says why.
         """
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
@@ -126,7 +126,7 @@ class NodeAnswers:
         """Let a container start only on GPUs that are in service.
 
         Raises:
-            RefusedError: one is not; the kubelet tries again later.
+            RefusedError: a GPU is out of service; the kubelet tries again later.
         """
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
@@ -136,9 +136,9 @@ class NodeAnswers:
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
 
     def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
-        """Return the container that these devices are for: the one of the question, else the one that fits now.
+        """Return the container that these devices are for: the one that `prefer` matched, else the one that fits now.
 
-        We are not asked when the devices of an init container suffice for the container after it.
+        The kubelet calls Allocate alone if the devices of an init container suffice for the container after it.
         """
         (preferred, match), self._preferred = self._preferred, _NOTHING
         if match is not None and ids == preferred:
@@ -147,7 +147,7 @@ class NodeAnswers:
         return waiting.find_now(Call(kind, len(ids), on)).match
 
     def _missing_device_node(self) -> Refused | None:
-        """Look for the nodes that CUDA needs, at the last moment: nvidia-uvm often appears late after a boot."""
+        """Look for the device nodes that CUDA needs, at each call: nvidia-uvm often appears late after a boot."""
         if "device-specs" not in self.delivery.ways:
             return None
         for path in CONTROL_NODES:

@@ -1,4 +1,4 @@
-"""Take from our node what agents wrote on it, once it has lost the label by which its GPUs were shared."""
+"""Remove the agents' labels and annotations from our node once it has lost the label that switches sharing on."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
-"""Between two looks whether the kubelet offers anything of ours."""
+"""Seconds between two checks whether the node still shows our resources."""
 
 
 class Cleanup:
     """Cleans up after the last agent of a node.
 
-    To a process that is told to stop, a rollout looks the same: there the label stays, and all of it. A node that never
-    had the label is shared by some other rule, which we do not know.
+    A rollout stops an agent in the same way, but leaves the label: then nothing is removed. Nor is anything from a node
+    that never had the label: another rule, which we do not know, selects it.
     """
 
     def __init__(self, client: Client, ourselves: NodeSelf, resources: Iterable[str] = ()) -> None:
-        """Prepare to speak of the node `ourselves` through `client`, which is opened for that, and closed again.
+        """Prepare to clean the node `ourselves` through `client`, which is opened for that, and closed again.
 
-        As long as the node shows one of `resources`, schedulers would take it for one of another device plugin, were it
-        not for what is written there: the kubelet has to forget them first.
+        Without our annotations, schedulers take a node that shows one of `resources` for a node of another device
+        plugin. So the kubelet has to drop these resources first.
         """
         self._client = client
         self._self = ourselves
@@ -43,15 +43,16 @@ class Cleanup:
         self._switched_on = False
 
     def saw(self, labels: Mapping[str, str]) -> None:
-        """Take note of the labels that our node has."""
+        """Record the labels of our node."""
         self._switched_on = self._switched_on or switched_on(labels)
 
     async def run(self, within_s: float = 3.0, forgotten_within_s: float = 12.0) -> None:
-        """Clean up if the node had the label and has it no more. After the agent has ended.
+        """Clean up if the node had the label and has lost it. To be called after the agent has ended.
 
         Args:
-            within_s: how long to wait for each answer of the API server.
-            forgotten_within_s: how long to wait for the kubelet, which writes its node every 10 seconds by default.
+            within_s: timeout of each call to the API server.
+            forgotten_within_s: how long to wait until the kubelet drops our resources; it updates the status of its
+                node every 10 seconds by default.
         """
         if not self._switched_on:
             return
@@ -70,9 +71,8 @@ class Cleanup:
                 ours = dict.fromkeys(our_labels(node.labels)), dict.fromkeys(our_annotations(node.annotations))
                 async with asyncio.timeout(within_s):
                     if await self._self.put(NodeNotes(*ours), node):
-                        _log.info("the node is no longer labelled %s=%s: ours is removed", SWITCH_LABEL, SWITCHED_ON)
+                        sentence = "the node lost the label %s=%s: our labels and annotations are removed"
+                        _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"no answer within {within_s:g} s"
-            _log.warning(
-                "whether the node is to share its GPUs any more is not known: what we wrote on it stays: %s", why
-            )
+            _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

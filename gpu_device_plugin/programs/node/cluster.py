@@ -1,4 +1,4 @@
-"""What the node agent has to do with the Kubernetes API; without one, none of it exists."""
+"""The node agent's side of the Kubernetes API: follow its pods, annotate them, and publish its GPUs on the node."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ _log = logging.getLogger(__name__)
 
 
 class _Readiness(Enum):
-    """Whether pods may come to the node. It only goes on, from one to the next."""
+    """Whether the node accepts pods. It only moves forward."""
 
     STARTING = auto()
-    """The kubelet does not listen to us yet, or what is free is not known."""
+    """The kubelet does not listen to us yet, or the free shares are not known."""
     READY = auto()
     SHUTTING_DOWN = auto()
-    """The agent ends. A pod that comes when there is none fails."""
+    """The agent is about to end. A pod that arrives while no agent runs fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What a node is to say of its GPUs, beside what its state says."""
+    """The content of the node's annotation and labels that its state does not hold."""
 
     inventory: Inventory
-    """What the driver shows."""
+    """The GPUs that the driver shows."""
     policy: str
-    """Which GPU this node prefers."""
+    """The node's policy for choosing a GPU."""
     sentence: str
     """Why no GPU is shared, for a node without one."""
     withheld: str
-    """Why none of them is offered though all may be well; empty: they are."""
+    """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
 
 
 class NodeCluster:
-    """Follows this node's pods, writes what became of them, and says on the node what a scheduler needs to know."""
+    """Follows this node's pods, annotates them with their GPUs, and publishes on the node what schedulers need."""
 
     def __init__(self, config: ClusterConfig, settings: NodeSettings, state: NodeState, metrics: m.Metrics) -> None:
         """Prepare; nothing is sent before `run`."""
@@ -92,29 +92,29 @@ class NodeCluster:
         self._self = NodeSelf(self._client, settings.node_name)
         self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
         self.look_s = 60.0
-        """How often we look at our node: for labels that mean something to us, and whether it says what it should."""
+        """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
         self.linger_s = 1.0
-        """How long after its word an agent stays that is about to end: what is being bound meanwhile comes here."""
+        """Seconds that an agent stays after it announced its shutdown: pods that are being bound still arrive."""
         self.node: Latest[NodeRecord | None] = Latest(None)
-        """Our node as it was when we last looked at it, with all labels and what it offers."""
+        """Our node as last read, with all labels and its allocatable resources; None: not yet."""
         self.users: Latest[frozenset[str]] = Latest(frozenset())
-        """UIDs of the pods that have asked for devices and have not ended."""
+        """UIDs of the pods that request devices and have not ended."""
         self._shown: _Shown | None = None
         self._readiness = _Readiness.STARTING
         self._outdated: Mapping[str, None] = {}
-        """Labels that an agent may have left. Those of models that are gone would otherwise stay for ever."""
+        """Labels that an earlier agent may have left. Those of removed GPU models would otherwise stay for ever."""
         self._before: tuple[Gpu, ...] = ()
-        """The GPUs that our node named when we first looked at it."""
+        """The GPUs that our node's annotation listed when we first read it."""
         self._looked = asyncio.Event()
-        self._asked: dict[str, Mapping[str, str]] = {}
-        """What was last to be written on each pod, by UID, as long as it does not stand there."""
+        self._requested: dict[str, Mapping[str, str]] = {}
+        """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
 
     async def run(self) -> NoReturn:
-        """Do all of it until cancelled; owns the connections."""
+        """Follow and publish until cancelled; owns the connections."""
         async with self._client, asyncio.TaskGroup() as tasks:
             tasks.create_task(self.followed.reflector.run(), name="follow pods")
             tasks.create_task(self._writer.run(), name="annotate pods")
@@ -125,10 +125,10 @@ class NodeCluster:
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def announce_shutdown(self, within_s: float = 1.0) -> None:
-        """Say on the node, from now on, that its agent ends, so that no scheduler sends a pod. While `run` still runs.
+        """Publish on the node that its agent is about to end, so that no scheduler sends a pod. While `run` still runs.
 
-        Returns when the pods that were on their way have come, which fail where there is no agent; or after `within_s`
-        seconds without an answer.
+        Returns after `linger_s` seconds, in which pods that are being bound arrive (without an agent they would fail),
+        or after `within_s` seconds without an answer of the API server.
         """
         self._readiness = _Readiness.SHUTTING_DOWN
         self._note()
@@ -139,66 +139,67 @@ class NodeCluster:
                 await self._self.publish(self._notes.value)
             await asyncio.sleep(self.linger_s)
         except (ApiError, TimeoutError) as error:
-            _log.info("the node does not say that its agent ends: %s", str(error) or f"no answer within {within_s:g} s")
+            why = str(error) or f"no answer within {within_s:g} s"
+            _log.info("the agent's shutdown could not be announced on its node: %s", why)
 
     def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
-        """Have an Event written on our node."""
+        """Post an Event about our node."""
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
-        """Tell people of a pod on which its GPUs cannot be written."""
+        """Report a pod whose annotations could not be written."""
         note = (
-            f"the annotations that say where pod {pod.namespace}/{pod.name} has its GPUs are not on it, and are tried "
-            f"again: {error}. Until they are, schedulers may count the pod on every GPU of this node"
+            f"the annotations with the GPUs of pod {pod.namespace}/{pod.name} could not be written, and are retried: "
+            f"{error}. Until they are written, schedulers may count the pod on every GPU of this node"
         )
         self.event("PodNotAnnotated", note, "Annotating")
 
     async def gpus_before(self, within_s: float) -> tuple[Gpu, ...]:
-        """Return the GPUs that our node named before we ran, by position; none if it cannot be read in time."""
+        """Return the GPUs that our node listed before we started, by position; none if it cannot be read in time."""
         if not await within(within_s, self._looked.wait()):
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 
     def show(self, inventory: Inventory, policy: str, sentence: str, withheld: str = "") -> None:
-        """Have the node say what GPUs it has, and by which policy they are chosen, see `_Shown`."""
+        """Publish on the node its GPUs and the policy for choosing one, see `_Shown`."""
         self._shown = _Shown(inventory, policy, sentence, withheld)
         self._note()
 
-    def arrived(self) -> None:
-        """Have the node say that pods may come: its kubelet listens to us, and we know what is free.
+    def announce_ready(self) -> None:
+        """Publish that the node accepts pods: its kubelet listens to us, and we know which shares are free.
 
-        Until then it says what GPUs it has, and that there is no agent yet: what a scheduler promises before may be
-        held by a container that ended while nobody was here.
+        Until then the node lists its GPUs, and that no agent serves them yet: a share that a scheduler promises before
+        may be recorded for a container that ended while no agent ran.
         """
         if self._readiness is _Readiness.STARTING:
             self._readiness = _Readiness.READY
             self._note()
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """Take over what the kubelet's checkpoint says of who has what, and settle the promises by it."""
+        """Take over from the kubelet's checkpoint which container has which devices, and settle the promises by it."""
         self.waiting.learn(entries)
         self._settle()
 
     def pods_in_api(self) -> PodsInApi | None:
-        """Return what the API shows of our node's pods, see `core.node.ended_pods.pods_in_api`."""
+        """Return the pods of our node in the API, see `core.node.ended_pods.pods_in_api`."""
         node = self.node.value
         return pods_in_api(self.followed.pods.values(), "" if node is None else node.kubelet_version)
 
     def _settle(self) -> None:
-        """Write on every pod that has all its devices that it has them, and which."""
+        """Annotate every pod that has all its devices with their GPUs."""
         pods = self.followed.pods
-        self._asked = {uid: asked for uid, asked in self._asked.items() if uid in pods}
+        self._requested = {uid: requested for uid, requested in self._requested.items() if uid in pods}
         node, served, resources = self._state.node, self.waiting.recorded, self._settings.offered
         sizes = [len(shared.shares) for shared in node.shares.gpus]
         for pod in pods.values():
-            asked = self._asked.pop(pod.uid, {})
+            requested = self._requested.pop(pod.uid, {})
             if pod.ended or not (actual := assigned_shares(pod, served, node, resources)):
                 continue
-            now_ns = int(asked.get(ASSUME_TIME, time.time_ns()))
+            now_ns = int(requested.get(ASSUME_TIME, time.time_ns()))
             if changes := assignment(pod, actual, resources, sizes, now_ns):
-                self._asked[pod.uid] = changes
-                if changes != asked:
+                self._requested[pod.uid] = changes
+                if changes != requested:
                     self._writer.annotate(pod, changes)
 
     def _pods_changed(self, pods: Mapping[str, Pod]) -> None:
@@ -208,13 +209,13 @@ class NodeCluster:
         self._settle()
 
     async def _publish(self) -> NoReturn:
-        await self._notes.after(0)  # nothing is said before the GPUs are known
+        await self._notes.after(0)  # nothing is published before the GPUs are known
         await self._self.keep(self._notes)
 
     def _note(self) -> None:
         shown = self._shown
         if shown is None or not self._looked.is_set():
-            return  # what the node says of GPUs that cannot be seen now is not to be lost
+            return  # an annotation about GPUs that the driver does not show now must not be lost
         shares, unhealthy = self._state.node.shares, self._state.node.unhealthy
         if not shares.gpus:
             with contextlib.suppress(TooManySharesError):
@@ -238,7 +239,7 @@ class NodeCluster:
             try:
                 node = await self._self.read()
             except ApiError as error:
-                _log.warning("the labels of our node are not known: %s", error, extra={"once_per_s": 600})
+                _log.warning("our node cannot be read: %s", error, extra={"once_per_s": 600})
                 await asyncio.sleep(backoff.next_s(error.retry_after_s))
                 continue
             backoff.reset()
@@ -248,6 +249,6 @@ class NodeCluster:
                 self._before = listed_before(node.annotations.get(NODE_GPUS, ""))
                 self._looked.set()
             elif self._notes.value.missing(node):
-                self._notes.set(self._notes.value)  # the node was made anew, or somebody else wrote on it
+                self._notes.set(self._notes.value)  # the node was recreated, or another client removed them
             self.node.set(node)  # its followers call `show`
             await asyncio.sleep(self.look_s)

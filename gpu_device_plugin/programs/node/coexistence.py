@@ -1,4 +1,4 @@
-"""Share this node's GPUs while they are ours alone to hand out, which is looked at now and then."""
+"""Share this node's GPUs only while no other device plugin or DRA driver hands them out; checked every minute."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ALLOW = "if each hands out other GPUs, allow it with --allow-other-plugins"
 
 
 class Coexistence:
-    """Looks for others that hand out GPUs; `others` is who was found last."""
+    """Looks for other device plugins and DRA drivers that hand out GPUs; `others` are those found last."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        """Look where `settings` say that the kubelet is. `settings` may be replaced."""
+        """Look in the kubelet's directories that `settings` name. `settings` may be replaced."""
         self.settings = settings
         self.look_s = 60.0
         """Seconds between two looks."""
@@ -41,14 +41,14 @@ class Coexistence:
         return f"<Coexistence with {[sighting.other.name for sighting in self.others.value]}>"
 
     def offered(self, allocatable: Mapping[str, int]) -> None:
-        """Take note of what the node offers, by the API, and look."""
+        """Record the node's allocatable resources, as read from the API, and look."""
         self._allocatable = allocatable
         self.look()
 
     def look(self) -> None:
-        """Look at once; sets `others` where that finds something else than before. Nothing is waited for.
+        """Look at once, without waiting; sets `others` if the result differs from the last one.
 
-        Who was there is believed gone when nothing of it was seen for `look_s`: it may only be restarting.
+        A plugin that was found counts as present until it was not seen for `look_s` seconds: it may be restarting.
         """
         settings, now = self.settings, time.monotonic()
         found: tuple[Sighting, ...] = ()
@@ -67,11 +67,11 @@ class Coexistence:
             self.others.set(found)
 
     def unmet(self) -> tuple[str, ...]:
-        """Return for readiness a sentence for each of the others."""
+        """Return a sentence for each other plugin, for readiness."""
         return tuple(f"{sighting}; {ALLOW}" for sighting in self.others.value)
 
     async def run(self) -> NoReturn:
-        """Look every `look_s` seconds, for ever."""
+        """Look every `look_s` seconds. Ends only by cancellation."""
         while True:
             self.look()
             await asyncio.sleep(self.look_s)
@@ -80,8 +80,8 @@ class Coexistence:
 async def serve_while_alone(
     registration: RegistrationLoop, reconciler: Reconciler, coexistence: Coexistence, reports: Reports
 ) -> None:
-    """Keep our resources registered, and our ledger true, whenever we are alone; say so when we are not. Never ends."""
-    coexistence.look()  # before the first registration, whichever task ran first
+    """Keep resources registered and the ledger reconciled while there is no other plugin; report others. Never ends."""
+    coexistence.look()  # before the first registration, whichever task runs first
     serving: asyncio.Task[NoReturn] | None = None
     refused = False
     async with asyncio.TaskGroup() as tasks:
@@ -93,7 +93,7 @@ async def serve_while_alone(
                 serving = None
             elif not others and serving is None:
                 if refused:
-                    _log.info("GPUs are shared: nobody else hands them out any more")
+                    _log.info("GPUs are shared again: no other plugin hands them out")
                 serving = tasks.create_task(_serve(registration, reconciler), name="offer and reconcile")
             refused = bool(others)
 

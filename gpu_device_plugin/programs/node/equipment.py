@@ -1,4 +1,4 @@
-"""Take over into the node's state which GPUs the driver shows, and how they are."""
+"""Take over the driver's GPUs and their health into the node's state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _REMEMBER_S = 2.0
-"""How long GPUs that were found wait for the positions that they had before. Registering late costs pods."""
+"""How long new GPUs wait for the positions that they had before, in seconds. Pods fail until we register."""
 
 
 class Equipment:
-    """The GPUs of a node, as its state has them."""
+    """Keeps the GPUs in the node's state in step with the hardware."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Equipment:
     ) -> None:
         """Prepare to follow `hardware` into `state`, without the GPUs `excluded` (UUIDs or indexes).
 
-        `gpus_before` returns, within so many seconds, the GPUs that the node had before, by position; None: nobody can.
+        `gpus_before` returns, within the given seconds, the GPUs that the node had before, by position; None: unknown.
         """
         self._hardware = hardware
         self._state = state
@@ -50,23 +50,23 @@ class Equipment:
         self._gpus_before = gpus_before
         self._paused = Latest(value=False)
         self.there = asyncio.Event()
-        """There is a GPU to share, or was."""
+        """Set as soon as there was a GPU to share, and never cleared."""
         self.views: Latest[HardwareView] = Latest(hardware.view.value)
-        """What was taken over last."""
+        """The view that was taken over last."""
         self.remarks: tuple[str, ...] = ()
-        """What is to be known of this node beside its GPUs, as sentences."""
+        """Remarks about this node for people, as sentences."""
 
     @property
     def why_none(self) -> str:
-        """Why no GPU is shared, where none is."""
+        """Why no GPU is shared, if none is."""
         view = self._hardware.view.value
         return (view.state is State.WATCHING and self._state.node.shares.why_none) or view.sentence
 
     async def run(self) -> NoReturn:
-        """Follow the hardware for ever.
+        """Follow the hardware until cancelled.
 
         Raises:
-            UsageError: the share size cuts the first GPUs into more shares than a kubelet copes with.
+            UsageError: the share size cuts the first GPUs into more shares than a kubelet can handle.
         """
         logged: tuple[object, ...] = ()
         restarts, gpus_before = 0, self._gpus_before
@@ -89,11 +89,11 @@ class Equipment:
         self._paused.set(not self._paused.value)
 
     async def pause_and_resume(self) -> NoReturn:
-        """Follow `toggle_pause` for ever."""
+        """Follow `toggle_pause`. Ends only by cancellation."""
         async for paused in self._paused.values():
             if paused:
                 await self._hardware.pause()
-                _log.warning("paused: GPUs can be reset now; SIGUSR1 once more takes them up again")
+                _log.warning("paused: GPUs can be reset now; send SIGUSR1 again to resume")
             elif self._hardware.view.value.state is State.PAUSED:
                 self._hardware.resume()
         raise AssertionError  # pragma: no cover (a Latest never ends)
@@ -105,7 +105,7 @@ class Equipment:
         except TooManySharesError as error:
             if not before.gpus:
                 raise UsageError(str(error)) from error
-            _log.error("new GPUs are left out", extra={"why": str(error), "once_per_s": 600})
+            _log.error("new GPUs are not shared", extra={"why": str(error), "once_per_s": 600})
         for gpu, reason in shares.left_out:
             if (gpu, reason) not in before.left_out:
                 _log.warning("GPU %s is not shared: %s", gpu.index, reason, extra={"uuid": gpu.uuid})

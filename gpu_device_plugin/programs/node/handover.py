@@ -1,4 +1,4 @@
-"""What an agent takes over from the one before it on its node, and leaves for the next."""
+"""State that an agent takes over from its predecessor on the node, and saves for its successor."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 
 class Handover:
-    """The share size in use, and the pods that have ended though the kubelet's checkpoint shows them."""
+    """The share size in use, and the pods that have ended although the kubelet's checkpoint still lists them."""
 
     def __init__(self, settings: NodeSettings, records: KubeletRecords) -> None:
-        """Read and write beside the kubelet's sockets; only the lock's holder writes."""
+        """Read and write files beside the kubelet's sockets; only the holder of the node's lock writes."""
         self._settings = settings
         self._records = records
         self._share_size = StateFile(settings.device_plugin_dir, SHARE_SIZE)
         self._ended_pods = StateFile(settings.device_plugin_dir, ENDED_PODS)
 
     def share_mib(self) -> int:
-        """Return the share size to begin with, in MiB: the one in use as long as a container holds shares of it."""
+        """Return the initial share size, in MiB: the one in use as long as a container holds shares of it."""
         ended = (self._ended_pods.read() or "").split()
         return share_size(self._settings.share_size_mib, self._share_size.number(), self._holders(), ended)
 
     def keep_share_size(self, share_mib: int) -> None:
-        """Leave our share size for the next agent."""
+        """Save our share size for the next agent."""
         self._share_size.write(str(share_mib))
 
     def keep_ended_pods(self) -> None:
-        """Leave the UIDs of the pods that have ended for the next agent, which will not have seen them end."""
+        """Save the UIDs of the pods that have ended for the next agent, which has not seen them end."""
         ended = " ".join(sorted(self._records.over))
         if ended or self._ended_pods.read():
             self._ended_pods.write(ended)
 
     def _holders(self) -> Collection[str] | None:
-        """Return the UIDs of the pods that hold shares by the kubelet's checkpoint, None if it cannot be read."""
+        """Return the UIDs of the pods that hold shares in the kubelet's checkpoint, None if it cannot be read."""
         names = frozenset(resource.name for resource in self._settings.offered if resource.kind is Kind.MEMORY)
         try:
             return self._records.recorded().by_pod(names).keys()

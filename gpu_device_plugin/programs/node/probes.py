@@ -1,4 +1,4 @@
-"""What an agent shows of itself over HTTP: whether it lives, whether it is ready, and metrics."""
+"""The agent's HTTP endpoints: liveness, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def serving_probes(
     notes: Callable[[], Iterable[str]] = tuple,
     metrics: m.Metrics | None = None,
 ) -> AsyncIterator[None]:
-    """Answer /healthz, /readyz with `notes`, and /metrics if there are any, while the block runs and has an address.
+    """Serve /healthz, /readyz with `notes`, and /metrics if there are metrics, while the block runs; None: nowhere.
 
     Raises:
         UsageError: the address cannot be listened on.
@@ -47,13 +47,13 @@ async def serving_probes(
 
 
 async def alive(agent: NodeAgent) -> tuple[str, ...]:
-    """Return what only a restart can mend."""
-    serving_now = agent.equipment.there.is_set() and not agent.coexistence.others.value
-    return ("our own sockets do not answer",) if serving_now and not await agent.registration.answer_ourselves() else ()
+    """Return the faults that only a restart can resolve, as sentences."""
+    serving = agent.equipment.there.is_set() and not agent.coexistence.others.value
+    return ("the agent's sockets do not answer",) if serving and not await agent.registration.answer_ourselves() else ()
 
 
 async def ready(agent: NodeAgent) -> tuple[str, ...]:
-    """Return what is missing for this node to serve pods, as sentences."""
+    """Return the conditions that this node lacks to serve pods, as sentences."""
     if not agent.equipment.there.is_set():
         return (agent.equipment.why_none,)
     view = agent.hardware.view.value
@@ -64,7 +64,7 @@ async def ready(agent: NodeAgent) -> tuple[str, ...]:
 
 
 def metrics_state(agent: NodeAgent) -> m.State:
-    """Return the node as metrics show it."""
+    """Return the state of the node for the metrics."""
     node = agent.state.node
     fenced = {offer.shared.gpu.uuid: len(offer.fenced) for offer in agent.advertiser.offers.get(Kind.MEMORY, ())}
     return m.State(

@@ -1,4 +1,4 @@
-"""Find out which settings our node is to have, and share nothing before that is known."""
+"""Choose the profile of settings that our node's label names; no GPU is shared before it is known."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _log = logging.getLogger(__name__)
 
 
 class Chosen(NamedTuple):
-    """What an agent is to run with."""
+    """The settings of an agent, and their origin."""
 
     settings: NodeSettings
     texts: Texts
-    """What the files said."""
+    """The content of the files of settings."""
     label: str
-    """What the label said; empty: there was none."""
+    """The value of the label; empty: the node had none."""
 
 
 class Choice:
-    """Reads the node's label. The wrong share size would stay: the kubelet remembers devices by it."""
+    """Waits for the node's label. A wrong share size would persist: the kubelet remembers devices by it."""
 
     def __init__(
         self, sources: Sources[NodeSettings], settings: NodeSettings, config: ClusterConfig, remembered: StateFile
     ) -> None:
         """Prepare; nothing is sent before `made`.
 
-        Of `settings` only those count that need no profile; `remembered` holds the profile of the node's last agent.
+        Only those `settings` count that need no profile; `remembered` holds the profile of the node's last agent.
         """
         self._sources = sources
         self._settings = settings
@@ -57,21 +57,21 @@ class Choice:
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._again = asyncio.Event()
         self.patience_s = 10.0
-        """How long the API server may take before we believe what we remember."""
+        """Seconds that the API server may take before the remembered profile is used."""
         self.look_s = 10.0
-        """Seconds between two looks at what a person has to mend."""
+        """Seconds between two readings of a label or file that a person has to correct."""
         self.why = f"the label {CONFIG_LABEL} of this node has not been read yet"
-        """Why nothing is chosen yet."""
+        """Why no profile is chosen yet."""
 
     def __repr__(self) -> str:
         return f"<Choice for {self._settings.node_name}: {self.why}>"
 
     def look(self) -> None:
-        """Look at label and files now."""
+        """Read label and files now."""
         self._again.set()
 
     async def made(self) -> Chosen:
-        """Return what to run with, however long that takes. Owns a connection, and the address of the probes."""
+        """Return the settings to run with, however long that takes. Owns a connection and the address of the probes."""
         async with (
             serving_probes(self._settings.http, self._alive, self._ready),
             self._client,
@@ -97,7 +97,7 @@ class Choice:
                 problem = str(error) or f"the API server did not answer within {self.patience_s:g} s"
                 wait_s = backoff.next_s(error.retry_after_s if isinstance(error, ApiError) else 0.0)
                 if label is None and time.monotonic() + wait_s >= patient_until:
-                    label = self._believe(problem)
+                    label = self._remembered_label(problem)
             if label is not None:
                 try:
                     texts = self._sources.texts()
@@ -112,14 +112,14 @@ class Choice:
         self.cleanup.saw(node.labels)
         return node.labels.get(CONFIG_LABEL, "")
 
-    def _believe(self, problem: str) -> str | None:
-        """Return the label that the last agent saw, None if nobody remembers."""
+    def _remembered_label(self, problem: str) -> str | None:
+        """Return the label that the last agent saw, None if none was saved."""
         label = self._remembered.read()
         if label is None:
-            self._wait(f"which profile of settings this node has is not known, and it shares nothing: {problem}")
+            self._wait(f"this node shares nothing until its profile of settings is known: {problem}")
         else:
             extra = {"profile": label or DEFAULT_PROFILE, "why": problem}
-            _log.warning("the label of our node is not known; the profile that it had last is used", extra=extra)
+            _log.warning("the label of our node cannot be read; its last profile is used", extra=extra)
         return label
 
     def _wait(self, why: str) -> None:

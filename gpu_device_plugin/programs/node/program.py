@@ -1,4 +1,4 @@
-"""Run the node agent with the settings that are meant for its node, until it is told to stop."""
+"""Run the node agent with the settings of its node's profile until SIGTERM."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError)
-"""What a new container can mend, and nothing else can: the kubelet starts one."""
+"""Errors that only a new container can resolve; the kubelet starts one."""
 
 
 def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -> int:
-    """Run the agent until it is told to stop; return its exit code.
+    """Run the agent until SIGTERM or SIGINT; return its exit code.
 
     Args:
-        sources: where settings come from.
-        texts: what the files among them said.
-        settings: what that makes without a profile.
+        sources: the sources of the settings.
+        texts: the content of the files among them.
+        settings: the settings without a profile.
 
     Raises:
         UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
@@ -55,7 +55,7 @@ def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -
 
 
 class NodeProgram:
-    """An agent, from what its node's label says before it begins to what is written while it runs."""
+    """An agent and its settings: the choice of a profile before it starts, and reloads while it runs."""
 
     def __init__(
         self,
@@ -65,22 +65,22 @@ class NodeProgram:
         *,
         agent: Callable[..., NodeAgent] = NodeAgent,
     ) -> None:
-        """Prepare with the arguments of `main`, and what makes the agent; nothing is touched before `run`.
+        """Prepare with the arguments of `main`; `agent` makes the agent. Nothing is opened before `run`.
 
         Raises:
-            UsageError: something in the settings cannot be used.
+            UsageError: a setting cannot be used.
         """
         self._sources = sources
         self._settings = settings
         self._make_agent = agent
         self._remembered = StateFile(settings.device_plugin_dir, PROFILE)
         self._label = ""
-        """The profile that our node's label names, as far as we know."""
+        """The profile that our node's label named last."""
         self._in_force = ""
-        """The profile whose settings we have."""
+        """The profile whose settings are in force."""
         self.agent: NodeAgent | None = None
         self.choice: Choice | None = None
-        """How we learn our settings, while we do not know them."""
+        """The choice of a profile, while it is pending."""
         self._folder = bool(texts.folder)
         self.rereading = Rereading(sources, texts, take=self._take, refuse=self._refuse, read=self._read)
         if texts.profiles or (self._folder and self._remembered.read()):
@@ -99,7 +99,7 @@ class NodeProgram:
         """
         if self.choice is not None:
             chosen = await self.choice.made()
-            _log.info("which settings this node has is known", extra={"profile": chosen.label or DEFAULT_PROFILE})
+            _log.info("the profile of settings is chosen", extra={"profile": chosen.label or DEFAULT_PROFILE})
             logging.getLogger("gpu_device_plugin").setLevel(chosen.settings.log_level.upper())
             self._label = self._in_force = chosen.label
             self.rereading.seen = chosen.texts
@@ -119,25 +119,25 @@ class NodeProgram:
             self.rereading.look(anyway=True)
 
     def toggle_pause(self) -> None:
-        """Let go of the GPUs, or take them up again, if there is an agent already."""
+        """Release the GPUs, or take them up again, if there is an agent already."""
         if self.agent is not None:
             self.agent.equipment.toggle_pause()
         else:
-            _log.warning("there is nothing to pause: GPUs are let alone until it is known which settings this node has")
+            _log.warning("nothing to pause: no GPU is opened before this node's profile of settings is known")
 
     async def announce_shutdown(self) -> None:
-        """Let schedulers know that there will be no agent. Before `run` is cancelled."""
+        """Announce to schedulers that the agent is about to end. To be awaited before `run` is cancelled."""
         if self.agent is not None and self.agent.cluster is not None:
             await self.agent.cluster.announce_shutdown()
 
     async def cleanup(self) -> None:
-        """Take from the node what agents wrote on it, if it shares its GPUs no more. After `run` has ended."""
+        """Remove the agents' labels and annotations from a node that no longer shares GPUs. After `run` has ended."""
         knows_the_node = self.choice if self.agent is None else self.agent.cluster
         if knows_the_node is not None:
             await knows_the_node.cleanup.run()
 
     def _to_choose(self) -> Choice | None:
-        """Return what asks the API server for our node's label, None if there is no API server."""
+        """Return the choice of a profile by our node's label, None if the agent runs without the API."""
         config = reach_api(self._settings)
         if config is None:
             return None
@@ -163,9 +163,7 @@ class NodeProgram:
     def _take(self, settings: NodeSettings) -> None:
         if self._in_force != self._label:
             self._in_force = self._label
-            _log.info(
-                "this node has another profile of settings now", extra={"profile": self._label or DEFAULT_PROFILE}
-            )
+            _log.info("the profile of settings changed", extra={"profile": self._label or DEFAULT_PROFILE})
         if self.agent is not None:
             self.agent.reload(settings)
 

@@ -1,4 +1,4 @@
-"""Keep our ledger and the kubelet's records together: before registering, after every grant, and now and then."""
+"""Reconcile our ledger with the kubelet's records: before registering, after every grant, and periodically."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _WRITTEN_S = 0.05
-"""After a grant the kubelet writes its checkpoint within milliseconds; on a slow disk it takes its time."""
+"""Seconds from a grant to the first reading: a kubelet writes its checkpoint in milliseconds, on a slow disk later."""
 _BETWEEN_S = 0.2
-"""Between two readings while grants come back to back: each holds up the kubelet's next call by about a millisecond."""
+"""Least seconds between two readings after grants: each delays the kubelet's next call by about a millisecond."""
 _SLOWEST = 6
-"""An ordinary init container's IDs are never listed and stay in the checkpoint as long as its pod lives. Every round
-that asks for them has the kubelet write a file for nothing, so that such rounds grow up to so many times longer."""
+"""The longest interval between rounds, in units of `interval_s`. The IDs of an ordinary init container are never listed
+and stay in the checkpoint as long as their pod; every round that asks for them has the kubelet write a file in vain."""
 
 
 class Reconciler:
-    """Reads the kubelet's records into our ledger."""
+    """Brings our ledger up to date with the kubelet's records."""
 
     def __init__(
         self,
@@ -51,15 +51,15 @@ class Reconciler:
         interval_s: float,
         process_wait_s: float,
     ) -> None:
-        """Keep `state` together with `records`.
+        """Reconcile `state` with `records`.
 
         Args:
-            state: our ledger.
-            records: the kubelet's.
+            state: the node's state, with our ledger.
+            records: the kubelet's records.
             metrics: where to count.
-            resend: sends the list of devices once more.
-            readings: returns the newest reading of each GPU.
-            read_again: returns when all GPUs were read once more, or cannot be.
+            resend: sends a device list again.
+            readings: returns the newest reading of each GPU, by UUID.
+            read_again: returns when all GPUs were read again, or cannot be.
             interval_s: seconds between two rounds.
             process_wait_s: see `Ledger.reconciled`.
         """
@@ -70,9 +70,9 @@ class Reconciler:
         self._readings = readings
         self._read_again = read_again
         self.checkpoint_entries: Latest[tuple[Entry, ...]] = Latest(())
-        """Those of the checkpoint that was read last; set with every reading."""
+        """The entries of the checkpoint that was read last; set with every reading."""
         self.rounds: Latest[int] = Latest(0)
-        """How many rounds there were, whatever came of them."""
+        """The number of rounds, whether they succeeded or failed."""
         self.interval_s = interval_s
         self.process_wait_s = process_wait_s
         self._granted = asyncio.Event()
@@ -85,31 +85,31 @@ class Reconciler:
         self._users: frozenset[str] = frozenset()
 
     def granted(self) -> None:
-        """Look at the checkpoint soon: a container was just given devices, which what is written now does not show."""
+        """Read the checkpoint soon: a container was just given devices, which the current checkpoint lacks."""
         with contextlib.suppress(CheckpointUnreadableError):
             self._at_grant = self._records.stamp()
         self._slower = 1
         self._granted.set()
 
     def registered(self) -> None:
-        """Have a round soon: containers may have ended while nobody was here.
+        """Start a round soon: containers may have ended while no agent ran.
 
-        And look at the checkpoint, which the kubelet writes with the first list: where it could not be read so far, and
-        because another kubelet process may list the pods now.
+        And read the checkpoint, which the kubelet writes at the first list: it may have been unreadable so far, and
+        another kubelet process may list the pods now.
         """
         self._changed.set()
         self._granted.set()
 
     def users_changed(self, users: frozenset[str]) -> None:
-        """Have a round soon if one of the pods (by UID) that had asked for devices has gone or ended."""
+        """Start a round soon if one of the pods (by UID) that requested devices was deleted or has ended."""
         if self._users - users:
             self._changed.set()
         self._users = users
 
     async def prepare(self) -> None:
-        """Read both records; nothing is registered, so that nothing can be given out meanwhile.
+        """Read both records, before any resource is registered, so that no device can be allocated meanwhile.
 
-        Takes nothing away: what is no longer in the records is released later, when it is proven free.
+        Releases nothing: a device that is missing in the records is released later, when it is proven free.
         """
         self._read()
         listed = await self._records.listed()
@@ -117,22 +117,22 @@ class Reconciler:
             self._state.update(Ledger.seen, listed)
 
     async def run(self) -> NoReturn:
-        """Reconcile for ever."""
+        """Reconcile. Ends only by cancellation."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rounds(), name="reconcile")
             tasks.create_task(self._after_grants(), name="confirm grants")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     async def _after_grants(self) -> NoReturn:
-        """Read the checkpoint soon after each grant, and again at growing intervals until it shows them all.
+        """Read the checkpoint soon after each grant, and again at growing intervals until it shows all grants.
 
-        Until the kubelet has listed all pods in it, too. The same once we are registered.
+        The same after each registration; and until the kubelet has listed all pods of the checkpoint, too.
         """
         patience_s = math.inf
         while True:
             if await within(patience_s, self._granted.wait()):
                 patience_s = _WRITTEN_S
-                self._granted.clear()  # what is granted from here on may be missing in what we read
+                self._granted.clear()  # a grant from here on may be missing in what we read
                 await asyncio.sleep(_WRITTEN_S)
             else:
                 patience_s *= 3
@@ -151,14 +151,14 @@ class Reconciler:
             self._changed.clear()
             in_vain = await self._round()
             self.rounds.set(self.rounds.value + 1)
-            # As long as the same IDs stay unlisted and recorded, nothing has happened that a round could find out.
+            # As long as the same IDs stay unlisted and recorded, a round has no change to find.
             self._slower = min(self._slower + 1, _SLOWEST) if in_vain and in_vain == self._in_vain else 1
             self._in_vain = in_vain
 
     async def _round(self) -> frozenset[str]:
         """Reconcile once; return the IDs for which the kubelet wrote its checkpoint in vain."""
         self._read()
-        if self._state.node.ledger.foreign:  # nothing else tells when they are free
+        if self._state.node.ledger.foreign:  # no other event says when they become free
             self._resend()
         try:
             found = await self._records.evidence(lambda: self._state.node.ledger.holds, self._resend)
@@ -171,7 +171,7 @@ class Reconciler:
         unknown = evidence.held - self._state.node.ledger.holds.keys()
         if unknown:
             self._metrics.count(m.LEDGER_DRIFT, "unknown_to_us", times=len(unknown))
-            _log.warning("the kubelet gave out devices that we knew nothing of", extra={"devices": len(unknown)})
+            _log.warning("the kubelet allocated devices unknown to this agent", extra={"devices": len(unknown)})
             self._state.update(Ledger.seen, unknown)
         if written is not None:
             self._take_over(written)
@@ -189,7 +189,7 @@ class Reconciler:
             found = self._records.recorded()
         except CheckpointUnreadableError as error:
             self._complain(error)
-            # Once complete, our ledger stays so: from then on we give out every ID.
+            # Once complete, our ledger stays complete: from then on every ID is allocated by us.
             if not self._ever_read:
                 self._state.update(Ledger.seen, (), certain=False)
             return None
@@ -201,20 +201,20 @@ class Reconciler:
         self._ever_read = True
         ids = self._records.held(found)
         if found.stamp is not None and found.stamp == self._at_grant:
-            # Written before our last grant: what it says of an ID that we hold is about its holder before.
+            # Written before our last grant: an ID in it that we hold is listed for its former holder.
             ids -= self._state.node.ledger.holds.keys()
         self._state.update(Ledger.seen, ids, certain=True)
-        self._look_beside(found)
+        self._find_foreign(found)
         self.checkpoint_entries.set(found.entries)
 
-    def _look_beside(self, found: Checkpoint) -> None:
-        """Find our GPUs among what containers hold through other resources: of former settings, of another plugin."""
+    def _find_foreign(self, found: Checkpoint) -> None:
+        """Find our GPUs that containers hold through other resources: of former settings, or of another plugin."""
         others = {parse_id(name)[0]: resource for name, resource in found.foreign(self._records.resources).items()}
         foreign = {uuid: others[uuid] for uuid in others if self._state.node.shares.by_uuid(uuid) is not None}
         if foreign != self._state.node.ledger.foreign:
             for uuid in foreign.keys() - self._state.node.ledger.foreign.keys():
                 _log.error(
-                    "a GPU is in use through a resource that is not offered here, and is given to nobody else",
+                    "a GPU is in use through a resource that this agent does not offer, and is not shared meanwhile",
                     extra={"uuid": uuid, "resource": foreign[uuid]},
                 )
             self._state.update(Ledger.with_foreign, foreign)

@@ -1,4 +1,4 @@
-"""Tell people what happens on a node: by log, metrics and Kubernetes Events."""
+"""Report the events of a node in log, metrics and Kubernetes Events."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DRAIN_FIRST = frozenset({"share_size", "domain", "memory_resource", "count_resource"})
-"""Settings by which the kubelet knows the devices of running pods."""
+"""Settings that determine the device IDs and resource names under which the kubelet records running pods."""
 
 
 class Reports:
-    """One method for each thing that may happen."""
+    """One method for each kind of event."""
 
     def __init__(self, state: NodeState, metrics: m.Metrics, event: Callable[..., None]) -> None:
-        """Report of the node in `state`; `event` posts an Event about it, see `NodeCluster.event`."""
+        """Report on the node in `state`; `event` posts an Event about it, see `NodeCluster.event`."""
         self._state = state
         self._metrics = metrics
         self._event = event
@@ -52,31 +52,31 @@ class Reports:
         self._event("GPUError", f"{name} ({seen.uuid}) reported {what}", "Observe")
 
     def registration(self, event: RegistrationEvent, details: dict[str, object]) -> None:
-        """The kubelet has registered a resource, or has not, or has to register all of them anew."""
+        """A registration with the kubelet succeeded, failed, or has to be repeated for all resources."""
         registered = event is RegistrationEvent.REGISTERED
         if registered or event is RegistrationEvent.NOT_REGISTERED:
             self._metrics.count(m.REGISTRATIONS, str(details["resource"]), "registered" if registered else "failed")
         _log.log(logging.INFO if registered else logging.WARNING, "%s", event, extra=details)
 
     def refused(self, kind: Kind, amount: int, refused: Refused) -> None:
-        """A container has not got its devices."""
+        """A container was refused its devices."""
         extra = {"kind": kind.value, "amount": amount, "why": refused.sentence, "once_per_s": 60}
         _log.warning("refused", extra=extra)
 
     def refused_again_and_again(self, shares: int, advice: str) -> None:
-        """Containers that ask for so many shares are refused so often that people have to know."""
+        """Containers that request `shares` shares are refused so often that a person should act."""
         asked = format_mib(shares * self._state.node.shares.share_mib)
         _log.warning("pods of %s are refused again and again: %s", asked, advice)
         self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
     def not_alone(self, others: Iterable[Sighting]) -> None:
-        """Others hand out GPUs of this node, so that we do not."""
+        """Other plugins hand out GPUs of this node, so this agent does not."""
         for other in others:
             _log.error("GPUs are not shared: %s; %s", other, ALLOW)
             self._event("OtherDevicePlugin", f"GPUs of this node are not shared: {other}; {ALLOW}.", "Refuse")
 
     def settings_read(self, outcome: Reload[NodeSettings]) -> None:
-        """Settings have been read again, and what could be applied of them has been."""
+        """Settings were read again, and those that need no restart were applied."""
         _log.info("%s", outcome.sentence, extra=outcome.changes)
         if outcome.waiting:
             _log.warning("these changes need a restart of the agent", extra={"settings": list(outcome.waiting)})
@@ -89,7 +89,7 @@ class Reports:
             self._event("SettingsWait", note, "Reload")
 
     def settings_refused(self, why: str) -> None:
-        """Other settings cannot be used, and all stay as they are."""
+        """Changed settings cannot be used; the current ones stay in force."""
         _log.error("the configuration stays as it was", extra={"why": why})
         self._event("SettingsRefused", f"The settings of the agent stay as they were: {why}", "Reload")
 

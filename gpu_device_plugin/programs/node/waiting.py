@@ -1,4 +1,4 @@
-"""Which pods wait on this node for devices, what they were promised, and which of them have been served."""
+"""The pods that wait on this node for devices, their promises, and the containers that have been served."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 WAIT_S = 1.0
-"""By default. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
+"""By default, in seconds. On an idle node the watch is 7 to 14 ms ahead of the kubelet."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What is written on a pod, read once: a call of the kubelet looks at all pods that wait."""
+    """A pod's annotations, parsed once: each call of the kubelet looks at all pods that wait."""
 
     pod: Pod
     promises: Mapping[tuple[str, Kind], Promise]
@@ -55,10 +55,10 @@ class _Guess:
 
 
 class WaitingPods:
-    """The pods of this node as the watch shows them, less what has been given out.
+    """The pods of this node as the watch shows them, without the containers that have their devices.
 
-    No call of the kubelet names a pod, so that who was served is a guess until the checkpoint shows it. Where the guess
-    was wrong, two equal pods were swapped, and each goes on with the other's promise.
+    No call of the kubelet names a pod, so the container that was served is a guess until the checkpoint shows it. If
+    the guess was wrong, two equal pods were swapped, and each takes over the other's promise.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class WaitingPods:
         shares: Callable[[], Shares],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Wait for pods of `followed`, whose reflector someone else runs; `shares` are the node's GPUs."""
+        """Match the pods of `followed`, whose reflector the caller runs; `shares` returns the node's GPUs."""
         self._followed = followed
         self._resources = tuple(resources)
         self._kinds = {resource.name: resource.kind for resource in resources}
@@ -77,9 +77,9 @@ class WaitingPods:
         self._shares = shares
         self._clock = clock
         self.wait_s = WAIT_S
-        """Longest wait for the pod that explains a call."""
+        """Longest wait for the pod of a call, in seconds."""
         self.recorded: Mapping[Slot, frozenset[str]] = {}
-        """What the kubelet's checkpoint says each container has."""
+        """The devices of each container according to the kubelet's checkpoint."""
         self._guesses: dict[Slot, _Guess] = {}
         self._swapped: dict[Slot, Promise] = {}
         self._refused: dict[str, float] = {}
@@ -93,9 +93,9 @@ class WaitingPods:
         return f"<WaitingPods: {len(self.recorded)} containers served, {guesses}>"
 
     async def find(self, call: Call) -> Matched:
-        """Return whose call this is; wait a moment for the watch if nobody is known who could ask this.
+        """Return the container that a call is for; if none matches, wait up to `WAIT_S` for the watch.
 
-        While the API server is away only the first such call waits: the kubelet may have reached it again before us.
+        While the API server is unreachable only the first such call waits: the kubelet may reach it again before us.
         """
         found = self.find_now(call)
         if found.match is not None:
@@ -114,23 +114,23 @@ class WaitingPods:
         return late or self.find_now(call)
 
     def find_now(self, call: Call) -> Matched:
-        """Return whose call this is, as far as can be told at this moment."""
+        """Return the container that a call is for, by the pods known at this moment."""
         return match(call, self.waiting(), self._begun)
 
     def served(self, match: Match, device_ids: frozenset[str]) -> None:
-        """Take note that this container was probably given these devices."""
+        """Record that this container was probably given these devices."""
         self._guesses[match.pod.uid, match.wanted.container, match.wanted.kind] = _Guess(device_ids, self._clock())
         self._begun = match.pod.uid
 
     def refused(self, match: Match) -> None:
-        """Take note that this container was probably refused: its pod has failed, though the watch does not know yet.
+        """Record that this container was probably refused: its pod fails, though the watch does not show it yet.
 
-        The next pod may ask at once, and must not be taken for this one.
+        The call for the next pod may come at once, and must not be matched with this one.
         """
         self._refused[match.pod.uid] = self._clock()
 
     def learn(self, entries: Iterable[Entry]) -> None:
-        """Take over what the kubelet's checkpoint says, and correct the guesses by it."""
+        """Take over the entries of the kubelet's checkpoint, and correct the guesses by them."""
         self.recorded = {
             (entry.pod_uid, entry.container, self._kinds[entry.resource]): entry.device_ids
             for entry in entries
@@ -162,13 +162,13 @@ class WaitingPods:
         uid = kubelet_uid(pod)
         wanted = [
             (container, resource.kind, amount)
-            # One more than a pod may have says that it has too many, and is refused at once.
+            # One container above the limit is enough to refuse the pod at once for having too many.
             for container in pod.containers[: MOST_CONTAINERS + 1]
             for resource in self._resources
             if (amount := container.limits.get(resource.name, 0)) > 0
         ]
         refused_at = self._refused.get(uid)
-        # A refused pod turns Failed within a second or two; one that still waits later was not the one we meant.
+        # A refused pod turns Failed within a second or two; a pod that still waits later was not the refused one.
         refused = refused_at is not None and self._clock() - refused_at < SETTLING_S
         if refused or all(self._is_served((uid, container.name, kind)) for container, kind, _ in wanted):
             return None
@@ -211,7 +211,7 @@ class WaitingPods:
         return known
 
     def _understood(self, what: str, pod: Pod, read: Callable[[], T], otherwise: T) -> T:
-        """Return what `read` makes of the pod's annotations, or `otherwise` and say once that they are ignored."""
+        """Return the result of `read`, or, for malformed annotations, `otherwise`, with one warning for each pod."""
         try:
             return read()
         except MalformedAnnotationError as error:
@@ -222,16 +222,16 @@ class WaitingPods:
             return otherwise
 
     def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
-        """`owner` has what `guessed` was promised, so `guessed` goes on with the promise that this left unused.
+        """`owner` has the devices promised to `guessed`, so `guessed` takes over the promise that this left unused.
 
-        That is the promise of `owner`, unless it was given to a third one in the same way, and so on.
+        That is the promise of `owner`, unless a third container took that over in the same way, and so on.
         """
         heir, seen = owner, {guessed}
         while heir in actual and heir not in seen:
             seen.add(heir)
             further = actual[heir]
             if further is None:
-                return  # the checkpoint does not tell yet
+                return  # the checkpoint does not show it yet
             heir = further
         del self._guesses[guessed]
         pod = self._followed.pods.get(heir[0])

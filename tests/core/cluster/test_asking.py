@@ -172,7 +172,7 @@ def test_only_memory_is_split() -> None:
 @pytest.mark.parametrize("text", ["", "0", "-2", "+2", "2.0", " 2", "two", "²", "1000000000", "9" * 5000])
 def test_a_split_that_is_no_number_is_impossible(text: str) -> None:
     assert refused(pod(("c0", 4), labels={SPLIT_LABEL: text})) == (
-        "the pod label aliyun.com/gpu-count is no number of GPUs; write 2, for example"
+        "the pod label aliyun.com/gpu-count is not a number of GPUs; write 2, for example"
     )
 
 
@@ -188,14 +188,14 @@ def test_a_split_over_more_gpus_than_a_node_can_have_is_impossible() -> None:
 def test_memory_of_several_containers_is_not_split(containers: list[tuple[str, int]]) -> None:
     """The kubelet would hand an init container's devices on as it likes, and not in equal parts."""
     assert refused(pod(*containers, labels={SPLIT_LABEL: "2"})) == (
-        "the pod label aliyun.com/gpu-count splits the GPU memory of one container, and several of this pod ask for "
-        "some; let only one ask, or remove the label"
+        "the pod label aliyun.com/gpu-count splits the GPU memory of one container, and several containers of "
+        "this pod ask for some; let only one ask, or remove the label"
     )
 
 
 def test_a_split_that_is_not_even_is_impossible() -> None:
     assert refused(pod(("c0", 5), labels={SPLIT_LABEL: "2"})) == (
-        "the pod label aliyun.com/gpu-count asks for 2 GPUs, over which a gpu-mem of 5 cannot be split evenly; "
+        "the pod label aliyun.com/gpu-count asks for 2 GPUs, and a gpu-mem of 5 cannot be split evenly over them; "
         "ask for a multiple"
     )
 

@@ -275,20 +275,20 @@ def test_gpushares_plugin_gives_one_container_memory_of_one_gpu() -> None:
 
 
 def test_gpushares_plugin_gives_no_whole_gpus() -> None:
-    sentence = "its device plugin gives out no whole GPUs"
+    sentence = "its device plugin does not allocate whole GPUs"
     assert why(asking(whole(1)), divided(30, 2)) == Unfit(sentence, unresolvable=True)
     assert why(asking(mem(1), whole(1)), divided(15, 1)) == Unfit(sentence, unresolvable=True)
 
 
 def test_gpushares_plugin_gives_no_whole_gpus_to_who_is_choosy_either() -> None:
     asked = asking(whole(1), wishes=Wishes(avoid_models=("T4",)))
-    assert why(asked, divided(30, 2)) == Unfit("its device plugin gives out no whole GPUs", unresolvable=True)
+    assert why(asked, divided(30, 2)) == Unfit("its device plugin does not allocate whole GPUs", unresolvable=True)
 
 
 @pytest.mark.parametrize("asked", [asking(mem(2), mem(2)), asking(mem(4, gpus=2))], ids=["two containers", "a split"])
 def test_gpushares_plugin_is_told_of_no_second_gpu_and_no_second_container(asked: Ask) -> None:
     """It knows a pod by the sum of what it asks, and its GPU by an annotation with one number."""
-    sentence = "its device plugin serves only pods of which one container takes memory of one GPU"
+    sentence = "its device plugin serves only pods with one container that takes memory of one GPU"
     assert why(asked, divided(30, 2)) == Unfit(sentence, unresolvable=True)
 
 
@@ -322,30 +322,30 @@ def test_wishes_hold_for_every_container() -> None:
 
 
 CHOOSY: dict[str, tuple[Demand, Wishes, str, bool]] = {
-    "no such model": (mem(1), Wishes(use_models=("H100",)), "no GPU is one that the pod's annotations allow", True),
-    "no such GPU": (whole(1), Wishes(use_uuids=("GPU-9",)), "no GPU is one that the pod's annotations allow", True),
+    "no such model": (mem(1), Wishes(use_models=("H100",)), "the pod's annotations allow none of its GPUs", True),
+    "no such GPU": (whole(1), Wishes(use_uuids=("GPU-9",)), "the pod's annotations allow none of its GPUs", True),
     "too small": (
         mem(9),
         Wishes(use_models=("T4",)),
-        "the largest GPU has 8 GiB in all, among those that the pod's annotations allow",
+        "the largest GPU has 8 GiB in all, among the GPUs that the pod's annotations allow",
         True,
     ),
     "too full": (
         mem(6),
         Wishes(avoid_models=("A10",)),
-        "no GPU has 6 GiB free, among those that the pod's annotations allow",
+        "no GPU has 6 GiB free, among the GPUs that the pod's annotations allow",
         False,
     ),
     "in use": (
         whole(1),
         Wishes(use_uuids=("GPU-0",)),
-        "no GPU is unused, among those that the pod's annotations allow",
+        "no GPU is unused, among the GPUs that the pod's annotations allow",
         False,
     ),
     "out of service": (
         mem(1),
         Wishes(use_uuids=("GPU-2",)),
-        "no GPU is healthy, among those that the pod's annotations allow",
+        "no GPU is healthy, among the GPUs that the pod's annotations allow",
         True,
     ),
     "all are allowed": (mem(17), Wishes(avoid_models=("H100",)), "the largest GPU has 16 GiB in all", True),
@@ -367,7 +367,9 @@ def test_choosy_containers_that_do_not_fit_together_are_told_so() -> None:
     there = node(8, 8, 8, models=MIXED, used={1: 4})
     asked = asking(mem(5), mem(5), wishes=Wishes(use_models=("A10",)))
     together = "its GPUs have no room for all containers of the pod together"
-    assert why(asked, there) == Unfit(f"{together}, among those that the pod's annotations allow", unresolvable=False)
+    assert why(asked, there) == Unfit(
+        f"{together}, among the GPUs that the pod's annotations allow", unresolvable=False
+    )
 
 
 # --- whole GPUs that are well connected

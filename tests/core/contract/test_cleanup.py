@@ -1,4 +1,4 @@
-"""What the agent wrote on a node can be told from what somebody else did."""
+"""The agent's labels and annotations on a node are distinguished from those of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_node_shares_while_its_label_says_true(labels: dict[str, str], on: boo
     assert switched_on(labels) is on
 
 
-def test_every_label_that_the_agent_writes_is_known_as_its_own() -> None:
+def test_every_label_of_the_agent_is_recognised() -> None:
     """Two models, so that each has a label of its own beside `mixed`."""
     gpus = (Gpu("GPU-a", 0, "Tesla T4", 15360, 0), Gpu("GPU-b", 1, "NVIDIA A10", 24576, 0))
     inventory = Inventory(gpus, driver_version="580.95")
@@ -37,8 +37,8 @@ def test_of_annotations_only_the_list_of_gpus_is_ours() -> None:
 RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 
 
-def test_what_is_left_on_a_node_is_said_and_removed_by_two_patches() -> None:
-    """The kubelet keeps the capacity with 0; the label zone and the annotation x are somebody else's."""
+def test_leftovers_of_a_node_are_named_and_removed_by_two_patches() -> None:
+    """The kubelet keeps the capacity with 0; the label zone and the annotation x are not the agent's."""
     left = leftovers(
         "node-a",
         {"gpu-device-plugin/count": "2", "zone": "a"},
@@ -72,18 +72,18 @@ def test_what_is_left_on_a_node_is_said_and_removed_by_two_patches() -> None:
     ],
     ids=["labels", "annotation", "capacity"],
 )
-def test_anything_that_is_left_is_something(left: Leftovers, said: str) -> None:
+def test_any_kind_of_leftover_counts(left: Leftovers, said: str) -> None:
     assert left
     assert str(left) == said
 
 
-def test_a_node_that_never_shared_has_nothing_left() -> None:
+def test_a_node_that_never_shared_has_no_leftovers() -> None:
     none = leftovers("node-a", {"zone": "a"}, {}, {"cpu": 8}, RESOURCES)
     assert not none
     assert (none.metadata_patch, none.status_patch, str(none)) == ({}, {}, "")
 
 
-def test_where_sharing_goes_on_the_switch_goes_too() -> None:
+def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
     left = leftovers("node-a", {"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8}, RESOURCES)
     assert left.labelled
     assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}

@@ -1,4 +1,4 @@
-"""The names of what is written on pods and nodes, which other programs know."""
+"""The keys of annotations and labels on pods and nodes, which other programs know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_device_plugin.core.contract.keys import (
 from gpu_device_plugin.core.contract.nodegpus import NODE_GPUS_VERSION
 
 
-def test_the_names_are_those_of_the_original() -> None:
+def test_the_keys_are_those_of_gpushare() -> None:
     assert {IDX, POD, DEV, ASSIGNED, ASSUME_TIME} == {
         f"ALIYUN_COM_GPU_MEM_{name}" for name in ("IDX", "POD", "DEV", "ASSIGNED", "ASSUME_TIME")
     }

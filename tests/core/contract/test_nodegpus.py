@@ -1,4 +1,4 @@
-"""The GPUs of a node as a scheduler knows them."""
+"""The GPUs of a node as its annotations, labels and capacity describe them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WHOLE = {
 
 
 def read(**changes: Any) -> NodeGpus:
-    """What is read of the node above with some fields changed."""
+    """Parse the node above with some fields changed."""
     return read_node_gpus(json.dumps(WHOLE | changes))
 
 
@@ -49,7 +49,7 @@ def read_gpu(**fields: Any) -> ListedGpu:
     return gpu
 
 
-def test_everything_that_a_node_says_is_read() -> None:
+def test_every_field_of_a_node_is_read() -> None:
     assert read() == NodeGpus(
         (
             ListedGpu(0, 14, "GPU-a", "Tesla T4", unhealthy="hot", numa=1),
@@ -62,7 +62,7 @@ def test_everything_that_a_node_says_is_read() -> None:
     )
 
 
-def test_what_a_node_does_not_say_is_not_known() -> None:
+def test_absent_fields_are_unknown() -> None:
     assert read_node_gpus('{"version":1,"shareMiB":1,"gpus":[{"index":0,"shares":1}]}') == NodeGpus(
         (ListedGpu(0, 1, uuid="", model="", memory_mib=None, unhealthy="", numa=None),),
         share_mib=1,
@@ -73,25 +73,25 @@ def test_what_a_node_does_not_say_is_not_known() -> None:
     )
 
 
-def test_a_node_without_gpus_says_so() -> None:
+def test_a_node_without_gpus_lists_none() -> None:
     assert read(gpus=[], links=[]).gpus == ()
 
 
-def test_fields_of_a_newer_agent_are_passed_over() -> None:
+def test_fields_of_a_newer_agent_are_ignored() -> None:
     assert read(colour="red") == read()
     assert read_gpu(colour="red") == read_gpu()
 
 
 @pytest.mark.parametrize("said", [None, "", 5, ["binpack"]])
-def test_a_text_that_is_none_is_not_known(said: object) -> None:
+def test_a_value_that_is_not_a_text_is_unknown(said: object) -> None:
     found = read(policy=said, driver=said)
     assert (found.policy, found.driver) == (None, None)
     assert read_gpu(uuid=said, model=said) == ListedGpu(0, 14)
 
 
 @pytest.mark.parametrize("text", ["\ud800", "two\nlines", "bell\a"])
-def test_a_text_that_cannot_be_printed_is_not_known(text: str) -> None:
-    """It would break the answer or the table that it stands in."""
+def test_an_unprintable_text_is_unknown(text: str) -> None:
+    """It would break an answer or a table that contains it."""
     assert read_gpu(model=text).model == ""
 
 
@@ -108,11 +108,11 @@ def test_a_text_that_cannot_be_printed_is_not_known(text: str) -> None:
         ({"healthy": None}, "it is out of service"),
     ],
 )
-def test_a_gpu_is_healthy_if_nothing_else_is_said(said: dict[str, Any], unhealthy: str) -> None:
+def test_a_gpu_is_healthy_by_default(said: dict[str, Any], unhealthy: str) -> None:
     assert read_gpu(**said).unhealthy == unhealthy
 
 
-def test_numbers_are_taken_to_their_limits() -> None:
+def test_numbers_are_accepted_up_to_their_limits() -> None:
     assert read_gpu(index=64, shares=1 << 20, memoryMiB=1 << 40, numa=1 << 20) == ListedGpu(
         64, 1 << 20, memory_mib=1 << 40, numa=1 << 20
     )
@@ -127,30 +127,32 @@ NO_NUMBER = [None, "1", 1.0, float("nan"), True, [1], -1, 10**400]
 @pytest.mark.parametrize(
     ("where", "key", "outside", "sentence"),
     [
-        ("gpu", "index", [*NO_NUMBER, 65], "index no whole number from 0 to 64"),
-        ("gpu", "shares", [*NO_NUMBER, 0, (1 << 20) + 1], "shares no whole number from 1 to 1048576"),
+        ("gpu", "index", [*NO_NUMBER, 65], "no whole number from 0 to 64 for index"),
+        ("gpu", "shares", [*NO_NUMBER, 0, (1 << 20) + 1], "no whole number from 1 to 1048576 for shares"),
         (
             "gpu",
             "memoryMiB",
             [*NO_NUMBER, (1 << 40) + 1],
-            "memoryMiB no whole number from 0 to 1099511627776",
+            "no whole number from 0 to 1099511627776 for memoryMiB",
         ),
-        ("gpu", "numa", [*NO_NUMBER, (1 << 20) + 1], "numa no whole number from 0 to 1048576"),
-        ("node", "shareMiB", [*NO_NUMBER, 0, (1 << 20) + 1], "shareMiB no whole number from 1 to 1048576"),
+        ("gpu", "numa", [*NO_NUMBER, (1 << 20) + 1], "no whole number from 0 to 1048576 for numa"),
+        ("node", "shareMiB", [*NO_NUMBER, 0, (1 << 20) + 1], "no whole number from 1 to 1048576 for shareMiB"),
     ],
 )
-def test_a_number_that_is_none_is_malformed(where: str, key: str, outside: list[object], sentence: str) -> None:
+def test_a_value_that_is_not_a_number_in_range_is_malformed(
+    where: str, key: str, outside: list[object], sentence: str
+) -> None:
     for value in outside:
         with pytest.raises(MalformedAnnotationError) as caught:
             read_gpu(**{key: value}) if where == "gpu" else read(**{key: value})
-        assert str(caught.value) == f"the node's annotation gpu-device-plugin/gpus has for {sentence}"
+        assert str(caught.value) == f"the node's annotation gpu-device-plugin/gpus has {sentence}"
 
 
 @pytest.mark.parametrize("key", ["index", "shares"])
-def test_a_gpu_has_a_place_and_a_size(key: str) -> None:
+def test_a_gpu_without_index_or_shares_is_malformed(key: str) -> None:
     gpu = {"index": 0, "shares": 14}
     del gpu[key]
-    with pytest.raises(MalformedAnnotationError, match=f"has for {key} no whole number"):
+    with pytest.raises(MalformedAnnotationError, match=f"has no whole number from [01] to [0-9]+ for {key}$"):
         read(gpus=[gpu])
 
 
@@ -164,19 +166,19 @@ LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ('{"version":' + "1" * 5000 + "}", "is not JSON"),
-        ("null", "is no JSON object"),
-        ("[]", "is no JSON object"),
-        ("NaN", "is no JSON object"),
+        ("null", "is not a JSON object"),
+        ("[]", "is not a JSON object"),
+        ("NaN", "is not a JSON object"),
         ("{}", "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":2}', "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":"1"}', "is of another version than 1; upgrade the older of agent and scheduler"),
         ('{"version":1}', "has no list of at most 64 gpus"),
         ('{"version":1,"gpus":{}}', "has no list of at most 64 gpus"),
         (json.dumps({"version": 1, "gpus": [{}] * 65}), "has no list of at most 64 gpus"),
-        ('{"version":1,"gpus":[0]}', "has a gpu that is no JSON object"),
-        (json.dumps(WHOLE | {"gpus": [{"index": 1, "shares": 1}] * 2}), "has two gpus of one index"),
-        (json.dumps(WHOLE | {"links": None}), "has links that are no list"),
-        (json.dumps(WHOLE | {"links": {}}), "has links that are no list"),
+        ('{"version":1,"gpus":[0]}', "has a gpu that is not a JSON object"),
+        (json.dumps(WHOLE | {"gpus": [{"index": 1, "shares": 1}] * 2}), "has two gpus with the same index"),
+        (json.dumps(WHOLE | {"links": None}), "has links that are not a list"),
+        (json.dumps(WHOLE | {"links": {}}), "has links that are not a list"),
         *(
             (json.dumps(WHOLE | {"links": [link]}), LINK)
             for link in (
@@ -193,14 +195,14 @@ LINK = 'has a link that is not of the form [0, 1, "nvlink", 4]'
         ),
     ],
 )
-def test_an_annotation_that_makes_no_sense_is_malformed(text: str, why: str) -> None:
+def test_an_annotation_of_another_form_is_malformed(text: str, why: str) -> None:
     with pytest.raises(
         MalformedAnnotationError, match=f"^the node's annotation gpu-device-plugin/gpus {re.escape(why)}$"
     ):
         read_node_gpus(text)
 
 
-def test_of_a_field_that_is_written_twice_the_last_counts() -> None:
+def test_the_last_of_two_equal_keys_counts() -> None:
     twice = '{"version":2,"version":1,"shareMiB":1,"gpus":[{"index":0,"shares":2,"shares":3}]}'
     assert read_node_gpus(twice).gpus == (ListedGpu(0, 3),)
 
@@ -208,7 +210,7 @@ def test_of_a_field_that_is_written_twice_the_last_counts() -> None:
 # --- how GPUs are connected
 
 
-def test_a_better_way_counts_more_and_nvlinks_decide_between_equals() -> None:
+def test_a_closer_connection_counts_more_and_nvlinks_break_ties() -> None:
     found = read(links=[[0, 1, "nvlink", 4], [2, 0, "nvlink", 12], [1, 2, "switch", 0]])
     assert [found.links.connection(*pair) for pair in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2))] == [
         704,
@@ -220,28 +222,28 @@ def test_a_better_way_counts_more_and_nvlinks_decide_between_equals() -> None:
 
 
 @pytest.mark.parametrize(("nvlinks", "counted"), [(-3, 700), (0, 700), (99, 799), (100, 799), (10**300, 799)])
-def test_no_number_of_nvlinks_makes_up_for_a_worse_way(nvlinks: int, counted: int) -> None:
+def test_no_number_of_nvlinks_outweighs_a_closer_connection(nvlinks: int, counted: int) -> None:
     assert read(links=[[0, 1, "nvlink", nvlinks]]).links.connection(0, 1) == counted
 
 
-def test_gpus_of_which_nothing_is_said_are_not_connected() -> None:
+def test_gpus_without_a_link_are_not_connected() -> None:
     assert read(links=[]).links.connection(0, 1) == 0
     assert NO_GPUS.links.connection(0, 1) == 0
 
 
-def test_a_way_that_only_a_newer_agent_knows_is_some_way() -> None:
+def test_an_unknown_level_of_a_newer_agent_is_still_a_connection() -> None:
     found = read(links=[[1, 0, "light", 0]])
     assert found.links.pairs == ((0, 1, Closeness.UNKNOWN, 0),)
     assert found.links.connection(0, 1) == 0
 
 
-def test_of_two_ways_between_two_gpus_the_better_counts() -> None:
+def test_of_two_links_between_two_gpus_the_closer_counts() -> None:
     for links in ([[0, 1, "node", 0], [1, 0, "nvlink", 2]], [[1, 0, "nvlink", 2], [0, 1, "node", 0]]):
         assert read(links=links).links.connection(0, 1) == 702
 
 
-def test_machines_of_one_kind_share_what_is_known_of_their_links() -> None:
-    """And what two readers found to be equal is equal, though it is not the same."""
+def test_machines_of_one_kind_share_one_value_for_their_links() -> None:
+    """The values of two caches are equal, though not the same object."""
     known: dict[str, Links] = {}
     one, other = (read_node_gpus(json.dumps(WHOLE | {"driver": driver}), known) for driver in ("1", "2"))
     assert one.links is other.links
@@ -271,14 +273,14 @@ ENDS = ['[[0,1,"nvlink",4]]}', '[[0,1,"node",0]]}', "[]}", '[[0,1,"nvlink",4]],"
         f"{{{LISTED}}}",
     ],
 )
-def test_links_that_others_have_are_taken_for_no_other(text: str) -> None:
+def test_links_of_another_text_are_never_taken_from_the_cache(text: str) -> None:
     known: dict[str, Links] = {}
     others = [f'{{{LISTED},"links":{end}' for end in ENDS]
     for each in (*others, text.replace("[2,3", "[4,5"), text):
         assert read_node_gpus(each, known) == read_node_gpus(each)
 
 
-# --- all that stands on a node
+# --- annotations, labels and capacity together
 
 SAID = json.dumps({"version": 1, "shareMiB": 1024, "policy": "spread", "gpus": [{"index": 0, "shares": 14}]})
 
@@ -287,12 +289,12 @@ def test_a_node_without_any_gpu_is_no_problem() -> None:
     assert gpus_of_node({}, {}, 0, 0) == NO_GPUS
 
 
-def test_the_agent_is_believed_before_the_capacity() -> None:
-    """The capacity is late by some seconds, and says nothing of the single GPU."""
+def test_the_agents_list_takes_precedence_over_the_capacity() -> None:
+    """The capacity is some seconds late, and does not show the single GPU."""
     assert gpus_of_node({NODE_GPUS: SAID}, {}, 28, 2) == read_node_gpus(SAID)
 
 
-def test_what_is_known_of_the_links_of_other_nodes_is_used() -> None:
+def test_links_parsed_for_other_nodes_are_reused() -> None:
     known: dict[str, Links] = {}
     linked = json.dumps({**json.loads(SAID), "links": [[0, 1, "nvlink", 4]]})
     one, other = (gpus_of_node({NODE_GPUS: linked}, {}, 0, 0, known) for _ in range(2))
@@ -304,7 +306,7 @@ def test_a_node_of_gpushare_is_divided() -> None:
     assert gpus_of_node({"other": "x"}, {}, 30, 2) == by_division(30, 2)
 
 
-def test_an_annotation_that_cannot_be_read_is_a_problem_and_not_a_reason_to_divide() -> None:
+def test_a_malformed_annotation_is_a_problem_and_not_a_reason_to_divide() -> None:
     assert gpus_of_node({NODE_GPUS: "{"}, {}, 30, 2) == NodeGpus(
         problem="the node's annotation gpu-device-plugin/gpus is not JSON"
     )
@@ -323,19 +325,21 @@ def test_an_annotation_that_cannot_be_read_is_a_problem_and_not_a_reason_to_divi
         (None, None, None),
     ],
 )
-def test_the_label_says_the_policy_before_the_agent(label: str | None, agents: str | None, policy: str | None) -> None:
+def test_the_policys_label_takes_precedence_over_the_agent(
+    label: str | None, agents: str | None, policy: str | None
+) -> None:
     said = json.dumps({"version": 1, "shareMiB": 1024, "policy": agents, "gpus": []})
     labels = {} if label is None else {PLACEMENT_LABEL: label}
     assert gpus_of_node({NODE_GPUS: said}, labels, 0, 0).policy == policy
 
 
-def test_the_label_counts_where_the_gpus_are_divided_or_not_known() -> None:
+def test_the_label_counts_where_the_gpus_are_divided_or_unknown() -> None:
     labels = {PLACEMENT_LABEL: "spread"}
     assert gpus_of_node({}, labels, 30, 2) == replace(by_division(30, 2), policy="spread")
     assert gpus_of_node({NODE_GPUS: ""}, labels, 30, 2).policy == "spread"
 
 
-def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
+def test_no_pod_is_placed_on_a_node_whose_agent_shuts_down() -> None:
     found = gpus_of_node({NODE_GPUS: json.dumps({**json.loads(SAID), "away": True})}, {}, 14, 1)
     assert (found.problem, found.gpus) == (AWAY, read_node_gpus(SAID).gpus)
 
@@ -344,7 +348,7 @@ def test_nothing_is_placed_on_a_node_whose_agent_said_that_it_ends() -> None:
 
 
 def test_memory_is_divided_evenly() -> None:
-    """Gpushare's plugin takes all GPUs for equal; what does not divide belongs to none."""
+    """Gpushare's plugin treats all GPUs as equal; the remainder belongs to none."""
     found = by_division(31, 2)
     assert found == NodeGpus((ListedGpu(0, 15), ListedGpu(1, 15)), divided=True)
     assert (found.gpus[0].uuid, found.gpus[0].model, found.share_mib, found.policy) == ("", "", None, None)
@@ -354,12 +358,12 @@ def test_memory_is_divided_evenly() -> None:
     ("memory", "count", "gpus"),
     [(0, 0, 0), (0, 2, 0), (16, 0, 0), (-16, 2, 0), (16, -2, 0), (1, 2, 0), (2, 2, 2), (640, 64, 64), (650, 65, 0)],
 )
-def test_a_node_that_offers_nothing_sensible_has_no_gpus(memory: int, count: int, gpus: int) -> None:
+def test_a_node_of_impossible_capacity_has_no_gpus(memory: int, count: int, gpus: int) -> None:
     assert len(by_division(memory, count).gpus) == gpus
     assert (by_division(memory, count) is NO_GPUS) == (gpus == 0)
 
 
-# --- what the agent writes
+# --- the annotation of the agent
 
 T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
 A10 = Gpu("GPU-b", 1, "NVIDIA A10", 23_028, minor=1)
@@ -377,7 +381,7 @@ INVENTORY = Inventory(
 SHARES = Shares(1024).with_inventory(INVENTORY)
 
 
-def test_a_node_tells_a_scheduler_what_it_has() -> None:
+def test_the_agent_writes_every_gpu_of_its_node() -> None:
     text = write_node_gpus(node_gpus(SHARES, INVENTORY, {"GPU-b": "it fell off the bus"}, "binpack"))
     assert json.loads(text) == {
         "version": 1,
@@ -412,7 +416,7 @@ def test_a_node_tells_a_scheduler_what_it_has() -> None:
     assert " " not in text.replace("Tesla T4", "").replace("NVIDIA A10", "").replace("it fell off the bus", "")
 
 
-def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
+def test_the_annotation_does_not_depend_on_the_drivers_order() -> None:
     three = Inventory((T4, A10, replace(A10, uuid="GPU-0", index=2)), (), "580.82.07")
     links = (Link("GPU-a", "GPU-b", Closeness.NODE), Link("GPU-0", "GPU-b", Closeness.SWITCH))
     said = [
@@ -423,7 +427,7 @@ def test_a_node_says_the_same_in_whatever_order_the_driver_tells_it() -> None:
     assert json.loads(said[0])["links"] == [[0, 1, "node", 0], [1, 2, "switch", 0]]
 
 
-def test_an_agent_without_gpus_says_so() -> None:
+def test_an_agent_without_gpus_writes_an_empty_list() -> None:
     assert json.loads(write_node_gpus(node_gpus(Shares(1024), Inventory(), {}, "spread"))) == {
         "version": 1,
         "shareMiB": 1024,
@@ -434,17 +438,17 @@ def test_an_agent_without_gpus_says_so() -> None:
     }
 
 
-def test_a_node_whose_agent_is_away_says_so_behind_all_else() -> None:
+def test_the_end_of_the_agent_is_the_last_key_of_the_annotation() -> None:
     there, away = (write_node_gpus(node_gpus(SHARES, INVENTORY, {}, "binpack", away=away)) for away in (False, True))
     assert away == f'{there[:-1]},"away":true}}'
 
 
-def test_a_gpu_that_is_out_of_service_for_no_reason_is_out_of_service() -> None:
+def test_a_gpu_out_of_service_without_a_reason_is_out_of_service() -> None:
     there = node_gpus(SHARES, INVENTORY, {"GPU-b": ""}, "binpack")
     assert [gpu.unhealthy for gpu in there.gpus] == ["", "it is out of service"]
 
 
-# --- what the agent writes is what is read
+# --- round trip
 
 gpus_of_nodes = st.lists(
     st.builds(
@@ -464,7 +468,7 @@ gpus_of_nodes = st.lists(
 
 
 @given(gpus_of_nodes, st.sampled_from([512, 1024, 2048]), st.sampled_from(["binpack", "spread"]), st.data())
-def test_what_the_agent_writes_is_what_is_read(
+def test_the_annotation_reads_as_it_was_written(
     gpus: list[Gpu], share_mib: int, policy: str, data: st.DataObject
 ) -> None:
     names = sorted(gpu.uuid for gpu in gpus)

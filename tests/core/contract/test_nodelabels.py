@@ -1,4 +1,4 @@
-"""The labels by which pods choose nodes for their GPUs."""
+"""The labels by which pods select nodes for their GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_node_with_several_models_has_a_label_for_each() -> None:
     assert labels["gpu-device-plugin/memory-mib"] == "15360"
 
 
-def test_a_node_without_gpus_or_driver_has_the_labels_that_are_true() -> None:
+def test_a_node_without_gpus_or_driver_has_the_remaining_labels() -> None:
     assert node_labels(Shares(512), Inventory(), "binpack") == {
         "gpu-device-plugin/count": "0",
         "gpu-device-plugin/share-mib": "512",
@@ -74,7 +74,7 @@ def test_a_long_product_name_still_makes_a_label() -> None:
         ("Größe²", "Gr--e"),
     ],
 )
-def test_a_text_is_made_fit_for_a_label(text: str, value: str) -> None:
+def test_a_text_becomes_a_valid_label_value(text: str, value: str) -> None:
     assert label_value(text) == value
 
 
@@ -84,19 +84,19 @@ def test_a_product_name_keeps_its_letters_up_to_the_last_that_fits() -> None:
     assert labels.keys() >= {"gpu-device-plugin/product.GeForce-GTX", "gpu-device-plugin/product." + "N" * 55}
 
 
-def test_a_product_whose_name_has_nothing_fit_for_a_label_has_no_label_of_its_own() -> None:
+def test_a_product_name_without_valid_characters_has_no_label() -> None:
     there = Inventory((replace(T4, product="显卡"),))
     labels = node_labels(Shares(1024).with_inventory(there), there, "binpack")
     assert {key: value for key, value in labels.items() if "product" in key} == {"gpu-device-plugin/product": ""}
 
 
 @given(st.text())
-def test_every_text_is_made_fit_for_a_label(text: str) -> None:
+def test_every_text_becomes_a_valid_label_value(text: str) -> None:
     assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", label_value(text))
 
 
 @given(st.lists(st.text(max_size=80), min_size=1, max_size=3), st.none() | st.text())
-def test_every_label_of_a_node_is_one_that_kubernetes_takes(products: list[str], driver: str | None) -> None:
+def test_every_label_of_a_node_is_valid_in_kubernetes(products: list[str], driver: str | None) -> None:
     there = Inventory(tuple(Gpu(f"GPU-{n}", n, name, 2048) for n, name in enumerate(products)), (), driver)
     by_key: dict[str, list[str]] = defaultdict(list)
     for key, value in node_labels(Shares(1024).with_inventory(there), there, "binpack").items():

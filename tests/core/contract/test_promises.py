@@ -1,4 +1,4 @@
-"""Where a pod has its GPUs, as it is written on the pod and read from it."""
+"""The GPUs of a pod's containers, as they are written on the pod and read from it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ APP, INIT, SIDECAR = ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECA
 def container(
     name: str, *, mem: int = 0, count: int = 0, kind: ContainerKind = APP, index: int | None = None
 ) -> Container:
-    """A container; unless told otherwise its index is the number at the end of its name."""
+    """A container; by default its index is the number at the end of its name."""
     limits = {MEM.name: mem, COUNT.name: count}
     return Container(name, kind, int(name[-1]) if index is None else index, {k: v for k, v in limits.items() if v})
 
@@ -64,7 +64,7 @@ def pod(*containers: Container, **annotations: str | None) -> Pod:
 # --- reading promises
 
 
-def test_a_pod_that_no_scheduler_has_written_on_has_no_promise() -> None:
+def test_a_pod_without_annotations_has_no_promise() -> None:
     assert promises(Pod("u", "default", "a", containers=(container("c0", mem=3),)), RESOURCES) == {}
     assert promises(pod(container("c0", mem=3)), RESOURCES) == {}
 
@@ -94,7 +94,7 @@ def test_resources_that_are_not_ours_have_no_promise() -> None:
 
 
 def test_shares_are_promised_by_container_and_gpu() -> None:
-    """The form that the successor of the original writes."""
+    """The form that ACK, the successor of gpushare, writes."""
     several = pod(container("c0", mem=4), container("c1", mem=3), allocation='{"0":{"0":2,"1":2},"1":{"3":3}}')
     assert promises(several, RESOURCES) == {
         ("c0", Kind.MEMORY): Promise(((0, 2), (1, 2))),
@@ -107,7 +107,7 @@ def test_whole_gpus_are_promised_by_container_and_gpu() -> None:
     assert found == {("c0", Kind.COUNT): Promise(((0, 15), (2, 15)))}
 
 
-def test_the_list_by_container_goes_before_the_one_gpu() -> None:
+def test_the_list_by_container_takes_precedence_over_the_one_gpu() -> None:
     both = pod(container("c0", mem=2), container("c1", mem=3), idx="5", allocation='{"0":{"1":2}}')
     assert promises(both, RESOURCES) == {
         ("c0", Kind.MEMORY): Promise(((1, 2),)),
@@ -116,7 +116,7 @@ def test_the_list_by_container_goes_before_the_one_gpu() -> None:
 
 
 def test_containers_that_run_first_get_the_gpu_of_the_others() -> None:
-    """Init containers and sidecars have no index of their own in the list; what they have is handed on."""
+    """Init containers and sidecars have no index of their own in the list; their GPUs are handed on."""
     several = pod(
         container("i0", mem=2, kind=INIT),
         container("s1", mem=1, kind=SIDECAR),
@@ -169,8 +169,8 @@ def test_the_list_of_those_that_run_first_says_nothing_of_the_others() -> None:
         ("{}", 7),
     ],
 )
-def test_what_an_init_container_has_is_handed_on_to_the_first_that_asks(allocation: str, place: int) -> None:
-    """Who does not name it in a list means it so; of one GPU for all only if the list says nothing."""
+def test_an_init_container_without_an_entry_shares_the_gpu_of_the_first_container(allocation: str, place: int) -> None:
+    """A list without an entry for it means this; the one GPU for all counts only if the list has no shares."""
     there = pod(container("i0", mem=2, kind=INIT), idx="7", allocation=allocation)
     assert promises(there, RESOURCES) == {("i0", Kind.MEMORY): Promise(((place, 2),))}
 
@@ -194,48 +194,48 @@ def test_a_gpu_promised_with_nothing_is_not_promised() -> None:
         (
             container("c0", mem=4),
             '{"0":{"0":3}}',
-            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which asks 4",
+            f"{ALLOCATION} promises 3 of gpu-mem to container 'c0', which requests 4",
         ),
         (
             container("c0", mem=4),
             '{"0":{"0":3,"1":2}}',
-            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which asks 4",
+            f"{ALLOCATION} promises 5 of gpu-mem to container 'c0', which requests 4",
         ),
-        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which asks 4"),
+        (container("c0", mem=4), '{"0":{}}', f"{ALLOCATION} promises 0 of gpu-mem to container 'c0', which requests 4"),
         (
             container("c0", count=1),
             '{"0":{"0":15,"1":15}}',
-            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which asks 1",
+            f"{ALLOCATION} promises 2 of gpu-count to container 'c0', which requests 1",
         ),
         (
             container("s0", mem=4, kind=SIDECAR),
             '{"0":{"0":3}}',
-            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which asks 4",
+            f"{INIT_ALLOCATION} promises 3 of gpu-mem to container 's0', which requests 4",
         ),
         (
             container("i0", count=1, kind=INIT),
             '{"0":{"0":0}}',
-            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which asks 1",
+            f"{INIT_ALLOCATION} promises 0 of gpu-count to container 'i0', which requests 1",
         ),
     ],
 )
 def test_a_promise_of_another_size_than_the_pods_own_request_is_malformed(
     wanted: Container, allocation: str, sentence: str
 ) -> None:
-    """Anybody may write on his pod; it counts only together with what the pod asks."""
+    """Any user may annotate a pod; the annotation counts only together with the pod's request."""
     written = {"allocation" if wanted.kind is APP else "init": allocation}
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"):
         promises(pod(wanted, **written), RESOURCES)
 
 
-NOT_A_NUMBER = "holds something that is not a whole number from 0 to 1048576"
+NOT_A_NUMBER = "holds a value that is not a whole number from 0 to 1048576"
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "-1", "+1", "1.0", "one", " 1", "1 ", "0x1", "٣", "²", "1048577", "0000000007", "1" * 5000, "nan", "1e3"],
 )
-def test_a_position_that_is_no_number_is_malformed(text: str) -> None:
+def test_a_position_that_is_not_a_number_is_malformed(text: str) -> None:
     with pytest.raises(MalformedAnnotationError, match=f"^{IDX} {NOT_A_NUMBER}$"):
         promises(pod(container("c0", mem=3), idx=text), RESOURCES)
 
@@ -272,8 +272,8 @@ def test_a_position_is_a_whole_number(text: str, position: int) -> None:
         ('{"0":{"\\ud800":1}}', NOT_A_NUMBER),
     ],
 )
-def test_a_list_that_makes_no_sense_is_malformed(text: str, fault: str) -> None:
-    """The fault is named, the value is not repeated: it may be as long as the pod's owner likes."""
+def test_a_list_of_another_form_is_malformed(text: str, fault: str) -> None:
+    """The message names the fault and does not repeat the value, which may be of any length."""
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(ALLOCATION)} {re.escape(fault)}$"):
         promises(pod(container("c0", mem=4), allocation=text), RESOURCES)
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(INIT_ALLOCATION)} {re.escape(fault)}$"):
@@ -290,7 +290,7 @@ def test_the_longest_promise_that_a_scheduler_of_ours_writes_can_be_read() -> No
 
 
 def test_a_list_that_nobody_would_read_is_not_written() -> None:
-    """A pod that came past the scheduler can have more containers; those on one GPU still have its number."""
+    """A pod that bypassed the scheduler can have more containers; those on one GPU still have its number."""
     many = [container(f"c{n}", mem=1, index=n) for n in range(6000)]
     actual = {(each.name, Kind.MEMORY): {0: 1} for each in many}
     written = assignment(pod(*many), actual, RESOURCES, [6000], 7)
@@ -338,16 +338,16 @@ def test_junk_on_a_pod_is_malformed_at_worst(
     assigned(there, actual)
 
 
-# --- writing what is
+# --- the agent's annotations
 
 
 def assigned(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Mapping[str, str]:
-    """What is written on a pod at the moment 7, on a node of GPUs with 15 shares each, and one with 24 at place 20."""
+    """Return the annotations of a pod at time 7, on a node of GPUs with 15 shares each, and one with 24 at place 20."""
     return assignment(there, actual, RESOURCES, (*(15,) * 20, 24), 7)
 
 
 def settled(there: Pod, actual: Mapping[tuple[str, Kind], Mapping[int, int]]) -> Pod:
-    """The pod after what `assignment` says is written on it."""
+    """The pod with the annotations of `assignment`."""
     return replace(there, annotations={**there.annotations, **assigned(there, actual)})
 
 
@@ -362,7 +362,7 @@ def test_what_is_marked_already_is_not_written_again() -> None:
 
 
 def unpromised(*containers: Container) -> Pod:
-    """A pod that a scheduler bound that knows nothing of GPUs."""
+    """A pod bound by a scheduler that knows no GPUs."""
     return Pod("u", "default", "a", containers=containers)
 
 
@@ -383,7 +383,7 @@ def test_a_pod_that_no_scheduler_has_written_on_tells_where_it_is() -> None:
 
 
 def test_containers_on_different_gpus_are_told_by_the_list_alone() -> None:
-    """The larger of the two GPUs says how many shares a GPU has."""
+    """The larger of the two GPUs decides the shares of a GPU."""
     found = assigned(
         unpromised(container("c0", mem=3), container("c2", mem=4)),
         {("c0", Kind.MEMORY): {1: 3}, ("c2", Kind.MEMORY): {20: 4}},
@@ -454,7 +454,7 @@ def test_a_pod_holds_what_its_containers_hold_at_one_moment() -> None:
     assert assigned(there, actual)[POD] == "8"
 
 
-def test_a_place_that_only_the_pods_owner_has_written_is_corrected() -> None:
+def test_a_place_written_by_the_pods_owner_alone_is_corrected() -> None:
     there = replace(unpromised(container("c0", mem=3)), annotations={IDX: "9", ASSUME_TIME: "5"})
     found = assigned(there, {("c0", Kind.MEMORY): {1: 3}})
     assert (found[IDX], found[ALLOCATION]) == ("1", '{"0":{"1":3}}')
@@ -466,7 +466,7 @@ def test_a_mark_without_a_promise_is_completed() -> None:
     assert found == {ASSIGNED: "true", IDX: "1", ALLOCATION: '{"0":{"1":3}}'}
 
 
-def test_a_position_is_told_better_by_the_list_when_equals_were_swapped() -> None:
+def test_a_position_stays_and_the_list_is_added_when_equal_pods_were_swapped() -> None:
     """Gpushare's extender would never free memory whose position changed after it wrote it."""
     there = pod(container("i0", mem=1, kind=INIT), container("c0", mem=3), idx="1")
     actual = {("i0", Kind.MEMORY): {0: 1}, ("c0", Kind.MEMORY): {0: 3}}
@@ -476,7 +476,7 @@ def test_a_position_is_told_better_by_the_list_when_equals_were_swapped() -> Non
     assert assigned(after, actual) == {}
 
 
-def test_the_list_is_corrected_when_equals_were_swapped() -> None:
+def test_the_list_is_corrected_when_equal_pods_were_swapped() -> None:
     there = pod(container("c0", mem=4), container("c1", mem=2), allocation='{"0":{"0":2,"1":2},"1":{"0":2}}')
     actual = {("c0", Kind.MEMORY): {1: 2, 3: 2}, ("c1", Kind.MEMORY): {0: 2}}
     assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"1":2,"3":2},"1":{"0":2}}'}
@@ -509,7 +509,7 @@ def test_init_containers_have_no_place_in_the_list() -> None:
     assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":4}}'}
 
 
-def test_a_promise_that_could_not_be_read_is_replaced_by_what_is() -> None:
+def test_a_malformed_list_is_replaced_by_the_actual_one() -> None:
     there = pod(container("c0", mem=4), idx="one", allocation="?")
     assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {
         ASSIGNED: "true",
@@ -518,18 +518,18 @@ def test_a_promise_that_could_not_be_read_is_replaced_by_what_is() -> None:
     }
 
 
-def test_a_position_that_could_not_be_read_is_replaced_by_what_is() -> None:
+def test_a_malformed_position_is_replaced_by_the_actual_one() -> None:
     there = pod(container("c0", mem=4), idx="one")
     assert assigned(there, {("c0", Kind.MEMORY): {2: 4}}) == {ASSIGNED: "true", IDX: "2"}
 
 
-def test_a_position_that_could_not_be_read_is_replaced_by_the_list_if_there_are_two() -> None:
+def test_a_malformed_position_is_replaced_by_the_list_if_there_are_two_gpus() -> None:
     there = pod(container("c0", mem=4), container("c1", mem=3), idx="one")
     actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.MEMORY): {0: 3}}
     assert assigned(there, actual) == {ASSIGNED: "true", ALLOCATION: '{"0":{"2":4},"1":{"0":3}}'}
 
 
-def test_a_pod_that_holds_nothing_is_left_alone() -> None:
+def test_a_pod_without_devices_gets_no_annotations() -> None:
     assert assigned(pod(container("c0")), {}) == {}
 
 
@@ -545,7 +545,7 @@ def test_whole_gpus_that_were_swapped_are_corrected() -> None:
     assert assigned(one, {("c0", Kind.COUNT): {0: 15}}) == {ASSIGNED: "true", ALLOCATION: '{"0":{"0":15}}'}
 
 
-def test_of_a_pod_with_both_resources_the_position_tells_of_gpu_mem() -> None:
+def test_the_position_of_a_pod_with_both_resources_is_that_of_gpu_mem() -> None:
     both = pod(container("c0", mem=4), container("c1", count=1), idx="1", allocation='{"0":{"1":4},"1":{"1":1}}')
     actual = {("c0", Kind.MEMORY): {2: 4}, ("c1", Kind.COUNT): {0: 15}}
     assert assigned(both, actual) == {
@@ -562,10 +562,10 @@ def test_of_a_pod_with_both_resources_the_position_tells_of_gpu_mem() -> None:
     before=st.lists(st.integers(0, 3), min_size=8, max_size=8),
     single=st.booleans(),
 )
-def test_what_is_written_reads_as_what_is(
+def test_written_annotations_read_as_the_actual_allocation(
     really: list[tuple[int, dict[int, int]]], before: list[int], *, single: bool
 ) -> None:
-    """Several containers, each on one GPU or on several; whatever was promised before."""
+    """Several containers, each on one GPU or on several, after any promise."""
     containers = [container(f"c{n}", mem=sum(gpus.values()), index=n) for n, (_, gpus) in enumerate(really)]
     promised = {str(n): {str(before[n % 8]): c.limits[MEM.name]} for n, c in enumerate(containers)}
     there = pod(*containers, **({"idx": str(before[0])} if single else {"allocation": json.dumps(promised)}))
@@ -591,11 +591,11 @@ places = st.dictionaries(
 
 
 @given(st.builds(Allocation, places, places, st.none() | st.integers(0, 1 << 20)))
-def test_what_is_written_is_what_is_read(allocation: Allocation) -> None:
+def test_an_allocation_reads_as_it_was_written(allocation: Allocation) -> None:
     assert read_allocation(write_allocation(allocation)) == allocation
 
 
-def test_an_allocation_is_written_in_acks_form_and_nothing_is_not_written() -> None:
+def test_an_allocation_is_written_in_acks_form_and_without_empty_lists() -> None:
     assert write_allocation(Allocation()) == {}
     assert write_allocation(Allocation({0: {2: 4, 3: 4}}, {1: {2: 1}}, 2)) == {
         ALLOCATION: '{"0":{"2":4,"3":4}}',
@@ -604,8 +604,8 @@ def test_an_allocation_is_written_in_acks_form_and_nothing_is_not_written() -> N
     }
 
 
-def test_what_others_wrote_is_read_the_same_once_we_have_written_it() -> None:
-    """Keys of the next version, numbers as texts, spaces and GPUs with nothing are left behind; no place is."""
+def test_annotations_of_others_read_the_same_once_rewritten() -> None:
+    """Unknown keys, numbers as texts, spaces and GPUs with zero shares are dropped; no place is."""
     foreign = {IDX: "007", ALLOCATION: '{ "0": {"1": "4", "2": 0}, "3": {} }', "gpu-device-plugin/next": "{}"}
     allocation = read_allocation(foreign)
     assert allocation == Allocation({0: {1: 4}, 3: {}}, {}, 7)

@@ -1,4 +1,4 @@
-"""Which GPUs a pod's owner wants it to have."""
+"""The wishes in the annotations of a pod."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from tests.work import counted
 
 
-def test_who_wishes_nothing_takes_any_gpu() -> None:
+def test_a_pod_without_wishes_takes_any_gpu() -> None:
     wishes = read_wishes({"app": "demo"})
     assert wishes is NO_WISHES
     assert not wishes.choosy
@@ -32,7 +32,7 @@ def test_who_wishes_nothing_takes_any_gpu() -> None:
     assert wishes.allow_uuid("")
 
 
-def test_every_wish_has_a_place() -> None:
+def test_every_wish_is_read() -> None:
     wishes = read_wishes(
         {
             USE_MODEL: "A100, H100",
@@ -49,7 +49,7 @@ def test_every_wish_has_a_place() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
-def test_whoever_names_models_or_gpus_is_choosy(key: str) -> None:
+def test_wishes_for_models_or_gpus_are_choosy(key: str) -> None:
     assert read_wishes({key: "GPU-1"}).choosy
 
 
@@ -75,7 +75,7 @@ def test_a_policy_refuses_no_gpu(key: str) -> None:
         ("", "T4", False),
     ],
 )
-def test_a_model_is_known_by_whole_words(product: str, wanted: str, same: bool) -> None:  # noqa: FBT001  (a table's column)
+def test_a_model_matches_by_whole_words(product: str, wanted: str, same: bool) -> None:  # noqa: FBT001  (a table's column)
     assert Wishes(use_models=(wanted,)).allow_model(product) is same
     assert Wishes(avoid_models=(wanted,)).allow_model(product) is not same
 
@@ -91,8 +91,8 @@ def test_a_model_is_known_by_whole_words(product: str, wanted: str, same: bool) 
         (Wishes(use_models=("A10", "T4"), avoid_models=("T4",)), {"NVIDIA A10"}),
     ],
 )
-def test_models_are_allowed_by_what_is_wished(wishes: Wishes, allowed: set[str]) -> None:
-    """A node that does not name its models has an empty one: none that is asked for, and none that is avoided."""
+def test_models_are_allowed_by_the_wishes(wishes: Wishes, allowed: set[str]) -> None:
+    """A node that does not name its models has an empty one: it is never required, and never excluded."""
     assert {model for model in ("Tesla T4", "NVIDIA A10", "") if wishes.allow_model(model)} == allowed
 
 
@@ -116,7 +116,7 @@ def test_names_are_listed_once_and_in_order() -> None:
 @pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
 @pytest.mark.parametrize("text", ["", " ", ",", "T4,--", "显卡"])
 def test_a_list_that_names_nothing_is_malformed(key: str, text: str) -> None:
-    """It could only mean any GPU, or none; both would be a guess."""
+    """It could mean any GPU, or none; both would be a guess."""
     with pytest.raises(
         MalformedAnnotationError, match=f"^the annotation {key} names nothing; write names with commas between them$"
     ):
@@ -124,7 +124,7 @@ def test_a_list_that_names_nothing_is_malformed(key: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
-def test_a_list_of_very_many_is_refused(key: str) -> None:
+def test_a_list_of_too_many_names_is_refused(key: str) -> None:
     """Each name would be compared on every node."""
     assert read_wishes({key: ",".join(f"A{n}" for n in range(64))}).choosy
     with pytest.raises(MalformedAnnotationError, match=f"^the annotation {key} names more than 64; name fewer$"):
@@ -132,7 +132,7 @@ def test_a_list_of_very_many_is_refused(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(WISHES - {GPU_POLICY, NODE_POLICY}))
-def test_a_list_that_is_very_long_is_refused_before_it_is_read(key: str) -> None:
+def test_a_list_that_is_too_long_is_refused_before_it_is_parsed(key: str) -> None:
     """All annotations of a pod together may have 256 KiB."""
     assert read_wishes({key: "A" * 4096}).choosy
     sentence = f"the annotation {key} is longer than 4096 characters; name fewer"
@@ -152,7 +152,7 @@ def test_a_model_is_compared_once_however_many_gpus_are_of_it() -> None:
         assert all(wishes.allow_model("Tesla T4") for _ in range(100))
 
 
-def test_of_very_many_models_not_all_are_remembered() -> None:
+def test_the_cache_of_models_is_bounded() -> None:
     wishes = Wishes(use_models=("T4",))
     assert not any(wishes.allow_model(f"T{n}") for n in range(5, 3000))
     assert len(wishes._models) <= 1000
@@ -161,7 +161,7 @@ def test_of_very_many_models_not_all_are_remembered() -> None:
 
 @pytest.mark.parametrize("key", [GPU_POLICY, NODE_POLICY])
 @pytest.mark.parametrize("text", ["", "Binpack", "best"])
-def test_a_policy_that_is_not_known_is_malformed(key: str, text: str) -> None:
+def test_an_unknown_policy_is_malformed(key: str, text: str) -> None:
     sentence = f"the annotation {key} is none of binpack, spread; write one of them"
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"):
         read_wishes({key: text})

@@ -1,4 +1,4 @@
-"""MiB arithmetic, and how large one share is."""
+"""Amounts of memory in MiB, and the number and size of shares."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_any_other_text_is_refused_with_an_example(text: str) -> None:
         ("1024B", "write its unit too: 1024MiB or 1024GiB"),
     ],
 )
-def test_whoever_writes_almost_an_amount_of_memory_is_asked_whether_that_is_meant(text: str, hint: str) -> None:
-    """Units of the powers of ten are 7 % less: nobody is given what he did not write."""
+def test_almost_an_amount_of_memory_is_refused_with_a_hint(text: str, hint: str) -> None:
+    """Decimal units are up to 7 % smaller, so the text is not converted silently."""
     with pytest.raises(InvalidSizeError, match=f"^{re.escape(f'{text!r} is not an amount of memory; {hint}')}$"):
         parse_mib(text)
 
@@ -114,7 +114,7 @@ def test_a_size_reads_as_it_was_written(number: int, unit: str) -> None:
         (card(15_360, mig=True), 1024, 0, 0),
     ],
 )
-def test_a_gpu_gives_whole_shares_of_what_nobody_reserves(
+def test_a_gpu_gives_whole_shares_of_its_unreserved_memory(
     gpu: Gpu, share_mib: int, reserve_mib: int, shares: int
 ) -> None:
     assert shares_of(gpu, share_mib, reserve_mib) == shares

@@ -25,7 +25,7 @@ def whole(gpus: int) -> Demand:
 
 
 def rooms(*free: int, total: int = 8) -> list[Room]:
-    """Healthy GPUs with so many free shares of `total`."""
+    """Healthy GPUs with these free shares of `total`."""
     return [Room(position, total, count, shared=count < total) for position, count in enumerate(free)]
 
 
@@ -65,7 +65,7 @@ def test_a_demand_over_several_gpus_is_met_in_equal_parts() -> None:
 
 
 def test_a_demand_that_does_not_divide_is_refused() -> None:
-    """Rounded up, 5 shares from 2 GPUs would be 6, which nobody asked for and no kubelet would give."""
+    """Rounded up, 5 shares from 2 GPUs would be 6, which the pod did not request and no kubelet would allocate."""
     answer = refused(place(wanting(5, gpus=2), rooms(8, 8), BINPACK))
     assert answer.sentence(1024) == (
         "GPU memory: 5 GiB asked from 2 GPUs, which cannot be divided into equal parts of whole shares"
@@ -93,7 +93,7 @@ def test_a_whole_gpu_is_taken_with_all_its_shares() -> None:
         (Room(0, 4, 4), wanting(8, gpus=2), Obstacle.FULL),
     ],
 )
-def test_the_most_lasting_reason_is_told(room: Room, demand: Demand, obstacle: Obstacle) -> None:
+def test_the_most_lasting_reason_is_named(room: Room, demand: Demand, obstacle: Obstacle) -> None:
     assert place(demand, [room], BINPACK) == Refusal(demand, ((room, obstacle),))
 
 
@@ -106,7 +106,7 @@ def test_a_whole_gpu_needs_no_free_share_by_the_kubelets_count() -> None:
     assert placed(place(whole(1), [Room(0, 4, 0)], BINPACK)) == (0,)
 
 
-def test_a_gpu_that_must_be_part_of_it_goes_before_the_policy() -> None:
+def test_a_gpu_that_must_be_used_takes_precedence_over_the_policy() -> None:
     assert placed(place(wanting(2), rooms(2, 8), BINPACK, must=[1])) == (1,)
     assert placed(place(wanting(4, gpus=2), rooms(2, 2, 8), BINPACK, must=[2])) == (0, 2)
     assert placed(place(wanting(2), rooms(8), BINPACK, must=[0])) == (0,)
@@ -118,11 +118,11 @@ def test_a_gpu_that_must_be_part_of_it_goes_before_the_policy() -> None:
     [(wanting(4), [1]), (wanting(4), [5]), (wanting(2), [0, 1]), (whole(1), [1]), (whole(1), [2, 3])],
     ids=["no room there", "no such GPU", "two for one", "in use there", "two whole for one"],
 )
-def test_a_gpu_that_must_be_part_of_it_and_cannot_makes_a_refusal(demand: Demand, must: list[int]) -> None:
+def test_a_gpu_that_must_and_cannot_be_used_makes_a_refusal(demand: Demand, must: list[int]) -> None:
     assert isinstance(place(demand, rooms(8, 2, 8, 8), BINPACK, must=must), Refusal)
 
 
-def test_nothing_is_placed_on_nothing() -> None:
+def test_without_gpus_every_demand_is_refused() -> None:
     assert place(wanting(1), [], BINPACK) == Refusal(wanting(1))
     assert place(whole(1), [], BINPACK) == Refusal(whole(1))
 
@@ -131,7 +131,7 @@ def test_no_whole_gpus_are_no_placement() -> None:
     assert isinstance(place(whole(0), rooms(8), BINPACK), Refusal)
 
 
-def test_a_refusal_tells_its_reasons_by_position() -> None:
+def test_a_refusal_lists_its_reasons_by_position() -> None:
     there = rooms(1, 2, 3)
     expected = Refusal(wanting(4), tuple((room, Obstacle.FULL) for room in there))
     assert place(wanting(4), there[::-1], BINPACK) == expected
@@ -153,7 +153,7 @@ def test_two_whole_gpus_are_the_two_that_are_linked() -> None:
     assert connected({(1, 3): 7, (0, 2): 5}) == [1, 3]
 
 
-def test_of_two_pairs_as_close_the_one_is_taken_that_leaves_the_other_gpus_linked() -> None:
+def test_of_two_equal_pairs_the_one_that_leaves_the_other_gpus_linked_is_taken() -> None:
     """1-2 and 2-3 are as close; without 2 and 3 there is still 0-1, without 1 and 2 nothing."""
     assert connected({(2, 3): 7, (1, 2): 7, (0, 1): 5}) == [2, 3]
 
@@ -168,7 +168,7 @@ def test_one_whole_gpu_leaves_the_linked_ones_together() -> None:
     assert placed(place(whole(1), there.rooms(), BINPACK, there.links.connection)) == (2,)
 
 
-def test_a_group_grows_around_what_must_be_part_of_it() -> None:
+def test_a_group_grows_around_the_gpus_that_must_be_used() -> None:
     there = node(8, 8, 8, 8, closeness={(0, 1): 7, (2, 3): 6})
     assert placed(place(whole(2), there.rooms(), BINPACK, there.links.connection, must=[3])) == (2, 3)
 
@@ -228,14 +228,14 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
     assert placed(place(whole(2), there.rooms(), BINPACK, there.links.connection)) == (4, 5)
 
 
-# --- what the owner of the pod is told
+# --- the sentence for the owner of the pod
 
 
 @pytest.mark.parametrize(
     ("demand", "there", "sentence"),
     [
         (wanting(8), rooms(1, 5, 3), "GPU memory: 8 GiB asked, the emptiest healthy GPU has 5 GiB free"),
-        (wanting(3), [], "GPU memory: 3 GiB asked, this node has no GPU that is shared"),
+        (wanting(3), [], "GPU memory: 3 GiB asked, this node has no shared GPU"),
         (
             wanting(9),
             [*rooms(8, 8), Room(2, 4, 4)],
@@ -251,7 +251,7 @@ def test_the_best_connected_group_is_left_whole_among_many_gpus_too(number: int)
             [Room(0, 8, 8, healthy=False), Room(1, 8, 8, whole=True)],
             "GPU memory: 4 GiB asked, every healthy GPU of this node is in whole use",
         ),
-        # The smaller GPU is in whole use too: what it would have free is of no use to anybody.
+        # The smaller GPU is in whole use too, so its free shares do not count.
         (
             wanting(8),
             [Room(0, 4, 4, whole=True), Room(1, 8, 8, whole=True)],

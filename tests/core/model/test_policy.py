@@ -8,5 +8,5 @@ from gpu_device_plugin.core.model.policy import policy_in_force
 
 
 @pytest.mark.parametrize(("label", "expected"), [("spread", "spread"), ("", "binpack"), ("best", "binpack")])
-def test_a_label_that_names_a_policy_goes_before_the_setting(label: str, expected: str) -> None:
+def test_a_label_that_names_a_policy_takes_precedence_over_the_setting(label: str, expected: str) -> None:
     assert policy_in_force(label, "binpack") == expected

@@ -48,17 +48,17 @@ def card(name: str, index: int, gib: int = 4, *, mig: bool = False, reserved_mib
         (f"{UUID}-_-3", (f"{UUID}-_-3", None)),
     ],
 )
-def test_a_device_id_tells_its_gpu_and_its_share(device_id: str, meaning: tuple[str, int | None]) -> None:
+def test_a_device_id_names_its_gpu_and_its_share(device_id: str, meaning: tuple[str, int | None]) -> None:
     assert parse_id(device_id) == meaning
 
 
 @given(st.text(alphabet=st.characters(exclude_characters=":")), st.integers(min_value=0, max_value=10**8))
-def test_a_share_is_found_in_its_id(uuid: str, number: int) -> None:
+def test_a_share_id_parses_to_its_gpu_and_number(uuid: str, number: int) -> None:
     assert parse_id(share_id(uuid, number)) == (uuid, number)
 
 
 @given(st.text())
-def test_every_text_has_an_answer(text: str) -> None:
+def test_any_text_can_be_parsed(text: str) -> None:
     uuid, number = parse_id(text)
     assert text.startswith(uuid)
     assert (number is None) == (uuid == text)
@@ -76,7 +76,7 @@ def test_cards_of_different_sizes_give_different_numbers_of_shares() -> None:
     assert [len(shared.shares) for shared in Shares(512).with_inventory(Inventory(gpus)).gpus] == [8, 14, 7]
 
 
-def test_every_id_is_known_by_its_place() -> None:
+def test_every_id_has_its_place() -> None:
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, 2), card("GPU-b", 1, 1))))
     known = ["GPU-a::0", "GPU-a::1", "GPU-a", "GPU-b::0", "GPU-b"]
     assert [shares.place_of(name) for name in known] == [(0, 0), (0, 1), (0, -1), (1, 0), (1, -1)]
@@ -115,7 +115,7 @@ def test_gpus_are_left_out_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "excluded", "told"),
+    ("gpus", "excluded", "reasons"),
     [
         ((card("GPU-a", 0), card("GPU-b", 1)), (), "4 GiB, less than one share of 100 GiB (2 GPUs)"),
         ((card("GPU-a", 0), card("GPU-b", 1)), ("0", "GPU-b"), "excluded by the configuration (2 GPUs)"),
@@ -127,11 +127,11 @@ def test_gpus_are_left_out_with_a_reason() -> None:
         ),
     ],
 )
-def test_where_no_gpu_is_shared_the_reasons_are_told(
-    gpus: tuple[Gpu, ...], excluded: tuple[str, ...], told: str
+def test_where_no_gpu_is_shared_the_reasons_are_named(
+    gpus: tuple[Gpu, ...], excluded: tuple[str, ...], reasons: str
 ) -> None:
     assert Shares(100 * 1024).with_inventory(Inventory(gpus), excluded).why_none == (
-        f"no GPU is shared: {told}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
+        f"no GPU is shared: {reasons}; --share-size, --exclude-gpus and the MIG mode of a GPU decide about that"
     )
 
 
@@ -141,22 +141,22 @@ def test_there_is_no_problem_where_a_gpu_is_shared_or_none_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("excluded", "told"),
+    ("excluded", "start"),
     [
         ((), ""),
         (("0", "GPU-b"), ""),
-        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, which no GPU of this node is; "),
+        (("9", "0", "GPU-x"), "--exclude-gpus names 9, GPU-x, but this node has no such GPU; "),
     ],
 )
-def test_a_gpu_to_leave_alone_that_is_not_there_is_named(excluded: tuple[str, ...], told: str) -> None:
+def test_an_excluded_gpu_that_the_node_lacks_is_named(excluded: tuple[str, ...], start: str) -> None:
     inventory = Inventory((card("GPU-a", 0), card("GPU-b", 1)))
     said = unknown_exclusions(excluded, inventory)
-    assert said.startswith(told)
-    assert bool(said) == bool(told)
+    assert said.startswith(start)
+    assert bool(said) == bool(start)
     assert unknown_exclusions(excluded, Inventory()) == ""
 
 
-def test_memory_kept_back_is_told_where_it_decides() -> None:
+def test_memory_kept_back_is_named_where_it_decides() -> None:
     """15 GiB of which 449 MiB are the driver's."""
     shares = Shares(15 * 1024).with_inventory(Inventory((card("GPU-a", 0, 15, reserved_mib=449),)))
     assert [why for _, why in shares.left_out] == [
@@ -175,7 +175,7 @@ def test_a_gpu_smaller_than_a_share_is_left_out() -> None:
     assert [(shared.gpu.uuid, shared.position) for shared in shares.gpus] == [("GPU-b", 0)]
 
 
-def test_a_gpu_that_comes_later_stands_behind_the_others_wherever_its_slot_is() -> None:
+def test_a_later_gpu_comes_after_the_others_whatever_its_slot() -> None:
     first = Shares(1024).with_inventory(Inventory((card("GPU-b", 0),)))
     then = first.with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1))))
     assert [(shared.gpu.uuid, shared.gpu.index, shared.position) for shared in then.gpus] == [
@@ -197,7 +197,7 @@ def test_an_id_once_listed_stays_listed() -> None:
     assert after.left_out == ()
 
 
-def test_a_gpu_left_out_before_is_shared_once_nothing_stands_against_it() -> None:
+def test_a_gpu_left_out_is_shared_once_the_reason_ends() -> None:
     before = Shares(1024).with_inventory(Inventory((card("GPU-a", 0, mig=True),)))
     after = before.with_inventory(Inventory((card("GPU-a", 0),)))
     assert (len(after.gpus), after.left_out) == (1, ())
@@ -222,14 +222,14 @@ def test_just_as_many_shares_as_allowed_are_allowed() -> None:
         Shares(1024).with_inventory(gpus, limit=7)
 
 
-def test_what_is_kept_back_counts_for_the_size_that_fits() -> None:
+def test_memory_kept_back_counts_for_the_size_that_fits() -> None:
     """Of 5,000 MiB 2,600 are left: 2,600 shares of 1 MiB, 1,300 of 2 MiB. Without the reserve 4 MiB would be named."""
     gpus = Inventory((Gpu("GPU-a", 0, "Tesla T4", 5000),))
     with pytest.raises(TooManySharesError, match="set the share size to 2 MiB or more"):
         Shares(1, reserve_mib=2400).with_inventory(gpus, limit=1300)
 
 
-def test_the_limit_speaks_of_what_is_shared_and_not_of_what_is_left_out() -> None:
+def test_the_limit_counts_shared_gpus_only() -> None:
     gpus = Inventory((card("GPU-a", 0, 4), card("GPU-b", 1, 4)))
     assert len(Shares(1024).with_inventory(gpus, excluded=["1"], limit=4).gpus) == 1
 
@@ -256,7 +256,7 @@ def test_positions_and_ids_only_grow(views: list[list[tuple[str, int, bool]]]) -
         shares = new
 
 
-def test_shares_are_equal_when_they_say_the_same() -> None:
+def test_shares_with_equal_fields_are_equal() -> None:
     gpus = Inventory((card("GPU-a", 0),))
     one = Shares(1024).with_inventory(gpus)
     assert one == Shares(1024).with_inventory(gpus)
@@ -280,7 +280,7 @@ def test_shared_gpus_are_connected_as_the_links_say() -> None:
     assert [shares.links(links).connection(*pair) for pair in ((0, 1), (1, 2), (0, 2))] == [704, 702, 600]
 
 
-def test_no_number_of_links_makes_up_for_a_longer_way() -> None:
+def test_no_number_of_links_outweighs_a_closer_connection() -> None:
     """Eighteen NVLinks are the most that a GPU has."""
     shares = Shares(1024).with_inventory(Inventory((card("GPU-a", 0), card("GPU-b", 1), card("GPU-c", 2))))
     links = (Link("GPU-a", "GPU-b", Closeness.BOARD, 18), Link("GPU-a", "GPU-c", Closeness.NVLINK, 0))

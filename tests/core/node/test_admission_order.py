@@ -1,4 +1,4 @@
-"""The order of admission, whatever lists and a watch tell, and in whatever order they come."""
+"""The order of admission, for every interleaving of lists and a watch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def shown(order: AdmissionOrder) -> str:
     return "".join(order.shown)
 
 
-def test_a_watch_tells_the_order() -> None:
+def test_a_watch_shows_the_order() -> None:
     assert shown(AdmissionOrder().put(YOUNG).put(OLD)) == "yo"
 
 
@@ -33,7 +33,7 @@ def test_a_list_with_which_a_watch_begins_is_ordered_by_age_then_name_behind_wha
     assert shown(AdmissionOrder().put(YOUNG).begun_with([OLD])) == "o"
 
 
-def test_what_is_new_in_a_list_beside_a_watch_is_not_shown_before_its_turn() -> None:
+def test_a_new_pod_in_a_list_beside_a_watch_is_not_shown_before_its_turn() -> None:
     order = AdmissionOrder().put(MIDDLE).compared_with([OLD, MIDDLE, YOUNG])
     assert shown(order) == "m"
     order = order.replayed("y", deleted=False)
@@ -58,22 +58,22 @@ def test_pods_wait_for_their_turn_through_a_second_list_and_not_through_a_new_be
     assert shown(order.begun_with([OLD, YOUNG])) == "oy"
 
 
-def test_what_the_watch_tells_beyond_the_list_leaves_a_pod_waiting() -> None:
-    """It is told in one breath with `settled`, which the event makes due."""
+def test_an_event_after_the_list_leaves_a_pod_waiting() -> None:
+    """`settled` follows the event at once, since the event shows that the watch has reached the list."""
     order = AdmissionOrder().compared_with([OLD]).put(replace(OLD, phase="Failed"))
     assert shown(order) == ""
     assert shown(order.settled()) == "o"
     assert shown(order.removed("o").settled()) == ""
 
 
-def test_a_change_of_the_version_alone_is_none() -> None:
+def test_a_change_of_the_version_alone_is_no_change() -> None:
     order = AdmissionOrder().put(OLD)
     assert order.put(replace(OLD, resource_version="7")) is order
 
 
 @dataclass
 class Story:
-    """What happens on a node, as a watch tells it, which lags, and lists beside it; each version is one event."""
+    """The events on a node, seen by a watch, which lags, and by lists beside it; each version is one event."""
 
     events: list[tuple[str, Pod]] = field(default_factory=list)
     watched: int = 0
@@ -82,7 +82,7 @@ class Story:
     """As far as the last list."""
     order: AdmissionOrder = field(default_factory=AdmissionOrder)
     begun: int = 0
-    """The last version from which a watch began with a list: within that, age was all there was."""
+    """The last version at which a watch began with a list: up to it, only age orders the pods."""
 
     def truth(self, version: int) -> dict[str, Pod]:
         """Return the pods at a version, in the order of their binding."""
@@ -123,19 +123,19 @@ class Story:
             self.settle()
 
     def begin_anew(self) -> None:
-        """The server has forgotten what was since: a list, and a watch from there."""
+        """The server has dropped the events since: a list, and a watch from there."""
         self.begun = self.watched = self.listed = len(self.events)
         self.order = self.order.begun_with(self._list())
 
     def settle(self) -> None:
-        assert not self.order.unexplained, "the watch has told all of it"
+        assert not self.order.unexplained, "the watch has delivered every event"
         self.order = self.order.settled()
 
     def _list(self) -> Iterable[Pod]:
         return sorted(self.truth(self.listed).values(), key=lambda pod: pod.name)
 
     def look(self, before: AdmissionOrder) -> None:
-        """Check what holds after every step."""
+        """Check the invariants of every step."""
         now, then = list(self.order.shown), list(before.shown)
         stayed = [uid for uid in then if uid in self.order.shown]
         assert now[: len(stayed)] == stayed, "pods keep their places, and new ones come last"
@@ -143,10 +143,10 @@ class Story:
         assert self.order.shown.items() <= there.items()
         bound_since = [uid for uid in there if uid not in self.truth(self.begun)]
         assert [uid for uid in now if uid in bound_since] == [uid for uid in bound_since if uid in now]
-        told = {pod.uid for _, pod in self.events[: self.watched]}
-        assert told.issuperset(now), "no pod is shown before the watch has told of it"
+        delivered = {pod.uid for _, pod in self.events[: self.watched]}
+        assert delivered.issuperset(now), "no pod is shown before the watch has delivered its event"
         waiting = there.keys() - self.order.shown.keys()
-        assert waiting.isdisjoint(self.truth(self.watched)), "a pod waits only while the watch has not told of it"
+        assert waiting.isdisjoint(self.truth(self.watched)), "a pod waits only for its event"
 
 
 STEP = st.tuples(
@@ -156,8 +156,8 @@ STEP = st.tuples(
 
 
 @given(st.lists(STEP, min_size=10, max_size=50))
-def test_whatever_lists_and_watch_tell_the_order_is_that_of_the_bindings(steps: list[tuple[str, int]]) -> None:
-    """At every moment for what is shown; at the end for all that was bound since the last beginning."""
+def test_the_order_is_that_of_the_bindings_for_all_lists_and_events(steps: list[tuple[str, int]]) -> None:
+    """At every moment for the shown pods; at the end for all pods bound since the last beginning of a watch."""
     story = Story()
     for what, number in steps:
         before = story.order

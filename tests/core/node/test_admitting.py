@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MEMORY, COUNT = Kind.MEMORY, Kind.COUNT
 
 
-def test_shares_of_one_gpu_are_given() -> None:
+def test_shares_of_one_gpu_are_allocated() -> None:
     there = node(8, 8, used={1: [0]})
     assert admit(there, MEMORY, ids(1, [3, 1, 2])) == Placement(Demand(MEMORY, 3), ((1, 3),))
 
@@ -34,7 +34,7 @@ def test_whole_gpus_are_given_with_all_their_shares() -> None:
 
 
 def test_within_one_resource_the_kubelet_is_trusted() -> None:
-    """It gives again what an init container had, or what it knows free before we do."""
+    """It reuses IDs of an init container, and IDs that it knows to be free before we do."""
     there = node(8, 8, used={0: [0, 1]}, whole=[1])
     assert isinstance(admit(there, MEMORY, ids(0, [0, 1, 2])), Placement)
     assert isinstance(admit(there, COUNT, [uuid(1)]), Placement)
@@ -54,8 +54,8 @@ def test_within_one_resource_the_kubelet_is_trusted() -> None:
 def test_a_device_that_is_not_ours_is_refused(kind: Kind, device_ids: Sequence[str], culprit: str) -> None:
     assert admit(node(8), kind, device_ids) == Refused(
         Why.UNKNOWN_DEVICE,
-        f"device {culprit} is not on this node (any more): the kubelet remembers it from before; "
-        "delete the pod so that it is placed anew",
+        f"device {culprit} is not on this node (any more), although the kubelet still knows it; "
+        "delete the pod so that it is scheduled again",
     )
 
 
@@ -79,20 +79,20 @@ def test_a_gpu_with_shares_in_use_is_not_given_whole() -> None:
     )
 
 
-def test_of_several_gpus_the_first_that_is_barred_is_told() -> None:
+def test_of_several_barred_gpus_the_first_is_named() -> None:
     there = node(8, 8, 8, used={1: [0]}, unhealthy={2: "too hot"})
     refused = admit(there, COUNT, [uuid(2), uuid(1), uuid(0)])
     assert refused == Refused(Why.SHARES_IN_USE, "GPU 1 cannot be taken whole: 1 GiB of its memory are in use")
 
 
 UNREADABLE = Refused(
-    Why.BOOKS_UNREADABLE,
+    Why.RECORDS_UNREADABLE,
     "the kubelet's checkpoint cannot be read, so nothing proves that these devices are free; "
     "the log of the GPU device plugin on this node says what to do",
 )
 
 
-def test_while_the_checkpoint_is_unreadable_only_what_is_known_to_be_held_is_given_again() -> None:
+def test_while_the_checkpoint_is_unreadable_only_held_ids_are_allocated_again() -> None:
     there = node(8, 8, used={0: [0, 1]}, whole=[1], certain=False)
     assert admit(there, MEMORY, ids(0, [2])) == UNREADABLE
     assert admit(there, MEMORY, ids(0, [1, 2])) == UNREADABLE
@@ -105,7 +105,7 @@ def test_while_the_checkpoint_is_unreadable_only_what_is_known_to_be_held_is_giv
 # --- several GPUs
 
 
-def test_shares_of_several_gpus_are_given_where_just_they_were_promised() -> None:
+def test_shares_of_several_gpus_are_allocated_if_exactly_they_were_promised() -> None:
     there = node(8, 8, 8)
     promise = Promise(((0, 2), (2, 2)))
     device_ids = (*ids(2, [0, 1]), *ids(0, [5, 6]))
@@ -150,7 +150,7 @@ def test_shares_of_several_gpus_are_refused_without_that_very_promise(promise: P
         ),
     ],
 )
-def test_equal_parts_of_several_gpus_that_cannot_be_had_as_promised_are_explained_as_such(
+def test_a_refusal_of_equal_parts_of_several_gpus_names_the_parts(
     sizes: tuple[int, ...], used: dict[int, list[int]], refused: Refused
 ) -> None:
     """6 GiB each of GPUs 0 and 2 were promised."""
@@ -158,12 +158,12 @@ def test_equal_parts_of_several_gpus_that_cannot_be_had_as_promised_are_explaine
     assert admit(node(*sizes, used=used), MEMORY, device_ids, Promise(((0, 6), (2, 6)))) == refused
 
 
-def test_equal_parts_of_other_gpus_than_were_promised_serve_as_well() -> None:
+def test_equal_parts_of_gpus_other_than_the_promised_ones_serve_as_well() -> None:
     found = admit(node(8, 8, 8), MEMORY, (*ids(1, [0, 1]), *ids(2, [0, 1])), Promise(((0, 2), (1, 2))))
     assert found == Placement(Demand(MEMORY, 4, gpus=2), ((1, 2), (2, 2)))
 
 
-def test_a_container_that_was_promised_two_gpus_is_not_content_with_one() -> None:
+def test_a_promise_of_two_gpus_is_not_met_by_one() -> None:
     refused = admit(node(8, 8), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
     assert refused == Refused(
         Why.SCATTERED,
@@ -173,13 +173,13 @@ def test_a_container_that_was_promised_two_gpus_is_not_content_with_one() -> Non
 
 
 def test_a_gpu_twice_the_size_does_not_stand_for_two() -> None:
-    """GPU 1 is taken whole: nobody can have 2 of each of two GPUs."""
+    """GPU 1 is in whole use: no container can get 2 of each of two GPUs."""
     refused = admit(node(8, 8, whole=[1]), MEMORY, ids(0, range(4)), Promise(((0, 2), (1, 2))))
     assert refused == Refused(Why.NO_ROOM, "GPU memory: 4 GiB asked from 2 GPUs, healthy GPUs with 2 GiB free: 1")
 
 
 def test_shares_of_one_gpu_are_given_though_others_were_promised() -> None:
-    """Equal pods were swapped: nobody loses."""
+    """Equal pods were swapped: neither loses."""
     assert isinstance(admit(node(8, 8), MEMORY, ids(1, [0, 1]), Promise(((0, 2),))), Placement)
 
 
@@ -190,7 +190,7 @@ def test_shares_of_several_gpus_are_refused_because_no_single_one_has_room() -> 
     )
 
 
-def test_more_than_any_gpu_has_can_never_be_had() -> None:
+def test_a_request_larger_than_every_gpu_is_too_large() -> None:
     there = node(4, 8, used={1: range(4)})
     assert admit(there, MEMORY, (*ids(0, range(4)), *ids(1, range(3, 8)))) == Refused(
         Why.TOO_LARGE,
@@ -198,7 +198,7 @@ def test_more_than_any_gpu_has_can_never_be_had() -> None:
     )
 
 
-def test_exactly_what_the_largest_gpu_has_is_not_too_large() -> None:
+def test_a_request_as_large_as_the_largest_gpu_is_not_too_large() -> None:
     there = node(8, 8, used={0: [0], 1: [0]})
     assert admit(there, MEMORY, (*ids(0, range(1, 8)), *ids(1, [1]))) == Refused(
         Why.NO_ROOM, "GPU memory: 8 GiB asked, the emptiest healthy GPU has 7 GiB free"
@@ -217,12 +217,10 @@ MEND = "GPU 0, which has less; let the init container ask as much as the largest
     ],
     ids=["served", "not known", "none"],
 )
-def test_a_container_larger_than_the_init_container_before_it_is_told_what_to_do(
-    why: str, *, after_init: bool | None
-) -> None:
+def test_the_refusal_after_a_smaller_init_container_names_the_remedy(why: str, *, after_init: bool | None) -> None:
     """The init container took 2 GiB of GPU 0, whose other shares are in use; GPU 1 could serve all 4 GiB.
 
-    Shares that we hold may as well be those of a pod that has just ended, if nobody knows whose call it is.
+    Shares that we hold may as well be those of a pod that has just ended, if the container of the call is unknown.
     """
     there = node(8, 8, used={0: range(8)})
     assert admit(there, MEMORY, (*ids(0, [2, 3]), *ids(1, [0, 1])), after_init=after_init) == Refused(
@@ -253,8 +251,8 @@ def worlds(draw: st.DrawFn) -> Node:
 
 
 @given(worlds(), st.sampled_from(Kind), st.data())
-def test_nothing_is_given_that_must_not_be(there: Node, kind: Kind, data: st.DataObject) -> None:
-    """Whatever the kubelet asks: never two GPUs' shares without that promise, never both uses of one GPU."""
+def test_no_forbidden_placement_is_allocated(there: Node, kind: Kind, data: st.DataObject) -> None:
+    """For every call: never shares of two GPUs without that promise, never both uses of one GPU."""
     every = [name for shared in there.shares.gpus for k in Kind for name in shared.ids(k)]
     device_ids = data.draw(st.lists(st.sampled_from([*every, "GPU-9::0"]), unique=True, min_size=1, max_size=6))
     positions = st.integers(0, len(there.shares.gpus) - 1)
@@ -275,7 +273,7 @@ def test_nothing_is_given_that_must_not_be(there: Node, kind: Kind, data: st.Dat
 
 
 @given(worlds(), st.data())
-def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) -> None:
+def test_ids_that_are_free_in_all_records_are_allocated(there: Node, data: st.DataObject) -> None:
     """No refusal without cause."""
     good = [
         shared
@@ -288,7 +286,7 @@ def test_what_is_free_by_all_books_is_given(there: Node, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> None:
+def test_a_gpu_held_through_another_resource_is_not_allocated(kind: Kind) -> None:
     there = node(8, 8)
     there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))
     refused = admit(there, kind, there.shares.gpus[0].ids(kind)[:1])
@@ -298,7 +296,7 @@ def test_a_gpu_held_through_another_resource_is_given_to_nobody(kind: Kind) -> N
     assert isinstance(admit(there, kind, there.shares.gpus[1].ids(kind)[:1]), Placement)
 
 
-# --- What a container asks for ----------------------------------------------------------------------------------------
+# --- The requests of a pod --------------------------------------------------------------------------------------------
 
 
 def asking(*wanted: Wanted) -> Refused | None:

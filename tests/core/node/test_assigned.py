@@ -1,4 +1,4 @@
-"""On which GPUs a pod is can be told once the checkpoint shows all of its containers."""
+"""The GPUs of a pod are known once the checkpoint shows all of its containers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pod(*asked: tuple[Resource, int], uid: str = "u") -> Pod:
     return Pod(uid, "default", "a", containers=tuple(containers))
 
 
-def test_every_container_is_told_with_its_shares_and_a_whole_gpu_has_all_of_them() -> None:
+def test_every_container_has_its_shares_and_a_whole_gpu_has_all_of_them() -> None:
     records = {
         ("u", "c0", Kind.MEMORY): frozenset([*ids(0, [1, 2]), *ids(1, [3])]),
         ("u", "c1", Kind.COUNT): frozenset([uuid(2)]),
@@ -31,12 +31,12 @@ def test_every_container_is_told_with_its_shares_and_a_whole_gpu_has_all_of_them
     }
 
 
-def test_a_container_that_is_not_in_the_checkpoint_yet_leaves_all_of_it_open() -> None:
+def test_a_container_missing_in_the_checkpoint_leaves_the_pod_unassigned() -> None:
     records = {("u", "c0", Kind.MEMORY): frozenset(ids(0, [0]))}
     assert assigned_shares(pod((MEM, 1), (MEM, 1)), records, node(8), RESOURCES) == {}
 
 
-def test_so_does_a_device_that_is_not_on_the_node() -> None:
+def test_a_device_that_is_not_on_the_node_leaves_the_pod_unassigned() -> None:
     records = {("u", "c0", Kind.MEMORY): frozenset([*ids(0, [0]), *ids(5, [0])])}
     assert assigned_shares(pod((MEM, 2)), records, node(8), RESOURCES) == {}
 

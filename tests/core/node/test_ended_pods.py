@@ -1,4 +1,4 @@
-"""Which pods have ended for the kubelet although its records still show their devices, and what it takes to say so."""
+"""The pods that have ended although the kubelet's records still show their devices, and the proof that they have."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ NO_API = PodsInApi()
 
 
 def ids(**by_name: str) -> dict[str, frozenset[str]]:
-    """What a List says, pod by pod: a letter is a device."""
+    """A List, pod by pod: a letter is a device."""
     return {f"default/{name}": frozenset(devices) for name, devices in by_name.items()}
 
 
 def recorded(by_uid: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """What a checkpoint says, pod by pod: a letter is a device."""
+    """A checkpoint, pod by pod: a letter is a device."""
     return {uid: frozenset(devices) for uid, devices in by_uid.items()}
 
 
 def seen(*looks: tuple[Mapping[str, str], Mapping[str, frozenset[str]]], api: PodsInApi = NO_API) -> EndedPods:
-    """What is known after these looks, each at a checkpoint and then at a List."""
+    """The value after these readings, each of a checkpoint and then of a List."""
     ended_pods = EndedPods()
     for checkpoint, listed in looks:
         ended_pods = ended_pods.after(recorded(checkpoint), listed, api)
@@ -41,16 +41,16 @@ def seen(*looks: tuple[Mapping[str, str], Mapping[str, frozenset[str]]], api: Po
 
 
 def known(*, ended: set[str] | None = None, static: set[str] | None = None, **names: str) -> PodsInApi:
-    """What the API shows: default/NAME=UID."""
+    """The pods in the API: default/NAME=UID."""
     return PodsInApi(
         {uid: f"default/{name}" for name, uid in names.items()}, frozenset(ended or ()), frozenset(static or ())
     )
 
 
-# --- A pod that the kubelet lists no more -----------------------------------------------------------------------------
+# --- A pod that the kubelet no longer lists ---------------------------------------------------------------------------
 
 
-def test_a_pod_that_was_listed_with_its_devices_and_is_listed_no_more_is_over() -> None:
+def test_a_pod_that_list_named_with_its_devices_and_no_longer_names_is_over() -> None:
     gone = seen(({A: "xy"}, ids(a="xy")), ({A: "xy"}, ids()))
     assert gone.over == {A}
     assert gone.stale(recorded({A: "xy"}), ids(), NO_API) == {"x", "y"}
@@ -61,12 +61,12 @@ def test_a_pod_that_was_listed_with_its_devices_and_is_listed_no_more_is_over() 
     [
         ([({A: "x"}, ids())], "no List ever named it: the kubelet may have been started just now"),
         ([({A: "x"}, ids(a="x"))], "it is listed"),
-        ([({A: "x"}, ids(a="x")), ({A: "x"}, ids(a=""))], "it is listed, without what its init container has"),
-        ([({A: "x"}, ids(a="")), ({A: "x"}, ids())], "nothing tells that this name was its own"),
+        ([({A: "x"}, ids(a="x")), ({A: "x"}, ids(a=""))], "it is listed, without its init container's devices"),
+        ([({A: "x"}, ids(a="")), ({A: "x"}, ids())], "no device proves that this name was its own"),
         ([({}, ids(a="x")), ({A: "x"}, ids())], "when it was listed the checkpoint showed nothing of it"),
         ([({}, ids()), ({A: "x"}, ids())], "it may have been admitted after that List"),
-        ([({A: "x", B: "x"}, ids(a="x")), ({A: "x", B: "x"}, ids())], "nobody knows to which of the two it belongs"),
-        ([({A: "xy"}, ids(a="x", b="y")), ({A: "xy"}, ids(b="y"))], "nobody knows which of the two it is"),
+        ([({A: "x", B: "x"}, ids(a="x")), ({A: "x", B: "x"}, ids())], "it may belong to either of the two"),
+        ([({A: "xy"}, ids(a="x", b="y")), ({A: "xy"}, ids(b="y"))], "it may be either of the two"),
         ([({STATIC: "x"}, ids(a="x")), ({STATIC: "x"}, ids())], "put back, a static pod has the same entry again"),
     ],
 )
@@ -77,7 +77,7 @@ def test_without_the_api_a_pod_is_not_over(
 
 
 def test_another_kubelet_process_has_to_name_a_pod_itself() -> None:
-    """Nothing is remembered of the process before; the List of this one is empty at first."""
+    """No state of the previous process is kept; the List of this one is empty at first."""
     before = seen(({A: "x"}, ids(a="x")))
     assert before.names == {A: "default/a"}
     assert not EndedPods().after(recorded({A: "x"}), ids(), NO_API).over
@@ -94,17 +94,17 @@ def test_a_pod_whose_name_another_has_already_is_not_over_yet() -> None:
     assert not seen(({A: "x"}, ids(a="x")), ({A: "x", B: "y"}, ids(a="y"))).over
 
 
-# --- What the API adds ------------------------------------------------------------------------------------------------
+# --- The pods in the API ----------------------------------------------------------------------------------------------
 
 
-def test_with_the_api_a_pod_is_known_that_has_devices_for_an_ordinary_init_container_only() -> None:
+def test_with_the_api_a_pod_with_devices_of_an_init_container_only_is_known() -> None:
     api = known(a=A)
     assert not seen(({A: "x"}, ids(a="")), api=api).over
     assert seen(({A: "x"}, ids(a="")), ({A: "x"}, ids()), api=api).over == {A}
 
 
 def test_a_pod_of_the_api_that_this_process_never_listed_is_not_over() -> None:
-    """The kubelet is without its own connection to the API, and the pod goes on."""
+    """The kubelet has lost its connection to the API, and the pod runs on."""
     assert not seen(({A: "x"}, ids()), api=known(a=A)).over
     assert not seen(({A: "x"}, ids()), api=NO_API).over
 
@@ -133,20 +133,20 @@ def test_a_static_pod_is_never_over_whatever_uid_its_manifest_gives_it() -> None
     ],
     ids=["its own only", "recorded for another", "listed for another", "one of two", "the checkpoint has it no more"],
 )
-def test_a_device_that_anything_shows_for_another_pod_is_not_stale(
+def test_a_device_that_a_record_shows_for_another_pod_is_not_stale(
     checkpoint: Mapping[str, str], listed: Mapping[str, frozenset[str]], stale: set[str]
 ) -> None:
     api = known(a=A, b=B, ended={A})
     assert EndedPods(over=frozenset({A})).stale(recorded(checkpoint), listed, api) == stale
 
 
-def test_a_device_that_is_listed_under_the_name_of_a_pod_that_is_listed_no_more_is_not_stale() -> None:
-    """It has the name and the device of the pod before it; the checkpoint does not show it yet."""
+def test_a_device_listed_under_the_name_of_a_dropped_pod_is_not_stale() -> None:
+    """Its successor has the same name and device; the checkpoint does not show that pod yet."""
     gone = seen(({A: "x"}, ids(a="x")), ({A: "x"}, ids()))
     assert gone.stale(recorded({A: "x"}), ids(a="x"), NO_API) == set()
 
 
-# --- What the API shows -----------------------------------------------------------------------------------------------
+# --- Kubelets that keep ended pods ------------------------------------------------------------------------------------
 
 RUNNING = Pod(A, "default", "a", phase="Running", running=True)
 DONE = Pod(B, "default", "b", phase="Succeeded")
@@ -166,19 +166,19 @@ def test_kubelets_from_1_23_to_1_31_keep_the_pod_that_they_admitted_last(version
 
 
 @pytest.mark.parametrize("version", ["v1.22.17", "v1.32.0", "v1.36.2", "v1.310.0", "v1.3"])
-def test_the_books_of_other_kubelets_need_no_third_witness(version: str) -> None:
+def test_the_records_of_other_kubelets_need_no_view_of_the_api(version: str) -> None:
     assert pods_in_api(PODS, version) is None
 
 
 @pytest.mark.parametrize("version", ["", "v2.31.0", "unknown", "v1.", "1.31415926"])
-def test_of_a_kubelet_of_unknown_version_nobody_says_that_it_keeps_pods_that_have_ended(version: str) -> None:
+def test_a_kubelet_of_unknown_version_is_not_assumed_to_keep_ended_pods(version: str) -> None:
     found = pods_in_api(PODS, version)
     assert found is not None
     assert found.names.keys() == {A, B, C, STATIC}
     assert not found.ended
 
 
-# --- Whatever happens -------------------------------------------------------------------------------------------------
+# --- Properties -------------------------------------------------------------------------------------------------------
 
 UIDS = st.sampled_from([A, B, C, STATIC])
 SOME = st.frozensets(st.sampled_from("wxyz"))
@@ -194,7 +194,7 @@ LOOKS = st.lists(st.tuples(RECORDED, LISTED, APIS), max_size=5)
 
 
 @given(LOOKS, RECORDED, LISTED, APIS)
-def test_nothing_is_stale_that_is_shown_for_a_pod_that_is_not_over(
+def test_no_device_of_a_pod_that_is_not_over_is_stale(
     looks: list[tuple[dict[str, frozenset[str]], dict[str, frozenset[str]], PodsInApi]],
     checkpoint: dict[str, frozenset[str]],
     listed: dict[str, frozenset[str]],
@@ -223,9 +223,9 @@ def test_a_pod_is_over_only_if_it_was_named_before_or_has_ended_in_the_api(
 
 
 @given(RECORDED, RECORDED, LISTED)
-def test_an_empty_or_a_first_list_ends_nobody(
+def test_an_empty_or_a_first_list_ends_no_pod(
     before: dict[str, frozenset[str]], checkpoint: dict[str, frozenset[str]], listed: dict[str, frozenset[str]]
 ) -> None:
-    """After a restart of the kubelet nothing is remembered, and whatever it lists first proves no end."""
+    """After a restart of the kubelet no state is kept, and its first List proves no end."""
     assert not EndedPods().after(before, {}, NO_API).after(checkpoint, {}, NO_API).over
     assert not EndedPods().after(checkpoint, listed, NO_API).over

@@ -1,4 +1,4 @@
-"""What follows from a node's GPUs."""
+"""The share size, the GPUs out of service and the remarks of a node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
 from tests.nodes import node
 
-LIMITS = "memory limits: advisory: its driver has no limits of memory, which come with r615"
+LIMITS = "memory limits: advisory: its driver has no memory limits, which come with r615"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_the_share_size_waits_while_a_pod_holds_shares_or_may(
     assert share_size(1024, before, holders, ended) == expected
 
 
-def test_a_gpu_serves_nobody_for_the_reasons_of_its_health_or_in_mig_mode() -> None:
+def test_a_gpu_is_out_of_service_for_its_health_or_in_mig_mode() -> None:
     gpus = [shared.gpu for shared in node(4, 4, 4).shares.gpus]
     gpus[1:] = [replace(gpu, mig=True) for gpu in gpus[1:]]
     assert out_of_service({"GPU-0": ["too hot", "too old"], "GPU-1": [], "GPU-2": ["lost"]}, gpus) == {
@@ -42,17 +42,17 @@ def test_a_gpu_serves_nobody_for_the_reasons_of_its_health_or_in_mig_mode() -> N
     assert out_of_service({"GPU-0": ()}, gpus[:1]) == {}
 
 
-def test_a_node_without_gpus_has_nothing_to_say() -> None:
+def test_a_node_without_gpus_has_no_remarks() -> None:
     assert remarks(node().shares, Inventory(), ()) == {}
 
 
-def test_limits_are_told_and_an_exclusion_of_no_gpu_is_a_mistake() -> None:
+def test_limits_are_a_remark_and_an_exclusion_of_no_gpu_is_a_mistake() -> None:
     shares = node(8).shares
     inventory = Inventory(tuple(shared.gpu for shared in shares.gpus))
     assert remarks(shares, inventory, ()) == {LIMITS: False}
     (limits, unknown), urgent = zip(*remarks(shares, inventory, ("9",)).items(), strict=True)
     assert (limits, urgent) == (LIMITS, (False, True))
-    assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is")
+    assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
 
 
 def test_gpus_none_of_which_is_shared_are_a_mistake_too() -> None:

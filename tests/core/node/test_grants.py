@@ -1,4 +1,4 @@
-"""What a container receives."""
+"""The variables, device nodes and CDI names of a container."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ THREE = Placement(Demand(Kind.MEMORY, 3), ((1, 3),))
 BOTH = Placement(Demand(Kind.COUNT, 2), ((0, 15), (1, 15)))
 
 
-def test_a_container_gets_what_the_originals_containers_get_and_a_limit() -> None:
-    """The original on the same node: IDX 1, POD 3, CONTAINER 3, DEV 15. Its NVIDIA_VISIBLE_DEVICES was an index."""
+def test_a_container_gets_the_variables_of_gpushare_and_a_limit() -> None:
+    """Gpushare on the same node: IDX 1, POD 3, CONTAINER 3, DEV 15. Its NVIDIA_VISIBLE_DEVICES was an index."""
     assert grant(THREE, SHARES, Delivery()) == Grant(
         {
             "NVIDIA_VISIBLE_DEVICES": "GPU-bbbb",
@@ -50,7 +50,7 @@ def test_the_toolkit_is_asked_for_a_limit_only_where_each_gpu_of_the_container_c
     assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
 
 
-def test_the_shares_of_the_whole_pod_are_told_where_they_are_known() -> None:
+def test_the_shares_of_the_whole_pod_are_set_if_known() -> None:
     envs = grant(THREE, SHARES, Delivery(), pod_shares=5).envs
     assert (envs["ALIYUN_COM_GPU_MEM_POD"], envs["ALIYUN_COM_GPU_MEM_CONTAINER"]) == ("5", "3")
 
@@ -82,7 +82,7 @@ def test_over_several_gpus_the_limit_is_that_of_one_gpu() -> None:
     assert envs["ALIYUN_COM_GPU_MEM_POD"] == "6"
 
 
-def test_on_cards_of_different_sizes_the_first_one_counts_as_the_original_does_it() -> None:
+def test_on_cards_of_different_sizes_the_first_one_counts_as_in_gpushare() -> None:
     mixed = Shares(1024).with_inventory(Inventory((CARDS[0], replace(CARDS[1], total_mib=8192))))
     envs = grant(Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 3), (1, 3))), mixed, Delivery()).envs
     assert envs["ALIYUN_COM_GPU_MEM_DEV"] == "15"
@@ -118,8 +118,8 @@ def test_a_gpu_without_a_minor_number_has_no_node_of_its_own() -> None:
     assert nodes == (*CONTROL_NODES, *OPTIONAL_NODES)
 
 
-def test_with_cdi_alone_the_runtime_is_told_to_stay_out_of_it() -> None:
-    """Images of CUDA carry `all`, which NVIDIA's runtime would honour besides."""
+def test_with_cdi_alone_the_runtime_is_disabled() -> None:
+    """CUDA images set the variable to `all`, which NVIDIA's runtime would obey as well."""
     given = grant(BOTH, SHARES, Delivery(ways=frozenset({"cdi"})))
     assert given == Grant(
         {"NVIDIA_VISIBLE_DEVICES": "void"}, (), ("nvidia.com/gpu=GPU-aaaa", "nvidia.com/gpu=GPU-bbbb")

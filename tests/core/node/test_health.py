@@ -1,4 +1,4 @@
-"""What we believe of a GPU after each thing that can be seen of it."""
+"""The believed health of a GPU after each kind of observation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpu_device_plugin.core.node.xids import XIDS, Verdict
 
 GPU = "GPU-a"
 GOOD = Probe(GPU, ecc_uncorrected=0, remap_pending=False, remap_failed=False, recovery_action=RecoveryAction.NONE)
-OLD_DRIVER = Probe(GPU)  # tells neither ECC, rows nor recovery action
+OLD_DRIVER = Probe(GPU)  # reports neither ECC, rows nor recovery action
 LOST = Probe(GPU, error="GPU is lost (15)", lost=True)
 UNREADABLE = Probe(GPU, error="Unknown Error (999)")
 
@@ -43,36 +43,36 @@ def causes(belief: Belief) -> list[Cause]:
     return [problem.cause for problem in belief.problems]
 
 
-def test_a_gpu_is_healthy_until_something_speaks_against_it() -> None:
+def test_a_gpu_is_healthy_until_an_observation_contradicts() -> None:
     assert Belief().healthy
     assert Belief().reasons == ()
     assert after(GOOD, GOOD).healthy
 
 
 @pytest.mark.parametrize("bad", [LOST, UNREADABLE, Gone(GPU), Xid(GPU, 79)])
-def test_b9_a_gpu_that_did_not_answer_is_back_after_three_good_readings(bad: Observation) -> None:
+def test_b9_a_gpu_that_did_not_answer_is_healthy_after_three_good_readings(bad: Observation) -> None:
     assert not after(GOOD, bad).healthy
     assert not after(GOOD, bad, GOOD, GOOD).healthy
     assert after(GOOD, bad, GOOD, GOOD, GOOD).healthy
 
 
-def test_b9_a_bad_reading_in_between_begins_the_count_anew() -> None:
+def test_b9_a_bad_reading_in_between_restarts_the_count() -> None:
     assert not after(LOST, GOOD, GOOD, LOST, GOOD, GOOD).healthy
     assert after(LOST, GOOD, GOOD, LOST, GOOD, GOOD, GOOD).healthy
 
 
-def test_so_many_good_readings_as_configured_end_a_problem() -> None:
+def test_the_configured_number_of_good_readings_ends_a_problem() -> None:
     once = Rules(good_readings=1)
     assert after(LOST, GOOD, rules=once).healthy
 
 
 def test_b9_good_readings_alone_never_end_a_fatal_xid() -> None:
-    """A GPU can be read perfectly well after an XID 48; HAMi once took that for recovery."""
+    """A GPU can be read perfectly well after an XID 48; HAMi once treated that as recovery."""
     belief = after(OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 100)
     assert causes(belief) == [Cause.FATAL_XID]
     (reason,) = belief.reasons
     assert reason == (
-        "XID 48 (uncorrectable (double bit) memory error); this driver does not tell when that is over: reset the GPU, "
+        "XID 48 (uncorrectable (double bit) memory error); this driver does not report its end: reset the GPU, "
         "then pause and resume or restart the agent"
     )
 
@@ -101,7 +101,7 @@ def test_b9_a_fatal_xid_ends_with_good_readings_once_the_gpu_was_reset(reset: Ob
     assert after(afterwards, afterwards, afterwards, belief=belief).healthy
 
 
-def test_an_xid_that_comes_after_the_reset_counts_anew() -> None:
+def test_an_xid_after_the_reset_is_a_new_problem() -> None:
     belief = after(Xid(GPU, 48), Cleared(GPU), OLD_DRIVER, Xid(GPU, 48), *[OLD_DRIVER] * 5)
     assert causes(belief) == [Cause.FATAL_XID]
 
@@ -121,7 +121,7 @@ def test_b8_a_serious_xid_takes_the_gpu_away(code: int) -> None:
     assert not after(GOOD, Xid(GPU, code)).healthy
 
 
-def test_b8_a_code_that_nobody_knows_yet_takes_the_gpu_away_until_the_driver_asks_for_nothing() -> None:
+def test_b8_an_unknown_code_makes_the_gpu_unhealthy_until_the_driver_asks_for_no_action() -> None:
     assert 999 not in XIDS
     belief = after(GOOD, Xid(GPU, 999))
     assert belief.reasons == (
@@ -170,7 +170,7 @@ def test_b15_a_failed_row_remap_takes_the_gpu_away_until_it_is_gone() -> None:
     assert after(GOOD, GOOD, GOOD, belief=belief).healthy
 
 
-def test_b15_uncorrectable_errors_are_told_and_judged_by_their_xids() -> None:
+def test_b15_uncorrectable_errors_are_noted_and_judged_by_their_xids() -> None:
     belief = after(replace(GOOD, ecc_uncorrected=3))
     assert belief.healthy
     assert belief.notes == ("3 uncorrectable memory errors since the last reset",)
@@ -185,9 +185,9 @@ def test_b15_uncorrectable_errors_are_told_and_judged_by_their_xids() -> None:
         (42, "the driver asks for recovery action 42"),
     ],
 )
-def test_a_gpu_for_which_the_driver_wants_something_done_is_not_offered(action: int, what: str) -> None:
+def test_a_gpu_with_a_recovery_action_is_not_offered(action: int, what: str) -> None:
     belief = after(replace(GOOD, recovery_action=action))
-    assert belief.reasons == (f"{what}; it is offered again when that was done",)
+    assert belief.reasons == (f"{what}; it is offered again when that is done",)
     assert after(GOOD, GOOD, GOOD, belief=belief).healthy
 
 
@@ -196,14 +196,14 @@ def test_an_imex_domain_in_trouble_is_advice() -> None:
     assert (belief.healthy, belief.notes) == (True, ("recover the IMEX domain",))
 
 
-def test_b11_a_gpu_that_nobody_watches_is_not_offered_until_the_next_good_reading() -> None:
-    belief = after(GOOD, Unwatched(GPU, "nobody could read it for 60 s"))
-    assert belief.reasons == ("nobody could read it for 60 s; it is offered again as soon as it can be read",)
+def test_b11_an_unwatched_gpu_is_not_offered_until_the_next_good_reading() -> None:
+    belief = after(GOOD, Unwatched(GPU, "it could not be read for 60 s"))
+    assert belief.reasons == ("it could not be read for 60 s; it is offered again as soon as it can be read",)
     assert after(GOOD, belief=belief).healthy
     assert not after(LOST, belief=belief).healthy
 
 
-def test_every_change_is_told_with_its_reason() -> None:
+def test_every_change_has_a_sentence_with_its_reason() -> None:
     healthy, lost = after(GOOD), after(GOOD, LOST)
     assert change(healthy, healthy) is None
     assert change(lost, after(Xid(GPU, 48), belief=lost)) is None
@@ -244,13 +244,13 @@ harmless = st.sampled_from(
 
 
 @given(histories, harmless)
-def test_a_harmless_xid_never_changes_what_is_believed(history: list[Observation], code: int) -> None:
+def test_a_harmless_xid_never_changes_the_belief(history: list[Observation], code: int) -> None:
     belief = after(*history)
     assert after(Xid(GPU, code), belief=belief) == belief
 
 
 @given(histories)
-def test_whatever_happened_three_good_readings_after_a_reset_end_it(history: list[Observation]) -> None:
+def test_three_good_readings_after_a_reset_end_every_problem(history: list[Observation]) -> None:
     assert after(*history, Cleared(GPU), GOOD, GOOD, GOOD).healthy
 
 
@@ -261,14 +261,14 @@ def test_an_unhealthy_gpu_always_has_a_reason_and_a_healthy_one_has_none(history
 
 
 @given(histories, observations)
-def test_every_change_has_a_sentence_and_nothing_else_has(history: list[Observation], seen: Observation) -> None:
+def test_a_sentence_is_returned_exactly_for_a_change(history: list[Observation], seen: Observation) -> None:
     before = after(*history)
     now = after(seen, belief=before)
     assert (change(before, now) is not None) == (before.healthy != now.healthy)
 
 
 @given(histories, observations)
-def test_seeing_the_same_bad_thing_twice_is_seeing_it_once(history: list[Observation], seen: Observation) -> None:
+def test_observing_the_same_fault_twice_is_observing_it_once(history: list[Observation], seen: Observation) -> None:
     """Two processes may report one event."""
     if isinstance(seen, Probe):
         seen = LOST
@@ -282,5 +282,5 @@ def test_the_order_of_two_xids_does_not_matter(history: list[Observation], one: 
 
 
 @given(histories)
-def test_what_is_believed_does_not_grow_with_time(history: list[Observation]) -> None:
+def test_the_belief_does_not_grow_with_time(history: list[Observation]) -> None:
     assert after(*history * 20).problems == after(*history * 40).problems

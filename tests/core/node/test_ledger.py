@@ -1,4 +1,4 @@
-"""Who holds what, and what it takes to believe that it is free."""
+"""The device IDs in use, and the evidence by which an ID counts as free."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NOBODY: Mapping[str, Reading] = {}
 
 
 def seen(at: float = 1000.0, **processes: int | None) -> dict[str, Reading]:
-    """Processes on GPU-a and GPU-b as the driver showed them, later than everything else unless told otherwise."""
+    """Processes on GPU-a and GPU-b as the driver reported them, by default later than everything else."""
     return {f"GPU-{letter}": Reading(count, at) for letter, count in processes.items()}
 
 
 def evidence(listed: set[str] | None = None, recorded: set[str] | None = None, *, began: float = 100.0) -> Evidence:
-    """What PodResources and the checkpoint say; both nothing unless told otherwise."""
+    """The IDs in PodResources and in the checkpoint; by default none."""
     return Evidence(frozenset(listed or ()), began, frozenset(recorded or ()))
 
 
@@ -33,19 +33,19 @@ def held(*names: str) -> Ledger:
     return Ledger().seen(names)
 
 
-def test_an_empty_ledger_says_that_everything_is_free() -> None:
+def test_in_an_empty_ledger_every_id_is_free() -> None:
     assert (Ledger().holds, Ledger().use("GPU-a"), Ledger().certain) == ({}, FREE, True)
     assert Use() == FREE
 
 
-def test_use_tells_the_shares_and_the_whole_of_each_gpu() -> None:
+def test_use_shows_the_shares_and_the_whole_of_each_gpu() -> None:
     ledger = held(A0, A1, "GPU-a::7", WHOLE)
     assert ledger.use("GPU-a") == Use(frozenset({0, 1, 7}))
     assert ledger.use("GPU-b") == Use(whole=True)
     assert ledger.use("GPU-c") == FREE
 
 
-def test_both_uses_of_one_gpu_are_told_if_the_kubelet_has_both() -> None:
+def test_both_uses_of_one_gpu_are_shown_if_the_kubelet_has_both() -> None:
     assert held(B0).seen([WHOLE]).use("GPU-b") == Use(frozenset({0}), whole=True)
     assert held(WHOLE).seen([B0]).use("GPU-b") == Use(frozenset({0}), whole=True)
 
@@ -55,15 +55,15 @@ def test_a_grant_is_remembered_with_its_time() -> None:
 
 
 def test_a_grant_of_a_held_id_is_a_new_grant() -> None:
-    """The app container gets what the init container had."""
+    """The app container gets the IDs of the init container."""
     assert held(A0).granted([A0], 9.0).holds == {A0: Hold(granted_at=9.0)}
 
 
-def test_what_the_books_show_needs_no_settling_any_more() -> None:
+def test_an_id_that_the_records_show_needs_no_settling() -> None:
     assert Ledger().granted([A0, B0], 7.5).seen([A0]).holds == {A0: Hold(), B0: Hold(granted_at=7.5)}
 
 
-def test_seeing_what_is_known_changes_nothing() -> None:
+def test_seeing_known_ids_changes_nothing() -> None:
     ledger = held(A0)
     assert ledger.seen([A0]) is ledger
     assert ledger.seen([]) is ledger
@@ -85,37 +85,37 @@ def test_certainty_is_kept_through_every_change() -> None:
     [({A0}, set()), (set(), {A0}), ({A0}, {A0})],
     ids=["only PodResources", "only the checkpoint", "both"],
 )
-def test_an_id_stays_while_either_book_shows_it(listed: set[str], recorded: set[str]) -> None:
+def test_an_id_stays_while_either_record_shows_it(listed: set[str], recorded: set[str]) -> None:
     """PodResources lists no init containers and is empty after a restart; a checkpoint may be old."""
     ledger = held(A0)
     assert ledger.reconciled(evidence(listed, recorded), NOBODY, 200.0, 60.0) is ledger
 
 
-def test_an_id_is_free_when_both_books_omit_it() -> None:
+def test_an_id_is_free_when_both_records_omit_it() -> None:
     left = held(A0, A1, WHOLE).reconciled(evidence({A0}, {A1}), NOBODY, 200.0, 60.0)
     assert left == held(A0, A1)
     assert (left.use("GPU-a"), left.use("GPU-b")) == (Use(frozenset({0, 1})), FREE)
 
 
-def test_an_id_is_free_when_the_books_show_it_only_for_a_pod_that_has_ended() -> None:
+def test_an_id_is_free_when_the_records_show_it_only_for_an_ended_pod() -> None:
     """The checkpoint of a kubelet up to 1.31 goes on to show the pod that it admitted last."""
-    books_of_131 = Evidence(frozenset({A1}), 100.0, frozenset({A1, WHOLE}), stale=frozenset({WHOLE}))
-    assert books_of_131.held == {A1}
-    assert held(A1, WHOLE).reconciled(books_of_131, seen(b=0), 101.0, 60.0) == held(A1)
-    waiting = held(A1, WHOLE).reconciled(books_of_131, seen(b=1), 101.0, 60.0)
+    records_of_131 = Evidence(frozenset({A1}), 100.0, frozenset({A1, WHOLE}), stale=frozenset({WHOLE}))
+    assert records_of_131.held == {A1}
+    assert held(A1, WHOLE).reconciled(records_of_131, seen(b=0), 101.0, 60.0) == held(A1)
+    waiting = held(A1, WHOLE).reconciled(records_of_131, seen(b=1), 101.0, 60.0)
     assert waiting.holds == {A1: Hold(), WHOLE: Hold(freed_at=101.0)}
-    assert waiting.reconciled(replace(books_of_131, list_began=150.0), seen(b=1), 151.0, 60.0) is waiting
+    assert waiting.reconciled(replace(records_of_131, list_began=150.0), seen(b=1), 151.0, 60.0) is waiting
 
 
-def test_a_grant_that_the_books_show_only_for_a_pod_that_has_ended_is_not_confirmed_by_it() -> None:
-    """It is of the pod after that one, and not entered yet."""
+def test_a_grant_is_not_confirmed_by_a_record_for_an_ended_pod() -> None:
+    """The grant is of a later pod, which the records do not show yet."""
     stale = Evidence(frozenset(), 101.0, frozenset({A0}), stale=frozenset({A0}))
     granted = Ledger().granted([A0], 100.0)
     assert granted.reconciled(stale, NOBODY, 102.0, 60.0) is granted
 
 
-def test_the_books_show_nothing_new_to_the_ledger_that_it_is_not_told_with_see() -> None:
-    """Reconciling releases IDs. What appears in the records belongs to a grant of ours, or is seen at the start."""
+def test_reconciling_adds_no_ids_to_the_ledger() -> None:
+    """It releases IDs. An ID that appears in the records belongs to a grant of ours, or is seen at the start."""
     assert held(A0).reconciled(evidence({A0, A1}, {B0}), NOBODY, 200.0, 60.0) == held(A0)
 
 
@@ -129,14 +129,14 @@ def test_a_grant_is_only_doubted_by_a_list_that_began_ten_seconds_later(began: f
     assert (A0 not in ledger.reconciled(evidence(began=began), NOBODY, 1000.0, 60.0).holds) is free
 
 
-def test_a_grant_that_the_books_have_shown_is_free_as_soon_as_they_omit_it() -> None:
+def test_a_grant_that_the_records_have_shown_is_free_as_soon_as_they_omit_it() -> None:
     ledger = Ledger().granted([A0], 100.0).reconciled(evidence({A0}, began=100.0), NOBODY, 100.1, 60.0)
     assert ledger == held(A0)
     assert ledger.reconciled(evidence(began=101.0), NOBODY, 101.0, 60.0) == Ledger()
 
 
 def test_records_read_before_a_grant_do_not_confirm_it() -> None:
-    """They show who had the ID before. Were they believed, the next look could call it free before it is settled."""
+    """They show the previous holder. Confirmed by them, the ID could be freed before it is settled."""
     ledger = Ledger().granted([A0], 100.0)
     for stale in (evidence({A0}, began=99.9), evidence(recorded={A0}, began=99.9)):
         assert ledger.reconciled(stale, NOBODY, 100.1, 60.0) is ledger
@@ -153,7 +153,7 @@ def test_a_gpu_that_would_be_empty_waits_for_its_processes() -> None:
 
 
 @pytest.mark.parametrize(("now", "free"), [(121.0, False), (180.9, False), (181.0, True)])
-def test_processes_are_waited_for_no_longer_than_told(now: float, *, free: bool) -> None:
+def test_processes_are_waited_for_no_longer_than_the_limit(now: float, *, free: bool) -> None:
     """First proven free at 121, longest wait 60 s."""
     waiting = held(WHOLE).reconciled(evidence(began=120.0), seen(b=1), 121.0, 60.0)
     later = waiting.reconciled(evidence(began=now), seen(b=1), now, 60.0)
@@ -190,13 +190,13 @@ def test_nothing_is_released_that_was_not_proven_free() -> None:
     assert ledger.released(seen(a=0, b=0), 1000.0, 0.0) is ledger
 
 
-def test_what_waits_is_released_when_something_else_of_its_gpu_is_taken() -> None:
-    """The kubelet gave another share out meanwhile, so that no fence depends on the first one any more."""
+def test_a_waiting_id_is_released_when_another_id_of_its_gpu_is_granted() -> None:
+    """The kubelet has since allocated another share, so no fence depends on the first one any more."""
     waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
     assert waiting.granted([A1], 122.0).released(seen(a=1), 123.0, 60.0).holds == {A1: Hold(granted_at=122.0)}
 
 
-def test_what_waits_and_is_granted_anew_is_not_released() -> None:
+def test_a_waiting_id_that_is_granted_again_is_not_released() -> None:
     waiting = held(A0).reconciled(evidence(began=120.0), seen(a=1), 121.0, 60.0)
     again = waiting.granted([A0], 122.0)
     assert again.released(seen(a=0), 500.0, 60.0) is again
@@ -207,7 +207,7 @@ def test_without_waiting_processes_are_ignored() -> None:
     assert held(A0).reconciled(evidence(), seen(a=9), 101.0, 0.0) == Ledger()
 
 
-def test_where_nvml_does_not_say_nobody_is_waited_for() -> None:
+def test_where_nvml_reports_no_processes_no_id_waits() -> None:
     assert held(A0).reconciled(evidence(), seen(a=None), 101.0, 60.0) == Ledger()
     assert held(A0).reconciled(evidence(), NOBODY, 101.0, 60.0) == Ledger()
 
@@ -233,7 +233,7 @@ def test_every_gpu_waits_for_its_own_processes() -> None:
     assert waiting.reconciled(evidence(), seen(a=1), 102.0, 60.0).holds == {A0: Hold(freed_at=101.0)}
 
 
-def test_a_wait_is_forgotten_when_the_books_show_the_id_again() -> None:
+def test_a_wait_ends_when_the_records_show_the_id_again() -> None:
     waiting = held(A0).reconciled(evidence(), seen(a=1), 101.0, 60.0)
     assert waiting.reconciled(evidence({A0}, began=102.0), seen(a=1), 102.0, 60.0) == held(A0)
 
@@ -270,7 +270,7 @@ def test_granting_and_seeing_lose_nothing(ledger: Ledger, names: frozenset[str],
 
 
 @given(ledgers(), EVIDENCE, READINGS, TIMES, st.floats(0, 100))
-def test_an_id_leaves_only_if_both_books_omit_it_and_it_is_settled(
+def test_an_id_is_freed_only_if_both_records_omit_it_and_it_is_settled(
     ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
     left = ledger.reconciled(evidence, readings, now, wait)
@@ -279,12 +279,12 @@ def test_an_id_leaves_only_if_both_books_omit_it_and_it_is_settled(
         hold = ledger.holds[name]
         granted = -SETTLING_S if hold.granted_at is None else hold.granted_at
         assert name not in evidence.held or evidence.list_began < granted
-        # What newer evidence had proven free may have waited for its processes.
+        # An ID that newer evidence had proven free may have waited for its processes.
         assert evidence.list_began >= granted + SETTLING_S or hold.freed_at is not None
 
 
 @given(ledgers(), EVIDENCE, TIMES)
-def test_an_id_that_both_books_omit_leaves_once_it_is_settled_and_nothing_runs(
+def test_an_id_that_both_records_omit_is_freed_once_it_is_settled_and_no_process_runs(
     ledger: Ledger, evidence: Evidence, now: float
 ) -> None:
     evidence = replace(evidence, list_began=300.0 + SETTLING_S)
@@ -293,7 +293,7 @@ def test_an_id_that_both_books_omit_leaves_once_it_is_settled_and_nothing_runs(
 
 
 @given(ledgers(), EVIDENCE, READINGS, TIMES, st.floats(0, 100))
-def test_the_same_evidence_twice_says_nothing_more(
+def test_the_same_evidence_twice_changes_nothing_more(
     ledger: Ledger, evidence: Evidence, readings: Mapping[str, Reading], now: float, wait: float
 ) -> None:
     once = ledger.reconciled(evidence, readings, now, wait)
@@ -307,7 +307,7 @@ def test_use_always_agrees_with_the_ids_held(ledger: Ledger) -> None:
         assert ledger.use(uuid) == Use(frozenset(shares), whole=uuid in ledger.holds)
 
 
-def test_gpus_held_through_other_resources_stay_so_whatever_becomes_of_our_own_ids() -> None:
+def test_gpus_held_through_other_resources_are_unaffected_by_our_own_ids() -> None:
     ledger = Ledger().with_foreign({"GPU-0": "nvidia.com/gpu"})
     assert ledger.with_foreign({"GPU-0": "nvidia.com/gpu"}) is ledger
     held = ledger.seen(["GPU-1::0"])
@@ -317,15 +317,13 @@ def test_gpus_held_through_other_resources_stay_so_whatever_becomes_of_our_own_i
     assert empty.with_foreign({}).foreign == {}
 
 
-# --- What the driver shows --------------------------------------------------------------------------------------------
+# --- The driver's readings --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("processes", "used_mib", "expected"),
     [(None, None, None), (0, 99, 0), (0, 100, 1), (2, 0, 2), (2, 5000, 3), (None, 5000, 1), (None, 3, 0), (1, None, 1)],
 )
-def test_a_process_that_only_its_memory_betrays_counts_too(
-    processes: int | None, used_mib: int | None, expected: int | None
-) -> None:
-    """NVML does not name the processes of other PID namespaces."""
+def test_memory_in_use_counts_as_a_process(processes: int | None, used_mib: int | None, expected: int | None) -> None:
+    """NVML does not list the processes of other PID namespaces."""
     assert Reading.of(processes, used_mib, 7.0) == Reading(expected, 7.0)

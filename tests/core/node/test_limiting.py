@@ -1,4 +1,4 @@
-"""Whether the driver can hold a container to its memory."""
+"""Whether the driver can enforce a container's memory limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpu_device_plugin.core.node.limiting import enforcement, unlimited
 
 GPU = Gpu("GPU-a", 0, "NVIDIA H200", 143_771, memory_limits=True)
 OLD = replace(GPU, uuid="GPU-b", index=1, memory_limits=False)
-NONE = "its driver has no limits of memory, which come with r615"
+NONE = "its driver has no memory limits, which come with r615"
 MIG = replace(GPU, uuid="GPU-c", index=2, mig=True)
 
 
@@ -19,8 +19,8 @@ MIG = replace(GPU, uuid="GPU-c", index=2, mig=True)
     ("gpu", "cgroup", "why"),
     [
         (GPU, 2, ""),
-        (GPU, 1, "the node has version 1 of control groups, and it must be 2"),
-        (GPU, None, "the version of control groups here is not known, and must be 2"),
+        (GPU, 1, "the node's cgroup version is 1, and must be 2"),
+        (GPU, None, "the node's cgroup version is unknown, and must be 2"),
         (OLD, 2, NONE),
         (MIG, 2, "it is in MIG mode"),
     ],
@@ -33,14 +33,16 @@ def test_the_driver_limits_memory_where_nvml_can_cgroup_is_2_and_there_is_no_mig
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cgroup", "told"),
+    ("gpus", "cgroup", "sentence"),
     [
-        ((GPU,), 2, "the driver's, where nvidia-container-toolkit is 1.20.1 or newer"),
-        ((GPU, replace(GPU, index=1)), 1, "advisory: the node has version 1 of control groups, and it must be 2"),
+        ((GPU,), 2, "enforced by the driver with nvidia-container-toolkit 1.20.1 or newer"),
+        ((GPU, replace(GPU, index=1)), 1, "advisory: the node's cgroup version is 1, and must be 2"),
         ((GPU, OLD, replace(OLD, index=3), MIG), 2, f"advisory on GPU 1, 3 ({NONE}), on GPU 2 (it is in MIG mode)"),
         ((OLD, MIG), 2, f"advisory on GPU 1 ({NONE}), on GPU 2 (it is in MIG mode)"),
         ((), 2, "there is no GPU"),
     ],
 )
-def test_a_node_says_who_holds_containers_to_their_memory(gpus: tuple[Gpu, ...], cgroup: int | None, told: str) -> None:
-    assert enforcement(gpus, cgroup) == told
+def test_a_node_says_whether_memory_limits_are_enforced(
+    gpus: tuple[Gpu, ...], cgroup: int | None, sentence: str
+) -> None:
+    assert enforcement(gpus, cgroup) == sentence

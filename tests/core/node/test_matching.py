@@ -1,4 +1,4 @@
-"""Whose call is this?"""
+"""The container that a call of the kubelet belongs to."""
 
 from __future__ import annotations
 
@@ -49,37 +49,37 @@ def whose(found: Matched) -> tuple[str, str] | None:
     return None if found.match is None else (found.match.pod.uid, found.match.wanted.container)
 
 
-def test_nobody_waits() -> None:
+def test_without_waiting_pods_there_is_no_match() -> None:
     assert match(asking(4, 8), []) == Matched(None, {})
 
 
-def test_the_one_that_asks_this_much_is_meant() -> None:
+def test_a_call_belongs_to_the_container_that_requests_its_amount() -> None:
     waiting = [pod("a", app("c", 2)), pod("b", app("c", 4)), pod("d", whole("c", 4))]
     assert match(asking(4, 8), waiting).match == Match(waiting[1], waiting[1].wanted[0])
     assert whose(match(Call(COUNT, 4, {0: 1}), waiting)) == ("d", "c")
     assert whose(match(asking(3, 8), waiting)) is None
 
 
-def test_among_equals_the_one_bound_first_is_meant() -> None:
+def test_among_equals_the_call_belongs_to_the_pod_bound_first() -> None:
     waiting = [pod("z", app("c", 4)), pod("a", app("c", 4))]
     assert whose(match(asking(4, 8), waiting)) == ("z", "c")
 
 
 def test_a_pod_once_begun_is_finished_first() -> None:
-    """The kubelet asks for the containers of one pod consecutively."""
+    """The kubelet calls for the containers of one pod consecutively."""
     waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 4))]
     assert whose(match(asking(4, 8), waiting, begun="b")) == ("b", "second")
     assert whose(match(asking(4, 8), waiting, begun="a")) == ("a", "c")
     assert whose(match(asking(4, 8), waiting)) == ("a", "c")
-    assert whose(match(asking(4, 8), waiting, begun="somebody who is gone")) == ("a", "c")
+    assert whose(match(asking(4, 8), waiting, begun="an ended pod")) == ("a", "c")
 
 
-def test_a_pod_begun_that_needs_another_amount_does_not_stand_in_the_way() -> None:
+def test_a_begun_pod_that_needs_another_amount_is_passed_over() -> None:
     waiting = [pod("a", app("c", 4)), pod("b", app("first", 4, served=True), app("second", 2))]
     assert whose(match(asking(4, 8), waiting, begun="b")) == ("a", "c")
 
 
-def test_only_the_next_container_of_a_pod_can_be_meant() -> None:
+def test_a_call_belongs_to_the_next_container_of_a_pod() -> None:
     waiting = [pod("a", init("setup", 2), app("c", 4)), pod("b", app("c", 4))]
     assert whose(match(asking(4, 8), waiting)) == ("b", "c")
     assert whose(match(asking(2, 8), waiting)) == ("a", "setup")
@@ -95,8 +95,8 @@ def test_the_resources_of_one_container_are_asked_for_in_any_order() -> None:
     assert whose(match(asking(2, 8), [half])) is None
 
 
-def test_a_match_tells_whether_its_container_asks_for_shares_and_for_whole_gpus() -> None:
-    """Other containers of the pod may ask the other resource."""
+def test_a_match_shows_whether_its_container_requests_shares_and_whole_gpus() -> None:
+    """Other containers of the pod may request the other resource."""
     one = pod("a", app("c", 4), app("d", 2), whole("d", 1))
     assert [Match(one, wanted).asks_both for wanted in one.wanted] == [False, True, True]
 
@@ -110,7 +110,7 @@ def test_a_match_tells_whether_its_container_asks_for_shares_and_for_whole_gpus(
         ((app("d", 4, served=True),), False),
     ],
 )
-def test_a_match_tells_whether_an_init_container_of_its_pod_was_served_before(
+def test_a_match_shows_whether_an_init_container_of_its_pod_was_served_before(
     before: tuple[Wanted, ...], *, expected: bool
 ) -> None:
     own = app("c", 4)
@@ -120,14 +120,14 @@ def test_a_match_tells_whether_an_init_container_of_its_pod_was_served_before(
 # --- promises
 
 
-def test_a_promise_that_fits_goes_before_one_that_does_not() -> None:
+def test_a_fitting_promise_takes_precedence_over_others() -> None:
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
     assert whose(match(asking(4, 3, 4), waiting)) == ("b", "c")
     assert whose(match(asking(4, 4, 4), waiting)) == ("a", "c")
     assert whose(match(asking(4, 4), waiting)) == ("a", "c")
 
 
-def test_a_promise_elsewhere_than_what_must_be_used_does_not_fit() -> None:
+def test_a_promise_without_the_gpu_that_must_be_used_does_not_fit() -> None:
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4))))]
     assert whose(match(asking(4, 8, 8, must=1), waiting)) == ("b", "c")
 
@@ -139,8 +139,8 @@ def test_a_promise_of_several_gpus_fits_where_all_of_them_have_room() -> None:
     assert whose(match(asking(4, 2, 8, 8, must=1), waiting)) == ("a", "c")
 
 
-def test_who_was_promised_two_gpus_does_not_swap_with_who_was_promised_one() -> None:
-    """As much of one GPU is not what it asked for. Three quarters of one and a quarter of another are one demand."""
+def test_a_promise_of_two_gpus_is_not_swapped_with_a_promise_of_one() -> None:
+    """The same amount of one GPU is another request. Three quarters of one and a quarter of another are one demand."""
     two, one, uneven = on((0, 2), (1, 2)), on((1, 4)), on((1, 3), (2, 1))
     for first, second, expected in ((two, one, "a"), (one, two, "a"), (one, uneven, "b"), (two, None, "a")):
         waiting = [pod("a", app("c", 4, first)), pod("b", app("c", 4, second))]
@@ -157,12 +157,12 @@ def test_a_promise_of_whole_gpus_fits_where_they_are_there() -> None:
 def test_a_promise_of_a_gpu_that_is_not_among_those_with_room_does_not_fit() -> None:
     waiting = [pod("a", app("c", 1, on((0, 1)))), pod("b", app("c", 1, on((1, 1))))]
     assert whose(match(Call(MEMORY, 1, {1: 4}), waiting)) == ("b", "c")
-    # Nor where the one that fits takes what was promised to a third.
+    # Nor where the fitting one takes shares that were promised to a third.
     waiting.append(pod("d", app("c", 1, on((1, 1)))))
     assert whose(match(Call(MEMORY, 1, {1: 1}), waiting)) == ("b", "c")
 
 
-def test_whole_gpus_are_matched_in_order_whatever_else_was_promised() -> None:
+def test_whole_gpus_are_matched_in_order_despite_promised_shares() -> None:
     """Shares of GPU 0 were promised to the last one. That is the scheduler's contradiction, and not solved here."""
     waiting = [
         pod("a", whole("c", 1, on((0, 8)))),
@@ -173,12 +173,12 @@ def test_whole_gpus_are_matched_in_order_whatever_else_was_promised() -> None:
     assert whose(match(Call(COUNT, 1, {0: 1, 1: 1}), waiting)) == ("a", "c")
 
 
-def test_a_pod_that_has_everything_is_not_meant() -> None:
+def test_a_call_does_not_belong_to_a_pod_that_is_fully_served() -> None:
     waiting = [pod("a", app("c", 4, served=True)), pod("b", app("c", 4))]
     assert whose(match(asking(4, 8), waiting)) == ("b", "c")
 
 
-def test_a_call_that_fits_no_promise_still_belongs_to_somebody() -> None:
+def test_a_call_that_fits_no_promise_still_belongs_to_a_container() -> None:
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((0, 4))))]
     assert whose(match(asking(4, 3, 8), waiting)) == ("a", "c")
 
@@ -199,7 +199,7 @@ def test_the_choice_leaves_every_other_promise_satisfiable() -> None:
     assert whose(match(asking(4, 7, 4), waiting)) == ("a", "c")
 
 
-def test_a_promise_that_is_lost_anyway_stands_in_nobodys_way() -> None:
+def test_a_promise_that_is_lost_anyway_is_ignored() -> None:
     """The third one's promise on GPU 2 cannot be kept in either case."""
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 4, on((1, 4)))), pod("d", app("c", 3, on((2, 3))))]
     assert whose(match(asking(4, 4, 4, 0), waiting)) == ("a", "c")
@@ -211,23 +211,23 @@ def test_when_no_choice_leaves_all_promises_satisfiable_the_order_decides() -> N
 
 
 def choosy(wanted: Wanted, *allowed: int) -> Wanted:
-    """The same container of a pod that wants only these GPUs."""
+    """The same container of a pod whose wishes allow only these GPUs."""
     return replace(wanted, allowed=frozenset(allowed))
 
 
-def test_a_pod_that_wants_certain_gpus_is_taken_for_no_other() -> None:
-    """A asks. It was promised GPU 0, which is full, and wants no GPU 1; B's promise would do in size."""
+def test_a_pod_with_wishes_is_not_swapped_for_one_with_an_unwanted_gpu() -> None:
+    """A asks. It was promised GPU 0, which is full, and excludes GPU 1; B's promise has the right size."""
     waiting = [pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)), pod("b", app("c", 4, on((1, 4))))]
     assert whose(match(asking(4, 0, 4, 4), waiting)) == ("a", "c")
 
 
-def test_a_pod_that_wants_certain_gpus_inherits_no_other() -> None:
-    """If A were taken for B, B would go on with the promise of GPU 0, which its owner does not want."""
+def test_a_pod_with_wishes_inherits_no_unwanted_gpu() -> None:
+    """If A were chosen for B, B would inherit the promise of GPU 0, which its owner excludes."""
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", choosy(app("c", 4, on((1, 4))), 1))]
     assert whose(match(asking(4, 0, 4), waiting)) == ("a", "c")
 
 
-def test_among_several_that_could_be_meant_one_is_taken_whose_gpus_suit_both() -> None:
+def test_among_several_candidates_one_whose_gpus_suit_both_is_chosen() -> None:
     waiting = [
         pod("a", choosy(app("c", 4, on((0, 4))), 0, 2)),
         pod("b", app("c", 4, on((1, 4)))),
@@ -254,7 +254,7 @@ def test_a_chain_of_init_containers_counts_in_full() -> None:
 def test_the_sequence_that_oldest_first_loses() -> None:
     """GPU 0 has 8 free and GPU 1 has 4. A is older and was promised GPU 0: init 4, then 8. B was promised 4 of GPU 1.
 
-    B was bound first, so that the kubelet asks for B first. Whoever gives B's 4 to A's init container takes them from
+    B was bound first, so the kubelet calls for B first. If that call is matched with A's init container, B gets 4 of
     GPU 0, and A, whose init container then gets GPU 1, can never have 8 there.
     """
     a = pod("a", init("setup", 4, on((0, 4))), app("c", 8, on((0, 8))))
@@ -274,10 +274,10 @@ def test_the_sequence_that_oldest_first_loses() -> None:
     assert third.reserved == {}
 
 
-# --- what is kept for others
+# --- reservations for others
 
 
-def test_what_is_promised_to_others_is_reserved() -> None:
+def test_promises_to_others_are_reserved() -> None:
     waiting = [pod("a", app("c", 4, on((0, 4)))), pod("b", app("c", 2, on((0, 2)))), pod("d", app("c", 3, on((1, 3))))]
     assert match(asking(4, 8, 8), waiting).reserved == {0: 2, 1: 3}
     assert match(asking(9, 9, 9), waiting) == Matched(None, {0: 6, 1: 3})
@@ -310,7 +310,7 @@ def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
         ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)))], {0: 3}),
         ([app("a", 2, on((0, 2))), app("b", 3, on((1, 3)))], {0: 2, 1: 3}),
         ([app("a", 2, on((0, 2)), served=True), app("b", 3, on((0, 3)), served=True), app("c", 1, on((0, 1)))], {0: 1}),
-        # An init container hands on what it had.
+        # An init container hands its shares on.
         ([init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 4}),
         ([init("i", 4, on((0, 4))), app("a", 8, on((0, 8)))], {0: 8}),
         ([init("i", 4, on((0, 4)), served=True), app("a", 8, on((0, 8)))], {0: 4}),
@@ -325,7 +325,7 @@ def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
             [init("i", 5, on((0, 5)), served=True), init("j", 2, on((0, 2)), served=True), app("a", 6, on((0, 6)))],
             {0: 1},
         ),
-        # A sidecar keeps what it has while the init containers after it run.
+        # A sidecar keeps its shares while the init containers after it run.
         ([app("s", 2, on((0, 2))), init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 6}),
         ([app("s", 2, on((0, 2)), served=True), init("i", 4, on((0, 4))), app("a", 3, on((0, 3)))], {0: 4}),
         ([app("s", 2, on((0, 2)), served=True), init("i", 4, on((0, 4)), served=True), app("a", 3, on((0, 3)))], {}),
@@ -338,13 +338,13 @@ def test_whole_gpus_promised_to_others_are_kept_whole() -> None:
             [init("i", 4, on((0, 4)), served=True), app("s", 2, on((0, 2)), served=True), app("a", 3, on((0, 3)))],
             {0: 1},
         ),
-        # What has no promise is not counted, nor are whole GPUs.
+        # Requests without a promise are not counted, nor are whole GPUs.
         ([init("i", 4), app("a", 3, on((0, 3))), whole("b", 1, on((1, 8)))], {0: 3}),
         ([app("a", 4, on((0, 2), (1, 2))), app("b", 1, on((1, 1)))], {0: 2, 1: 3}),
     ],
 )
 def test_a_pod_reserves_what_its_containers_will_still_need(wanted: list[Wanted], reserved: dict[int, int]) -> None:
-    """As the kubelet reckons: it hands on the devices of init containers and lets nobody else have them."""
+    """As the kubelet counts: it hands on the devices of init containers within their pod only."""
     assert match(asking(99, 99), [pod("a", *wanted)]).reserved == reserved
 
 
@@ -388,7 +388,7 @@ class World:
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=3), st.data())
-def test_every_promise_is_kept_when_pods_are_asked_for_in_the_order_they_were_bound(
+def test_every_promise_is_kept_when_pods_are_admitted_in_the_order_of_binding(
     gib: list[int], data: st.DataObject
 ) -> None:
     """Init containers, sidecars and several containers for each pod; the scheduler fills the node as far as it goes."""
@@ -419,10 +419,10 @@ def test_every_promise_is_kept_when_pods_are_asked_for_in_the_order_they_were_bo
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.lists(st.booleans(), min_size=6), st.data())
-def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
+def test_a_pod_with_wishes_gets_a_wanted_gpu_where_the_order_is_right(
     positions: list[int], wishing: list[bool], data: st.DataObject
 ) -> None:
-    """Equal pods, some with wishes that their promises meet; some room is lost to somebody who asked nobody."""
+    """Equal pods, some with wishes that their promises meet; some room is lost to a pod without the scheduler."""
     gib = [2 * positions.count(position) + 2 for position in range(3)]
     pods = [
         pod(str(n), choosy(app("c", 2, on((position, 2))), position) if wishing[n] else app("c", 2, on((position, 2))))
@@ -440,7 +440,7 @@ def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
         if allowed is not None and any(question.call.free.get(position, 0) >= 2 for position in allowed):
             assert spread_over(world.node, given).keys() <= allowed
         world.taken[each.uid] = set(given)
-        # The records show that it was this one, and whoever was taken for it inherits its promise.
+        # The records show that it was this one, and the pod chosen for it inherits its promise.
         heir, left = matched.match.pod.uid, next(other for other in waiting if other.uid == each.uid).wanted[0].promise
         waiting = [
             replace(other, wanted=(replace(other.wanted[0], promise=left),)) if other.uid == heir else other
@@ -451,7 +451,7 @@ def test_whoever_wants_certain_gpus_gets_one_of_them_where_the_order_is_right(
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=6), st.integers(1, 3), st.data())
 def test_swapping_equals_costs_nothing(positions: list[int], amount: int, data: st.DataObject) -> None:
-    """Pods that ask the same, asked for in any order: some get each other's GPU, all get one, and all room is used."""
+    """Equal pods, admitted in any order: some get each other's GPU, all get one, and all room is used."""
     gib = [amount * positions.count(position) or 1 for position in range(3)]
     pods = [pod(str(n), app("c", amount, on((position, amount)))) for n, position in enumerate(positions)]
     world, waiting = World(gib), pods
@@ -469,6 +469,6 @@ def test_swapping_equals_costs_nothing(positions: list[int], amount: int, data: 
 
 
 def free(world: World) -> set[str]:
-    """The shares that nobody has."""
+    """The free shares."""
     every = {name for shared in world.node.shares.gpus for name in shared.shares}
     return every - set().union(*world.taken.values())

@@ -7,7 +7,7 @@ from gpu_device_plugin.core.node.ledger import Ledger, Use
 from tests.nodes import ids, node
 
 
-def test_rooms_tell_of_each_gpu_what_a_demand_has_to_know() -> None:
+def test_rooms_show_the_state_of_each_gpu() -> None:
     there = node(4, 8, 2, used={0: [0, 3], 1: range(8)}, whole=[2], unhealthy={1: "it fell off the bus"})
     assert there.rooms() == (
         Room(0, total=4, free=2, healthy=True, shared=True, whole=False),

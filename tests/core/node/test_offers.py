@@ -1,4 +1,4 @@
-"""Which device IDs are called healthy."""
+"""The device IDs that are advertised as healthy."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_a_gpu_with_a_share_in_use_is_not_offered_whole() -> None:
 
 
 def test_use_within_one_resource_changes_nothing_there() -> None:
-    """Which of its own IDs are free the kubelet knows."""
+    """The kubelet knows which of its own IDs are free."""
     there = node(3, 2, used={0: [1]}, whole=[1])
     assert healthy(there, COUNT) == {uuid(1)}
     assert healthy(there, MEMORY) == {*ids(0, range(3))}
 
 
 def test_ids_in_use_never_flip_because_of_a_fence() -> None:
-    """The kubelet's records show both uses of GPU 0: what is in use stays as it was, what is free is fenced."""
+    """The kubelet's records show both uses of GPU 0: IDs in use stay as they were, free IDs are fenced."""
     there = node(3, used={0: [1]}, whole=[0])
     assert healthy(there, MEMORY) == {*ids(0, [1])}
     assert healthy(there, COUNT) == {uuid(0)}
@@ -64,14 +64,14 @@ def test_ids_in_use_never_flip_because_of_a_fence() -> None:
 
 
 def test_all_ids_of_a_gpu_out_of_service_change_at_once() -> None:
-    """Those in use too: whoever uses them has lost them anyway."""
+    """Those in use too: their containers have lost the GPU anyway."""
     there = node(3, 2, used={0: [1]}, unhealthy={0: "it fell off the bus"})
     assert healthy(there, MEMORY) == {*ids(1, range(2))}
     assert healthy(there, COUNT) == {uuid(1)}
     assert [offer.unhealthy for offer in offers(there, MEMORY)] == [True, False]
 
 
-def test_while_the_books_are_unreadable_nothing_free_is_offered() -> None:
+def test_while_the_checkpoint_is_unreadable_no_free_id_is_offered() -> None:
     there = node(3, 2, 2, used={0: [1]}, whole=[1], certain=False)
     assert healthy(there, MEMORY) == {*ids(0, [1])}
     assert healthy(there, COUNT) == {uuid(1)}
@@ -80,14 +80,14 @@ def test_while_the_books_are_unreadable_nothing_free_is_offered() -> None:
 # --- showing less after a run of refusals
 
 
-def test_no_more_free_shares_are_shown_than_told_and_the_emptiest_gpus_show_theirs() -> None:
+def test_a_bound_on_free_shares_is_met_by_the_emptiest_gpus_first() -> None:
     """Free are 2, 4 and 3 shares; shown are 5: 4 of GPU 1, 1 of GPU 2. Those in use stay healthy."""
     there = node(4, 4, 4, used={0: [0, 2], 2: [1]})
     assert healthy(there, MEMORY, 5) == {*ids(0, [0, 2]), *ids(1, range(4)), *ids(2, [0, 1])}
     assert [offer.fenced for offer in offers(there, MEMORY, 5)] == [{1, 3}, set(), {2, 3}]
 
 
-def test_none_may_be_shown_and_all_may_be_shown() -> None:
+def test_the_bound_may_be_zero_or_exceed_the_free_shares() -> None:
     there = node(2, 2, used={0: [1]})
     assert healthy(there, MEMORY, 0) == {*ids(0, [1])}
     assert healthy(there, MEMORY, 3) == {*everything(there, MEMORY)}
@@ -97,8 +97,8 @@ def test_among_gpus_equally_empty_the_lower_position_shows_its_shares() -> None:
     assert healthy(node(2, 2), MEMORY, 2) == {*ids(0, range(2))}
 
 
-def test_the_bound_counts_only_what_would_be_shown() -> None:
-    """GPU 0 is out of service, GPU 1 in whole use; both show nothing anyway."""
+def test_the_bound_counts_only_offered_shares() -> None:
+    """GPU 0 is out of service, GPU 1 in whole use; both offer no shares anyway."""
     there = node(4, 4, 2, 2, whole=[1], unhealthy={0: "too hot"})
     assert healthy(there, MEMORY, 3) == {*ids(2, range(2)), *ids(3, [0])}
     assert [offer.unhealthy for offer in offers(there, MEMORY, 3)] == [True, False, False, False]
@@ -137,9 +137,7 @@ def test_a_fence_is_exactly_the_use_of_the_other_resource(there: Node) -> None:
 
 
 @given(worlds(), st.sampled_from(Kind), st.none() | st.integers(0, 12))
-def test_ids_in_use_on_gpus_in_service_are_healthy_whatever_else_is(
-    there: Node, kind: Kind, most_free: int | None
-) -> None:
+def test_ids_in_use_on_gpus_in_service_are_always_healthy(there: Node, kind: Kind, most_free: int | None) -> None:
     shown = healthy(there, kind, most_free)
     for shared in there.shares.gpus:
         mine = set(shared.ids(kind))
@@ -150,7 +148,7 @@ def test_ids_in_use_on_gpus_in_service_are_healthy_whatever_else_is(
 
 
 @given(worlds(), st.integers(0, 12))
-def test_a_bound_takes_just_what_is_too_much(there: Node, most_free: int) -> None:
+def test_a_bound_withholds_just_the_excess(there: Node, most_free: int) -> None:
     plain, bounded = healthy(there, MEMORY), healthy(there, MEMORY, most_free)
     free = len(plain - there.ledger.holds.keys())
     assert bounded <= plain
@@ -158,7 +156,7 @@ def test_a_bound_takes_just_what_is_too_much(there: Node, most_free: int) -> Non
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_what_is_free_of_a_gpu_held_through_another_resource_is_fenced(kind: Kind) -> None:
+def test_free_ids_of_a_gpu_held_through_another_resource_are_fenced(kind: Kind) -> None:
     """One share of GPU 0 is ours and in use, and stays as it is; all else of the GPU is not offered."""
     there = node(3, 3, used={0: [1]})
     there = there.with_ledger(there.ledger.with_foreign({uuid(0): "nvidia.com/gpu"}))

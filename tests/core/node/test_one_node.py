@@ -1,9 +1,9 @@
-"""One node over time: pods come and go, the kubelet and the agent restart, GPUs break, and nothing is given twice.
+"""One node over time: pods come and go, the kubelet and the agent restart, GPUs break; no device is allocated twice.
 
-The kubelet is a model of the device manager's rules: it chooses at random inside what is preferred, fills up at random
-outside of it, hands the devices of init containers on, frees only what has ended, and tells of it in two records,
-neither of which is complete. Up to 1.31 it keeps the pod that it admitted last. The agent has access to the Kubernetes
-API, or has none.
+The kubelet is a model of the device manager's rules: it chooses at random among the preferred IDs, completes the choice
+at random from the others, hands the devices of init containers on, frees the devices of ended pods only, and has two
+records of them, neither of which is complete. Up to 1.31 it keeps the pod that it admitted last. The agent has access
+to the Kubernetes API, or has none.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FOREVER = 1e9
 
 @dataclass(frozen=True)
 class Asked:
-    """A container: what it is and what it asks."""
+    """A container: its kind and its requests."""
 
     kind: ContainerKind
     mem: int
@@ -65,7 +65,7 @@ class Running:
     inits: set[int] = field(default_factory=set)
     promises: dict[int, Promise] = field(default_factory=dict)
     ended: bool = False
-    """It is not active any more; what the records show of it waits to be collected."""
+    """It is not active any more; its entries in the records wait to be collected."""
     gone: bool = False
     """It is not in the API any more, and the kubelet knows."""
 
@@ -79,7 +79,7 @@ class Running:
 
 @dataclass
 class Agent:
-    """The node agent's part: the core, and the only thing that changes."""
+    """The node agent's part: the core, and its mutable state."""
 
     node: Node
     policy: str = "binpack"
@@ -153,9 +153,8 @@ class Kubelet:
         self.write()
 
     def admit(self, uid: int, asked: list[Asked], random: Random, answered: Callable[[], float]) -> None:
-        """Allocate for each container of a pod; on failure what it got until then stays in the records for a while.
-
-        `answered` is called when the agent has answered and nothing is written yet; it tells the time.
+        """Allocate for each container of a pod; after a failure its devices stay in the records for a while.
+        `answered` is called between the agent's answer and the entry in the records; it returns the time.
         """
         taken = {other.name for other in self.pods.values() if not other.gone}
         name = next(f"default/p{n}" for n in range(len(taken) + 1) if f"default/p{n}" not in taken)
@@ -254,13 +253,13 @@ class OneNode(RuleBasedStateMachine):
         self.version = ("v1.31.14" if keeps else "v1.36.2") if version_known else ""
         self.mirror: tuple[Pod, ...] = ()
         """The pods as the API's watch has shown them last."""
-        self.ended_pods, self.told_by = EndedPods(), 0
+        self.ended_pods, self.listed_by = EndedPods(), 0
         self.clock = 1000.0
         self.uid = 0
         self.lingering: dict[int, Running] = {}
         """Force-deleted pods whose processes still run."""
         self.looking: tuple[dict[str, frozenset[str]], float, int, int] | None = None
-        """What List said, when it was asked, the checkpoint that was there then, and the process that answered."""
+        """A List, the time of the call, the checkpoint at that time, and the process that answered."""
         self.read_the_gpus()
 
     def now(self) -> float:
@@ -300,7 +299,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: self.kubelet.pods)
     @rule(random=RANDOMS)
     def delete_by_force(self, random: Random) -> None:
-        """The kubelet forgets the pod at once, its processes go on."""
+        """The kubelet forgets the pod at once; its processes run on."""
         uid = random.choice(sorted(self.kubelet.pods))
         pod = self.kubelet.pods[uid]
         if not pod.ended:
@@ -311,7 +310,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: any(pod.static and pod.gone for pod in self.kubelet.pods.values()))
     @rule(random=RANDOMS)
     def a_static_pod_is_put_back(self, random: Random) -> None:
-        """It has the same UID, and what the records show for it is its own again: nobody is asked."""
+        """It has the same UID, and its entries in the records are its own again: the agent is not called."""
         kubelet = self.kubelet
         uid = random.choice([uid for uid, pod in kubelet.pods.items() if pod.static and pod.gone])
         if uid not in self.lingering:
@@ -350,7 +349,7 @@ class OneNode(RuleBasedStateMachine):
 
     @rule()
     def read_the_checkpoint(self) -> None:
-        over = self.ended_pods.over if self.told_by == self.kubelet.process else frozenset()
+        over = self.ended_pods.over if self.listed_by == self.kubelet.process else frozenset()
         ids = frozenset().union(*(ids for uid, ids in self.kubelet.checkpoint.items() if uid not in over))
         there = self.agent.node
         self.agent.node = there.with_ledger(there.ledger.seen(ids))
@@ -365,7 +364,7 @@ class OneNode(RuleBasedStateMachine):
             self.reconcile(self.evidence(listed, began, self.kubelet.checkpoint))
 
     @rule()
-    def look_at_both_books(self) -> None:
+    def read_both_records(self) -> None:
         listed, began = self.listed(), self.now()
         self.kubelet.take()
         self.reconcile(self.evidence(listed, began, self.kubelet.checkpoint))
@@ -375,10 +374,10 @@ class OneNode(RuleBasedStateMachine):
         return pods_in_api(self.mirror, self.version) if self.api else PodsInApi()
 
     def listed(self) -> dict[str, frozenset[str]]:
-        """Ask for a List, and remember whom it names, as long as the same process answers."""
+        """Call List, and remember the pods that it names, as long as the same process answers."""
         kubelet, recorded, in_api = self.kubelet, self.kubelet.checkpoint, self.in_api()
-        before = self.ended_pods if self.told_by == kubelet.process else EndedPods()
-        self.told_by = kubelet.process
+        before = self.ended_pods if self.listed_by == kubelet.process else EndedPods()
+        self.listed_by = kubelet.process
         listed = kubelet.listed()
         self.ended_pods = EndedPods() if in_api is None else before.after(recorded, listed, in_api)
         return listed
@@ -388,7 +387,7 @@ class OneNode(RuleBasedStateMachine):
     ) -> Evidence:
         in_api = self.in_api()
         stale = frozenset() if in_api is None else self.ended_pods.stale(recorded, listed, in_api)
-        # Where the kubelet itself frees what has ended there is nothing to add.
+        # Where the kubelet itself frees the devices of ended pods, the API adds nothing.
         assert self.kubelet.keeps or self.kubelet.forgetful or not stale
         return Evidence(frozenset().union(*listed.values()), began, frozenset().union(*recorded.values()), stale)
 
@@ -412,7 +411,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: not self.lingering)
     @rule(readable=st.booleans())
     def restart_the_agent(self, *, readable: bool) -> None:
-        """It knows nothing but the kubelet's records: first the checkpoint, then List."""
+        """It knows only the kubelet's records: first the checkpoint, then List."""
         ledger = Ledger().seen((), certain=readable)
         if readable:
             ledger = ledger.seen(frozenset().union(*self.kubelet.checkpoint.values()))
@@ -454,7 +453,7 @@ class OneNode(RuleBasedStateMachine):
     @precondition(lambda self: not self.lingering)
     @rule()
     def quiet(self) -> None:
-        """Nothing happens for a while: the ledger says what the kubelet's records say, and the lists follow from it."""
+        """Without events for a while, the ledger equals the kubelet's records, and the lists follow from it."""
         self.clock += SETTLING_S
         self.kubelet.forgetful = False
         self.looking = None
@@ -462,7 +461,7 @@ class OneNode(RuleBasedStateMachine):
         self.read_the_checkpoint()
         there = self.agent.node
         self.agent.node = there.with_ledger(there.ledger.seen((), certain=True))
-        self.look_at_both_books()
+        self.read_both_records()
         self.read_the_gpus()
         known = {pod.uid: pod for pod in self.kubelet.pods.values()}
         in_api = self.in_api()
@@ -476,7 +475,7 @@ class OneNode(RuleBasedStateMachine):
         kept = set().union(*(pod.ids() for uid, pod in known.items() if uid not in over))
         assert self.agent.node.ledger.holds.keys() == kept
 
-    # --- what always holds
+    # --- invariants
 
     @invariant()
     def no_share_is_given_twice(self) -> None:
@@ -485,7 +484,7 @@ class OneNode(RuleBasedStateMachine):
 
     @invariant()
     def no_container_is_spread_over_gpus_unless_that_was_promised(self) -> None:
-        """They may be others than the promised ones, as long as it is as many, and as much of each."""
+        """They may be others than the promised ones if their number and the shares of each are the same."""
         for pod in self.in_use():
             for (number, kind), some in pod.devices.items():
                 on = spread_over(self.agent.node, some)
@@ -496,7 +495,7 @@ class OneNode(RuleBasedStateMachine):
 
     @invariant()
     def no_gpu_is_used_whole_and_in_shares(self) -> None:
-        """By processes that the kubelet has forgotten neither."""
+        """Nor do processes of pods that the kubelet has forgotten."""
         used: dict[Kind, set[str]] = {MEMORY: set(), COUNT: set()}
         for pod in self.in_use():
             for (_, kind), some in pod.devices.items():

@@ -1,4 +1,4 @@
-"""Whoever else hands out the GPUs of a node is named, with what switches it off; and nobody who does not."""
+"""Other programs that hand out the GPUs of a node are named, with instructions; programs that do not are not."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def names(*plugins: str, drivers: tuple[str, ...] = (), **offered: int) -> list[
     return [sighting.other.name for sighting in sightings(plugins, drivers, allocatable, OURS)]
 
 
-def test_nvidias_plugin_is_told_by_its_socket_with_the_label_that_switches_it_off() -> None:
+def test_nvidias_plugin_is_found_by_its_socket_and_named_with_the_label_that_disables_it() -> None:
     (found,) = sightings(["nvidia-gpu.sock"], [], {}, OURS)
     assert str(found) == (
-        "NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs of this node too (somebody listens "
-        "on nvidia-gpu.sock); where the GPU Operator deploys it, label the node "
+        "NVIDIA's device plugin, or one derived from it (HAMi's is), hands out GPUs of this node too (a process "
+        "listens on nvidia-gpu.sock); where the GPU Operator deploys it, label the node "
         "nvidia.com/gpu.deploy.device-plugin=false; else keep its DaemonSet off the node"
     )
 
 
-def test_all_signs_of_one_program_are_told_at_once() -> None:
+def test_all_signs_of_one_program_are_listed_together() -> None:
     offered = {"nvidia.com/mig-1g.5gb": 7, "nvidia.com/gpu": 8, "cpu": 64}
     (found,) = sightings(["nvidia-mig-1g.5gb.sock", "nvidia-gpu.sock"], [], offered, OURS)
     assert found.signs == (
-        "somebody listens on nvidia-gpu.sock",
-        "somebody listens on nvidia-mig-1g.5gb.sock",
+        "a process listens on nvidia-gpu.sock",
+        "a process listens on nvidia-mig-1g.5gb.sock",
         "the node offers 8 nvidia.com/gpu",
         "the node offers 7 nvidia.com/mig-1g.5gb",
     )
@@ -52,7 +52,7 @@ def test_a_dra_driver_is_known_among_drivers_only_also_while_it_is_being_replace
     assert names("gpu.nvidia.com-reg.sock") == []
 
 
-def test_who_hands_out_no_gpus_is_none_of_them() -> None:
+def test_programs_that_hand_out_no_gpus_are_not_found() -> None:
     """Network cards, IMEX channels, our own sockets; and resources of which the node offers none."""
     assert names("kubelet.sock", "gpushare-memory-7-a1b2c3.sock", "intel.com_gpu.sock") == []
     assert names(drivers=("compute-domain.nvidia.com-reg.sock",)) == []
@@ -60,22 +60,22 @@ def test_who_hands_out_no_gpus_is_none_of_them() -> None:
     assert sightings([], [], {"nvidia.com/gpu": 0, "nvidia.com/rdma_shared": 63, **dict.fromkeys(OURS, 8)}, OURS) == ()
 
 
-def test_a_resource_that_we_offer_under_a_name_of_theirs_is_ours() -> None:
+def test_our_resource_under_the_name_of_another_program_is_ours() -> None:
     assert sightings([], [], {"nvidia.com/gpu": 8}, ["nvidia.com/gpu"]) == ()
 
 
 @pytest.mark.parametrize("resource", ["volcano.sh/vgpu-number", "tencent.com/vcuda-core", "k8s.amazonaws.com/vgpu"])
-def test_some_are_known_by_what_the_node_offers_alone(resource: str) -> None:
+def test_some_programs_are_known_by_the_nodes_resources_alone(resource: str) -> None:
     (found,) = sightings([], [], {resource: 10}, OURS)
     assert found.signs == (f"the node offers 10 {resource}",)
 
 
-def test_one_gpu_that_somebody_else_hands_out_is_enough() -> None:
+def test_one_gpu_of_another_program_is_enough() -> None:
     (found,) = sightings([], [], {"nvidia.com/gpu": 1}, OURS)
     assert found.signs == ("the node offers 1 nvidia.com/gpu",)
 
 
-def test_every_one_says_how_it_is_switched_off_and_leaves_some_sign() -> None:
+def test_every_program_has_instructions_and_a_sign() -> None:
     for other in OTHERS:
         assert other.off
         assert other.plugin_sockets or other.driver_sockets or other.resources

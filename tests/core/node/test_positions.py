@@ -1,4 +1,4 @@
-"""Which position a GPU has when the program starts anew."""
+"""The position of each GPU after a restart of the program."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def names(before: list[Gpu], found: list[Gpu]) -> str:
     return "".join(one.uuid.removeprefix("GPU-") for one in in_order(before, found))
 
 
-def test_a_node_of_which_nothing_is_known_has_the_order_of_the_driver() -> None:
+def test_without_known_gpus_the_order_is_the_drivers() -> None:
     assert names([], [B, A]) == "ba"
 
 
 def test_every_gpu_keeps_its_position() -> None:
-    """It was the second to be found then, and comes first in PCI order."""
+    """The GPU that was found second then comes first in PCI order now."""
     assert names([B, A], [A, B]) == "ba"
 
 
@@ -44,7 +44,7 @@ def test_a_gpu_that_is_not_found_keeps_its_position() -> None:
     assert names([A, B, C], [C]) == "abc"
 
 
-def test_what_is_found_is_told_as_it_is_now() -> None:
+def test_a_found_gpu_has_its_present_facts() -> None:
     grown = replace(B, total_mib=99, index=7)
     assert in_order([A, B], [A, grown]) == (A, grown)
 
@@ -58,21 +58,21 @@ def test_a_new_gpu_in_the_slot_of_another_has_taken_its_place() -> None:
 
 
 def test_a_gpu_that_was_moved_into_another_slot_keeps_its_position() -> None:
-    """Nothing says what became of the one that was there."""
+    """The state of the GPU that was there is unknown."""
     assert names([A, B, C], [A, replace(C, pci_bus_id=B.pci_bus_id)]) == "abc"
 
 
 def test_a_new_gpu_takes_one_place_though_two_others_were_in_its_slot() -> None:
-    """B was moved to where A had been, and then taken out as well. Nobody else may change places for that."""
+    """B was moved to A's slot, and then removed as well. No other GPU may change its position for that."""
     moved = replace(B, pci_bus_id=A.pci_bus_id)
     assert names([A, moved, C], [gpu("n", 1), C]) == "nbc"
 
 
-def test_gpus_without_a_slot_take_nobodys_place() -> None:
+def test_gpus_without_a_slot_take_no_other_place() -> None:
     assert names([gpu("a"), gpu("b")], [gpu("a"), gpu("n")]) == "abn"
 
 
-def test_where_no_gpu_is_left_the_machine_is_another() -> None:
+def test_without_any_known_gpu_the_machine_is_another() -> None:
     assert names([A, B], [gpu("x", 1)]) == "x"
     assert names([A, B], [gpu("y", 7), gpu("x", 1)]) == "yx"
 
@@ -81,14 +81,14 @@ GPUS = st.lists(st.builds(gpu, st.sampled_from("abcdef"), st.none() | st.integer
 
 
 @given(GPUS, GPUS.filter(bool))
-def test_nothing_that_is_found_is_missing_or_twice(before: list[Gpu], found: list[Gpu]) -> None:
+def test_every_found_gpu_has_exactly_one_position(before: list[Gpu], found: list[Gpu]) -> None:
     ordered = in_order(before, found)
     assert set(found) <= set(ordered)
     assert len({one.uuid for one in ordered}) == len(ordered)
 
 
 @given(GPUS, GPUS.filter(bool))
-def test_whoever_stays_has_the_position_that_he_had(before: list[Gpu], found: list[Gpu]) -> None:
+def test_a_gpu_that_stays_keeps_its_position(before: list[Gpu], found: list[Gpu]) -> None:
     here = {one.uuid for one in found}
     if here & {one.uuid for one in before}:
         now = [one.uuid for one in in_order(before, found)]
@@ -97,10 +97,10 @@ def test_whoever_stays_has_the_position_that_he_had(before: list[Gpu], found: li
         ]
 
 
-# --- what the node said
+# --- the list in the node's annotation
 
 
-def test_what_a_node_says_of_its_gpus_is_read_back() -> None:
+def test_the_annotation_of_a_node_reads_back_as_its_gpus() -> None:
     there = Inventory((replace(A, numa_node=1), replace(gpu("b"), product="NVIDIA A10")))
     text = write_node_gpus(node_gpus(Shares(1024).with_inventory(there), there, {"GPU-b": "too hot"}, "binpack"))
     assert listed_before(text) == tuple(replace(one, index=-1) for one in there.gpus)
@@ -117,7 +117,7 @@ LISTED = {"uuid": "a", "index": 0, "model": "T4", "memoryMiB": 1, "reservedMiB":
 
 
 def listing(gpu: dict[str, object] | None = None, **changes: object) -> str:
-    """A node's annotation with a GPU of little, beside one of which all is known but for some changes."""
+    """A node's annotation with a GPU of few fields, beside a complete one with some changes."""
     gpus = [LISTED | changes, *([{"uuid": "b", "index": 1, "shares": 1} | gpu] if gpu is not None else [])]
     return json.dumps({"version": 1, "shareMiB": 1, "gpus": gpus})
 
@@ -152,5 +152,5 @@ def test_a_gpu_is_known_again_without_its_slot() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_cannot_be_read_says_nothing(text: str) -> None:
+def test_a_malformed_annotation_lists_no_gpus(text: str) -> None:
     assert listed_before(text) == ()

@@ -27,7 +27,7 @@ BINPACK, SPREAD = POLICIES["binpack"], POLICIES["spread"]
 
 
 def free(there: Node) -> list[str]:
-    """What a kubelet would call available for gpu-mem that knows what this node knows."""
+    """The gpu-mem IDs that a kubelet with the knowledge of this node would list as available."""
     return [name for shared in there.shares.gpus for name in shared.shares if name not in there.ledger.holds]
 
 
@@ -56,7 +56,7 @@ def test_the_lowest_numbers_are_taken_in_whatever_order_the_kubelet_lists_them()
     assert memory(there, ids(0, [12, 2, 10, 1, 9]), 3).answer(there, BINPACK) == ids(0, [1, 2, 9])
 
 
-def test_what_an_init_container_had_is_used_again_and_extended_on_its_gpu() -> None:
+def test_shares_of_an_init_container_are_reused_and_extended_on_its_gpu() -> None:
     """Binpack would prefer GPU 1, which has just enough."""
     there = node(8, 4, used={0: [5, 6]})
     available = [*ids(0, [7, 6, 5, 3, 2]), *ids(1, range(4))]
@@ -78,7 +78,7 @@ def wishing(amount: int, promise: tuple[int, int] | None, *allowed: int) -> Matc
         (None, (3,), 0),  # any, before none
     ],
 )
-def test_a_gpu_that_the_pods_owner_does_not_want_comes_last(
+def test_a_gpu_that_the_pods_owner_excludes_comes_last(
     promise: tuple[int, int] | None, allowed: tuple[int, ...], position: int
 ) -> None:
     """Free are 4, 5, 8 and none."""
@@ -87,21 +87,21 @@ def test_a_gpu_that_the_pods_owner_does_not_want_comes_last(
     assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(position, range(4))
 
 
-def test_what_is_promised_to_others_is_used_before_a_gpu_that_is_not_wanted() -> None:
+def test_shares_promised_to_others_are_used_before_an_excluded_gpu() -> None:
     there = node(8, 4)
     matched = Matched(wishing(4, None, 1), {1: 4})
     assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(1, range(4))
 
 
-def test_where_it_cannot_be_extended_only_what_must_be_used_is_answered() -> None:
-    """Allocate will refuse with a sentence what the kubelet makes of it."""
+def test_if_reused_shares_cannot_be_extended_only_they_are_answered() -> None:
+    """Allocate will refuse the kubelet's completion with a sentence."""
     there = node(4, 8, used={0: range(4)})
     available = [*ids(0, [3]), *ids(1, range(8))]
     assert memory(there, available, 4, *ids(0, [3])).answer(there, BINPACK) == ids(0, [3])
 
 
-def test_what_must_be_used_and_is_not_available_is_no_answer() -> None:
-    """No kubelet asks this; it counts the devices to be used again among the available ones."""
+def test_shares_that_must_be_used_and_are_unavailable_are_no_answer() -> None:
+    """No kubelet asks this; it counts the devices to be reused among the available ones."""
     there = node(4, 4)
     assert memory(there, ids(1, range(4)), 2, *ids(0, [3])).answer(there, BINPACK) == ()
 
@@ -112,14 +112,14 @@ def test_without_room_on_one_gpu_nothing_is_preferred() -> None:
 
 
 def test_gpus_out_of_service_and_in_whole_use_are_not_preferred() -> None:
-    """The kubelet has not heard of it yet."""
+    """The kubelet does not know it yet."""
     there = node(4, 4, 8, whole=[0], unhealthy={1: "it fell off the bus"})
     available = [*ids(0, range(4)), *ids(1, range(4)), *ids(2, range(8))]
     assert memory(there, available, 2).answer(there, BINPACK) == ids(2, [0, 1])
 
 
-def test_what_the_kubelet_calls_available_counts_and_not_our_books() -> None:
-    """A pod has ended; the kubelet knows and we do not yet."""
+def test_the_kubelets_available_ids_count_and_not_our_ledger() -> None:
+    """A pod has ended; the kubelet knows it and we do not yet."""
     there = node(4, used={0: range(4)})
     assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK) == ids(0, range(4))
 
@@ -160,7 +160,7 @@ def test_a_whole_gpu_that_we_do_not_know_free_yet_is_the_second_choice() -> None
 # --- promises
 
 
-def test_a_promise_goes_before_the_policy() -> None:
+def test_a_promise_takes_precedence_over_the_policy() -> None:
     there = node(8, 4)
     matched = Matched(promised(4, (0, 4)), {})
     assert memory(there, free(there), 4).answer(there, BINPACK, matched) == ids(0, range(4))
@@ -185,26 +185,26 @@ def test_a_promise_that_cannot_be_kept_leaves_the_choice_to_the_policy(gone: lis
     assert memory(there, gone, 4).answer(there, BINPACK, Matched(promised(4, (0, 4)), {})) == ids(1, range(4))
 
 
-def test_a_whole_gpu_promised_and_gone_leaves_the_choice_to_the_policy() -> None:
+def test_a_promised_whole_gpu_in_use_leaves_the_choice_to_the_policy() -> None:
     there = node(4, 4)
     matched = Matched(promised(1, (0, 4), kind=Kind.COUNT), {})
     assert count(there, [1], 1).answer(there, BINPACK, matched) == (uuid(1),)
 
 
-def test_a_promise_elsewhere_than_what_must_be_used_cannot_be_kept() -> None:
+def test_a_promise_without_the_gpu_that_must_be_used_cannot_be_kept() -> None:
     there = node(8, 8, used={1: [0]})
     question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0]))
     assert question.answer(there, BINPACK, Matched(promised(4, (0, 4)), {})) == ids(1, [0, 1, 2, 3])
 
 
-def test_a_promise_too_small_for_what_must_be_used_cannot_be_kept() -> None:
-    """Two shares of each GPU are promised, three of GPU 1 have to be used again."""
+def test_a_promise_too_small_for_the_shares_that_must_be_used_cannot_be_kept() -> None:
+    """Two shares of each GPU are promised, three of GPU 1 must be reused."""
     there = node(8, 8, used={1: [0, 1, 2]})
     question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1, 2]))
     assert question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ids(1, [0, 1, 2])
 
 
-def test_a_promise_of_two_gpus_that_cannot_be_kept_is_one_of_two_others() -> None:
+def test_a_broken_promise_of_two_gpus_becomes_two_others() -> None:
     """Of GPU 0, promised, one share is left. GPU 2 has room for all 4, and is not two GPUs."""
     there = node(8, 8, 8, used={0: range(7)})
     answer = memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
@@ -216,14 +216,14 @@ def test_a_promise_of_two_gpus_is_not_kept_by_one() -> None:
     assert question.answer(node(8, 8), BINPACK, Matched(promised(4, (0, 2), (1, 2)), {})) == ()
 
 
-def test_a_promise_just_as_large_as_what_must_be_used_is_kept() -> None:
+def test_a_promise_just_as_large_as_the_shares_that_must_be_used_is_kept() -> None:
     there = node(8, 8, used={1: [0, 1]})
     question = memory(there, [*ids(0, range(8)), *ids(1, range(8))], 4, *ids(1, [0, 1]))
     answer = question.answer(there, BINPACK, Matched(promised(4, (0, 2), (1, 2)), {}))
     assert answer == (*ids(0, [0, 1]), *ids(1, [0, 1]))
 
 
-def test_a_match_without_a_promise_is_the_policys() -> None:
+def test_a_match_without_a_promise_leaves_the_choice_to_the_policy() -> None:
     there = node(8, 4)
     assert memory(there, free(there), 4).answer(there, BINPACK, Matched(promised(4), {})) == ids(1, range(4))
 
@@ -243,14 +243,14 @@ def test_room_promised_to_others_is_used_where_nothing_else_fits() -> None:
     assert memory(there, free(there), 4).answer(there, BINPACK, whole) == ids(0, range(4))
 
 
-def test_whole_gpus_avoid_what_is_promised_in_either_way() -> None:
+def test_whole_gpus_avoid_promised_shares_and_promised_whole_gpus() -> None:
     there = node(4, 4, 4)
     matched = Matched(None, {0: 1}, frozenset({1}))
     assert count(there, range(3), 1).answer(there, BINPACK, matched) == (uuid(2),)
     assert count(there, range(3), 2).answer(there, BINPACK, matched) == (uuid(0), uuid(1))
 
 
-# --- what matching is told
+# --- the call for matching
 
 
 def test_a_call_counts_by_gpu() -> None:
@@ -282,7 +282,7 @@ def worlds(draw: st.DrawFn) -> Node:
 
 
 def draw_ids(data: st.DataObject, there: Node, kind: Kind) -> tuple[list[str], list[str], int]:
-    """What is available, what must be used, and how much is asked."""
+    """The available IDs, the IDs that must be used, and the amount."""
     every = [name for shared in there.shares.gpus for name in shared.ids(kind)]
     available = [name for name in data.draw(st.permutations(every)) if data.draw(st.integers(0, 3))]
     some = data.draw(st.lists(st.sampled_from(available), unique=True, max_size=3)) if available else []
@@ -296,7 +296,7 @@ def others(data: st.DataObject) -> Matched:
 
 
 def fitting(there: Node, available: list[str], must: list[str], amount: int, kept: Matched) -> set[str]:
-    """The GPUs that have room for all of it, without what is kept for others."""
+    """The GPUs that have room for the whole amount, without the reservations for others."""
     room = Counter(parse_id(name)[0] for name in available)
     return {
         shared.gpu.uuid
@@ -311,7 +311,7 @@ def fitting(there: Node, available: list[str], must: list[str], amount: int, kep
 
 @given(worlds(), st.sampled_from(sorted(POLICIES)), st.data())
 def test_shares_asked_are_all_on_one_gpu_whenever_one_has_room(there: Node, policy: str, data: st.DataObject) -> None:
-    """And on one whose room is nobody else's, whenever there is such a one."""
+    """And on one without promises to others, whenever there is one."""
     available, must, amount = draw_ids(data, there, Kind.MEMORY)
     matched = others(data)
     answer = memory(there, available, amount, *must).answer(there, POLICIES[policy], matched)
@@ -350,7 +350,7 @@ def worlds_and_what_is_available(draw: st.DrawFn) -> tuple[Node, list[str]]:
 @example((node(4, 4), ids(1, range(4))), {0: 2, 1: 2})  # GPU 0 has none; GPU 1 alone is not two GPUs
 @example((node(4, 4), ids(1, range(4))), {0: 3, 1: 1})  # unequal parts are one demand: GPU 1 has all of it
 def test_a_promise_is_kept_exactly_whenever_it_can_be(world: tuple[Node, list[str]], shares: Mapping[int, int]) -> None:
-    """Else as many equal parts come from other GPUs, or all from one if the parts were not equal, or nothing does."""
+    """Else the same number of equal parts comes from other GPUs, or all from one if the parts were unequal, or none."""
     there, available = world
     amount = sum(shares.values())
     answer = memory(there, available, amount).answer(
@@ -380,26 +380,26 @@ def test_the_order_in_which_the_kubelet_lists_ids_does_not_matter(there: Node, d
     assert one == two
 
 
-def test_ids_that_our_books_still_hold_are_the_last_choice_on_a_gpu() -> None:
+def test_ids_still_held_in_our_ledger_are_the_last_choice_on_a_gpu() -> None:
     """The kubelet calls 0 to 7 free; we still hold 0 to 2: their container may run on after a forced deletion."""
     there = node(8, used={0: range(3)})
     assert memory(there, ids(0, range(8)), 4).answer(there, BINPACK) == ids(0, [3, 4, 5, 6])
     assert memory(there, ids(0, range(8)), 6).answer(there, BINPACK) == ids(0, [3, 4, 5, 6, 7, 0])
 
 
-def test_a_gpu_with_enough_room_by_our_books_comes_before_one_that_only_the_kubelet_calls_free() -> None:
+def test_a_gpu_with_room_in_our_ledger_comes_before_one_that_is_free_for_the_kubelet_only() -> None:
     """By the kubelet both fit and binpack would take GPU 0, the smaller; 6 of its 8 shares are still held by us."""
     there = node(8, 16, used={0: range(6)})
     question = memory(there, [*ids(0, range(8)), *ids(1, range(16))], 4)
     assert question.answer(there, BINPACK) == ids(1, [0, 1, 2, 3])
 
 
-def test_room_that_only_the_kubelet_calls_free_comes_before_room_promised_to_others() -> None:
+def test_room_free_for_the_kubelet_only_comes_before_room_promised_to_others() -> None:
     there = node(4, 4, used={1: range(4)})
     question = memory(there, [*ids(0, range(4)), *ids(1, range(4))], 4)
     assert question.answer(there, BINPACK, Matched(None, {0: 4})) == ids(1, range(4))
 
 
-def test_room_that_is_promised_and_that_only_the_kubelet_calls_free_is_better_than_none() -> None:
+def test_promised_room_that_is_free_for_the_kubelet_only_is_better_than_none() -> None:
     there = node(4, used={0: range(4)})
     assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK, Matched(None, {0: 4})) == ids(0, range(4))

@@ -1,4 +1,4 @@
-"""What to do when one demand is refused again and again."""
+"""The bound on free shares while demands of one size are refused again and again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_few_refusals_are_no_run() -> None:
     assert Refusals().most_free(0, 0.0) is None
 
 
-def test_a_run_shows_less_than_what_is_refused() -> None:
+def test_a_run_offers_less_than_the_refused_size() -> None:
     """Eight are asked and no GPU has them: seven may be shown, so that the scheduler looks elsewhere."""
     assert RUN.most_free(4, 103.0) == 7
 
@@ -60,13 +60,13 @@ def test_one_can_be_enough() -> None:
     assert after((8, 100.0), limit=1).run == 8
 
 
-def test_a_run_has_no_say_as_soon_as_some_gpu_has_room() -> None:
+def test_a_run_is_without_effect_as_soon_as_a_gpu_has_room() -> None:
     assert RUN.most_free(8, 103.0) is None
     assert RUN.most_free(9, 103.0) is None
     assert RUN.settled(8, 103.0) == Refusals(3)
 
 
-def test_a_run_has_no_say_five_minutes_after_the_last_refusal() -> None:
+def test_a_run_is_without_effect_five_minutes_after_the_last_refusal() -> None:
     assert HOLD_S == 300.0
     assert RUN.most_free(4, 401.9) == 7
     assert RUN.most_free(4, 402.0) is None
@@ -83,7 +83,7 @@ def test_every_refusal_prolongs_the_run() -> None:
     assert RUN.refused(5, 400.0).most_free(4, 699.0) == 7
 
 
-def test_a_smaller_run_takes_over_from_a_larger() -> None:
+def test_a_smaller_run_replaces_a_larger() -> None:
     state = RUN
     for at in (103.0, 104.0, 105.0):
         assert state.run == 8
@@ -91,7 +91,7 @@ def test_a_smaller_run_takes_over_from_a_larger() -> None:
     assert state.run == 5
 
 
-def test_a_larger_run_does_not_take_over_from_a_smaller() -> None:
+def test_a_larger_run_does_not_replace_a_smaller() -> None:
     state = RUN
     for at in (103.0, 104.0, 105.0):
         state = state.refused(12, at)
@@ -99,7 +99,7 @@ def test_a_larger_run_does_not_take_over_from_a_smaller() -> None:
 
 
 def test_a_run_that_is_over_does_not_come_back_with_a_single_refusal() -> None:
-    """Nobody settled it in between."""
+    """`settled` was not called in between."""
     late = RUN.refused(8, 402.0)
     assert (late.run, late.most_free(4, 402.0)) == (None, None)
     # A larger one may begin then.
@@ -108,19 +108,19 @@ def test_a_run_that_is_over_does_not_come_back_with_a_single_refusal() -> None:
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(1, 6), st.integers(0, 200), st.integers(0, 8)), max_size=25))
 def test_no_run_outlives_its_reason(limit: int, steps: list[tuple[int, int, int]]) -> None:
-    """Whatever is refused when: a bound says that just so many shares were refused lately and no GPU has them."""
+    """For every history: a bound means that a run of its size was refused lately and that no GPU has room for it."""
     state, now = Refusals(limit), 0.0
-    told: list[tuple[float, int]] = []
+    events: list[tuple[float, int]] = []
     for shares, pause, emptiest in steps:
         now += pause
-        told.append((now, shares))
+        events.append((now, shares))
         state = state.refused(shares, now)
         bound = state.most_free(emptiest, now)
         if bound is not None:
             assert emptiest <= bound
             assert any(
-                sum(size == bound + 1 and at - WINDOW_S < earlier <= at for earlier, size in told) >= limit
-                for at, _ in told
+                sum(size == bound + 1 and at - WINDOW_S < earlier <= at for earlier, size in events) >= limit
+                for at, _ in events
             )
         assert state.most_free(6, now) is None
         assert state.most_free(0, now + HOLD_S) is None

@@ -45,7 +45,7 @@ def test_people_read_a_line_for_each_with_what_to_do_below() -> None:
         "unknown  fast GPUs  no PCI",
         "                    -> look there",
         "",
-        "3 findings: 1 note, 1 could not be looked at, 1 error.",
+        "3 findings: 1 note, 1 could not be checked, 1 error.",
     ]
 
 

@@ -63,18 +63,18 @@ def test_of_a_cluster_that_is_well_everything_is_told_and_nothing_is_wrong() -> 
         "API server: Kubernetes v1.36.2",
         "nodes: 2 labelled nodes with an agent",
         "agents: 2 ready",
-        "runtime class: nvidia is there",
+        "runtime class: nvidia exists",
         "GPUs: 4 healthy on 2 nodes",
         "allocatable: aliyun.com/gpu-mem is offered by 2 nodes",
-        "capacity: that of its GPUs on 2 nodes",
+        "capacity: matches the GPUs on 2 nodes",
         "share size: 1 GiB on every node",
         "other plugins: no other plugin hands out GPUs of labelled nodes",
         "extender: gpushare/scheduler-0 is ready",
-        "extender: schedulers asked it 7 times since it started",
+        "extender: schedulers called it 7 times since it started",
         "leader: gpushare/gpushare-scheduler is held by scheduler-0",
-        "scheduler configuration: gpushare/gpushare-scheduler, config.yaml is of version v1",
-        "placement: 1 GPU pod on nodes, placed by GPU",
-        "pending pods: no GPU pod waits",
+        "scheduler configuration: gpushare/gpushare-scheduler, config.yaml has version v1",
+        "placement: 1 GPU pod on nodes, each with a GPU chosen by a scheduler",
+        "pending pods: no GPU pod is pending",
         "variables: no pod on a sharing node sets NVIDIA_VISIBLE_DEVICES itself",
         "versions: 3 x 0.1.0",
         "policies: all admission policies are installed",
@@ -154,11 +154,11 @@ def test_agents_that_are_not_ready() -> None:
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("ErrImagePull", "correct the line image: of the manifest, push the image to there, or load it on the node"),
-        ("ImagePullBackOff", "correct the line image: of the manifest"),
-        ("ErrImageNeverPull", "correct the line image: of the manifest"),
-        ("InvalidImageName", "correct the line image: of the manifest"),
-        ("CreateContainerConfigError", "correct the object that it names; kubectl diff -f deploy/ shows"),
+        ("ErrImagePull", "correct image: in the manifest, push the image there, or load it on the node"),
+        ("ImagePullBackOff", "correct image: in the manifest"),
+        ("ErrImageNeverPull", "correct image: in the manifest"),
+        ("InvalidImageName", "correct image: in the manifest"),
+        ("CreateContainerConfigError", "correct the object that the message names; kubectl diff -f deploy/ shows"),
         ("CreateContainerError", "the node's container runtime could not start it"),
         ("RunContainerError", "the node's container runtime could not start it"),
         ("StartError", "the node's container runtime could not start it"),
@@ -189,7 +189,7 @@ def test_an_agent_for_which_its_node_has_no_room() -> None:
 
 def test_a_runtime_class_that_the_cluster_does_not_have() -> None:
     assert of("runtime class", runtime_classes=frozenset())[0].startswith(
-        "error: the agents ask for the runtime class nvidia, which this cluster does not have -> make it"
+        "error: the agents need the runtime class nvidia, which this cluster does not have -> create it"
     )
     assert of("runtime class", runtime_class="") == []
 
@@ -226,7 +226,7 @@ def test_of_a_labelled_node_without_an_agent_the_events_tell_more() -> None:
     (told,) = of("nodes", nodes=(node("node-a", annotated=False),), agents=())
     assert told.endswith(
         "-> kubectl -n gpushare describe daemonset gpushare-node: its Events say why, most often a runtime class that "
-        "the cluster lacks, or PodSecurity of the namespace"
+        "the cluster lacks, or the PodSecurity level of the namespace"
     )
 
 
@@ -267,8 +267,9 @@ def test_share_sizes_that_differ() -> None:
         "warning: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on"
     )
     assert told.endswith(
-        "if it is meant, give these nodes a profile of settings of their own (label gpu-device-plugin/config, "
-        "docs/settings.md), and have pods choose nodes by the label gpu-device-plugin/share-mib"
+        "if the sizes differ on purpose, give these nodes a settings profile of their own (label "
+        "gpu-device-plugin/config, docs/settings.md), and have pods choose nodes by the label "
+        "gpu-device-plugin/share-mib"
     )
     assert of("share size", nodes=(node("node-a", gpus=NodeGpus()),)) == []
 
@@ -280,7 +281,7 @@ def test_share_sizes_that_differ_by_profile_are_meant_to() -> None:
     assert of("share size", nodes=(a, b)) == [
         (
             "note: aliyun.com/gpu-mem: 1 is not the same memory on every node: 256 MiB on node-b; 1 GiB on node-a, by "
-            "their profiles of settings -> have pods choose nodes by the label gpu-device-plugin/share-mib"
+            "their settings profiles -> have pods choose nodes by the label gpu-device-plugin/share-mib"
         )
     ]
     (told,) = of("share size", nodes=(a, b, node("node-c", profile="small")))
@@ -303,7 +304,8 @@ def test_other_plugins_on_nodes_that_share_or_are_meant_to() -> None:
 def test_nodes_that_shared_once() -> None:
     old = node("node-c", switch=None)
     assert of("leftovers", nodes=(old,)) == [
-        "note: node-c shared GPUs once and still say so -> kubectl inspect gpushare uninstall removes it from nodes "  # noqa: ISC004 - one text
+        "note: node-c: annotations or capacity remain, though sharing is off -> "  # noqa: ISC004 - one text
+        "kubectl inspect gpushare uninstall removes them from nodes "
         "without the label"
     ]
     assert of("leftovers", nodes=(old,), agents=(agent("node-c"),)) == [], "its DaemonSet chooses nodes otherwise"
@@ -329,7 +331,7 @@ def test_an_extender_that_is_not_ready() -> None:
     assert alone[0].startswith("note: gpushare/scheduler-1 is not ready -> ")
     both = of("extender", extenders=(EXTENDER, replace(EXTENDER, name="gpushare/scheduler-1")))
     assert both[0] == "ok: gpushare/scheduler-0, gpushare/scheduler-1 are ready"
-    assert both[1] == "ok: schedulers asked it 14 times since it started"
+    assert both[1] == "ok: schedulers called it 14 times since it started"
 
 
 def test_a_scheduler_whose_containers_do_not_run() -> None:
@@ -338,7 +340,7 @@ def test_a_scheduler_whose_containers_do_not_run() -> None:
     assert of("extender", extenders=(replace(ill, reason="ImagePullBackOff", why="Back-off"),)) == [
         (
             "error: gpushare/scheduler-0 is not ready: container kube-scheduler: ImagePullBackOff: Back-off -> "
-            "correct the line image: of the manifest, push the image to there, or load it on the node "
+            "correct image: in the manifest, push the image there, or load it on the node "
             "(docs/install-image.md); a registry with a password needs imagePullSecrets"
         )
     ]
@@ -368,7 +370,7 @@ def test_the_originals_extender_has_no_metrics_that_a_right_would_show() -> None
             "v1.36.2",
             "v1.30.4-gke.100",
             (
-                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait for ever for APIs that "
+                "warning: kube-scheduler v1.36.2 is newer than the API server, and may wait forever for APIs that "
                 "the server lacks (v1.30.4-gke.100) -> set the image of kube-scheduler to v1.30.x"
             ),
         ),
@@ -380,7 +382,7 @@ def test_the_originals_extender_has_no_metrics_that_a_right_would_show() -> None
                 "set the image of kube-scheduler to v1.36.x in deploy/scheduler.yaml, or scheduler.kubeScheduler.tag"
             ),
         ),
-        ("", "v1.36.2", "unknown: kube-scheduler's image has no version for a tag, and the API server is v1.36.2"),
+        ("", "v1.36.2", "unknown: the tag of kube-scheduler's image is no version, and the API server is v1.36.2"),
     ],
 )
 def test_a_scheduler_is_as_new_as_the_api_server_or_one_minor_version_older(tag: str, server: str, told: str) -> None:
@@ -396,12 +398,10 @@ def test_without_two_versions_none_are_compared() -> None:
 
 def test_an_extender_that_nobody_asks() -> None:
     idle = (replace(EXTENDER, asked=0),)
-    assert of("extender", extenders=idle)[1].startswith(
-        "warning: no scheduler has asked it about any pod since it started"
-    )
-    assert of("extender", extenders=idle, pods=())[1].startswith("note: no scheduler has asked it yet")
+    assert of("extender", extenders=idle)[1].startswith("warning: no scheduler has called it since it started")
+    assert of("extender", extenders=idle, pods=())[1].startswith("note: no scheduler has called it yet")
     assert of("extender", extenders=(replace(EXTENDER, asked=None),))[1].startswith(
-        "unknown: how often schedulers asked"
+        "unknown: the number of scheduler calls"
     )
 
 
@@ -413,15 +413,15 @@ def test_a_lease_that_nobody_renews() -> None:
     assert of("leader", leases={name: Lease("", 1.0, 1.0)})[0].startswith(
         f"error: {name}: no replica holds it, so no replica"
     )
-    assert of("leader", leases={})[0].startswith("error: the scheduler's lease is not there: no replica ever led")
+    assert of("leader", leases={})[0].startswith("error: the scheduler's lease does not exist: no replica has ever led")
     assert of("leader", leases={}, own_scheduler=False) == []
 
 
 @pytest.mark.parametrize(
     ("version", "told"),
     [
-        ("kubescheduler.config.k8s.io/v1beta2", "of version kubescheduler.config.k8s.io/v1beta2, which"),
-        ("", "of version (none), which"),
+        ("kubescheduler.config.k8s.io/v1beta2", "has version kubescheduler.config.k8s.io/v1beta2, which"),
+        ("", "has version (none), which"),
     ],
 )
 def test_a_configuration_that_no_scheduler_reads_any_more(version: str, told: str) -> None:
@@ -446,7 +446,7 @@ def test_pods_that_no_scheduler_looks_at() -> None:
     assert of("pending pods", pods=(POD, waiting, forgotten, fresh)) == [
         "error: gpushre-scheduler has not looked at 1 GPU pod: default/lost -> start a scheduler of that name "  # noqa: ISC004 - one text
         "(deploy/scheduler.yaml is gpushare-scheduler), or correct schedulerName",
-        "note: 2 GPU pods waiting: default/new, default/web -> kubectl inspect gpushare why POD names the reason",
+        "note: 2 GPU pods pending: default/new, default/web -> kubectl inspect gpushare why POD names the reason",
     ]
 
 
@@ -474,7 +474,7 @@ def test_versions_that_are_one_minor_apart_and_more() -> None:
 
 def test_an_image_without_a_version() -> None:
     assert of("versions", agents=(agent("node-a", version="latest"),)) == [
-        "unknown: some images have no version for a tag",
+        "unknown: the tags of some images are no versions",
         "ok: 1 x 0.1.0, 1 x latest",
     ]
     assert of("versions", agents=(), extenders=()) == []
@@ -499,12 +499,12 @@ def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_i
     wrong = node("node-b", capacity={MEM: 30, COUNT: 1})
     (told,) = of("capacity", nodes=(node("node-a"), wrong))
     assert told.startswith(
-        "warning: node-b has 1 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent -> where"
+        "warning: node-b has 1 aliyun.com/gpu-count by its kubelet, but 2 GPUs by its agent -> where"
     )
-    assert "five minutes after the end of the last plugin that offered it" in told
+    assert "five minutes after the last plugin that offered it has stopped" in told
     assert told.endswith(set_count("node-b", COUNT, 2))
     (told,) = of("capacity", nodes=(node("node-a", capacity={MEM: 28, COUNT: 2}),))
-    assert told.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, and 30 by its agent")
+    assert told.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, but 30 by its agent")
     idle = agent("node-b", ready=False)
     assert of("capacity", nodes=(wrong,), agents=(idle,)) == [], "of an agent that is not ready nothing is expected"
 
@@ -512,10 +512,10 @@ def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_i
 def test_a_number_of_gpus_that_the_kubelet_forgot_matters_to_whoever_goes_by_it() -> None:
     """With memory alone offered and an extender of ours nobody does; gpushare's extender divides by it."""
     forgotten = (node("node-a", capacity={MEM: 30, COUNT: 0}),)
-    assert of("capacity", nodes=forgotten) == ["ok: that of its GPUs on 1 node"]
+    assert of("capacity", nodes=forgotten) == ["ok: matches the GPUs on 1 node"]
     theirs = replace(EXTENDER, original=True)
     (told,) = of("capacity", nodes=forgotten, extenders=(theirs,))
-    assert told.startswith("warning: node-a has 0 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent")
+    assert told.startswith("warning: node-a has 0 aliyun.com/gpu-count by its kubelet, but 2 GPUs by its agent")
 
 
 def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed() -> None:
@@ -529,10 +529,10 @@ def test_going_back_to_gpushares_plugin_within_five_minutes_is_noticed() -> None
         )
         return of("capacity", nodes=(seen,), agents=theirs)
 
-    assert told(2, 2) == ["ok: that of its GPUs on 1 node"]
+    assert told(2, 2) == ["ok: matches the GPUs on 1 node"]
     (soon,) = told(2, 0)
     assert soon.startswith(
-        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: the amount"
+        "warning: node-a has 2 aliyun.com/gpu-count only because its kubelet remembers an agent: the kubelet"
     )
     assert "-> wait until it is 0, and then kubectl patch node node-a" in soon
     for nothing in (0, None):

@@ -81,7 +81,7 @@ def test_of_a_node_that_is_well_everything_is_told_and_nothing_is_wrong() -> Non
         "GPUs: 2 healthy",
         "device nodes: /dev/nvidiactl, /dev/nvidia-uvm, /dev/nvidia0, /dev/nvidia1",
         f"container runtime: {NEEDS_CLASS}",
-        "CDI: 2 devices in CDI files; without cdi in --devices none is asked for",
+        "CDI: 2 devices in CDI files; without cdi in --devices none is requested",
         "images: NVIDIA_VISIBLE_DEVICES of images and pods counts for privileged containers only",
         "cgroups: version 2",
         "memory limits: cgroup: driver 615.71.09 and nvidia-container-toolkit 1.20.1 hold containers to their memory",
@@ -98,7 +98,7 @@ def test_of_a_node_that_is_well_everything_is_told_and_nothing_is_wrong() -> Non
         "node: node-a is labelled gpushare=true",
         "allocatable: 30 aliyun.com/gpu-mem can be allocated",
         "allocatable: 2 aliyun.com/gpu-count can be allocated",
-        "capacity: that of its GPUs",
+        "capacity: matches the GPUs",
         "clock: agrees with the API server's",
     ]
     assert worst(findings) == "note"
@@ -121,24 +121,24 @@ def test_a_driver_without_gpus() -> None:
     (told,) = of("driver", inventory=none)
     assert told.startswith("error: the driver answers, and lists no GPU -> see nvidia-smi -L on the node")
     assert of("GPUs", inventory=none) == []
-    assert of("shares", inventory=none) == ["unknown: no GPU is there to be shared"]
+    assert of("shares", inventory=none) == ["unknown: there is no GPU to share"]
 
 
 def test_gpus_out_of_service_and_in_mig_mode() -> None:
     mig = replace(GPUS[1], mig=True)
     told = of("GPUs", inventory=Inventory((GPUS[0], mig)), unhealthy={"GPU-a": "XID 79 (it has fallen off the bus)"})
     assert told[0].startswith("error: GPU 0 (GPU-a) is out of service: XID 79 (it has fallen off the bus) -> docs/")
-    assert told[1] == "note: GPU 1 (GPU-b) is in MIG mode, whose instances are not shared"
+    assert told[1] == "note: GPU 1 (GPU-b) is in MIG mode, and MIG instances are not shared"
 
 
 def test_device_nodes_that_are_missing() -> None:
     nodes = {"/dev/nvidiactl": "", "/dev/nvidia-uvm": "is missing", "/dev/nvidia0": "is missing", "/dev/nvidia1": ""}
-    smi = "nvidia-smi as root on the node makes it, and nvidia-persistenced keeps it"
+    smi = "nvidia-smi as root on the node creates it, and nvidia-persistenced keeps it"
     uvm, *others = of("device nodes", device_nodes=nodes)
-    assert uvm.startswith("error: /dev/nvidia-uvm is missing -> nvidia-modprobe -u -c 0 on the node makes it")
+    assert uvm.startswith("error: /dev/nvidia-uvm is missing -> nvidia-modprobe -u -c 0 on the node creates it")
     assert others == [f"error: /dev/nvidia0 is missing -> {smi}", "ok: /dev/nvidiactl, /dev/nvidia1"]
     assert of("device nodes", device_nodes=nodes, in_container=True)[0] == (
-        "unknown: /dev/nvidia-uvm is for CUDA, and this container is not given it -> run the doctor on the node"
+        "unknown: /dev/nvidia-uvm is for CUDA, and this container does not have it -> run the doctor on the node"
     )
     assert of("device nodes", device_nodes={"/dev/nvidiactl": "is no device"}) == [
         f"error: /dev/nvidiactl is no device -> {smi}"
@@ -225,12 +225,12 @@ def test_who_holds_containers_to_their_memory() -> None:
     old = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
     (told,) = of("memory limits", inventory=old)
     assert told == (
-        "note: advisory: its driver has no limits of memory, which come with r615 (driver 580.95.05) -> a container "
+        "note: advisory: its driver has no memory limits, which come with r615 (driver 580.95.05) -> a container "
         "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; limits of MPS "
         "are not set by this version"
     )
     assert of("memory limits", inventory=replace(WELL.inventory, cgroup=1))[0].startswith(
-        "note: advisory: the node has version 1 of control groups, and it must be 2 (driver 615.71.09) -> "
+        "note: advisory: the node's cgroup version is 1, and must be 2 (driver 615.71.09) -> "
     )
     one_in_mig = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
     assert of("memory limits", inventory=one_in_mig)[0].startswith("ok: cgroup: driver 615.71.09")
@@ -285,7 +285,7 @@ def test_a_node_that_shares_no_gpu_is_wrong_and_says_why() -> None:
 
 def test_a_gpu_to_leave_alone_that_is_not_there_is_a_warning() -> None:
     told, counted = of("shares", exclude_gpus=("9",))
-    assert told == "warning: --exclude-gpus names 9, which no GPU of this node is -> see nvidia-smi -L, and use UUIDs"
+    assert told == "warning: --exclude-gpus names 9, but this node has no such GPU -> see nvidia-smi -L, and use UUIDs"
     assert counted.startswith("ok: 2 GPUs")
 
 
@@ -332,7 +332,7 @@ def test_an_agent_that_is_not_to_be_reached_is_not_known_to_be_ill() -> None:
         (
             "big",
             "small",
-            "warning: those of /etc/gpushare/big.yaml, which the agent has not taken over -> see its log for why",
+            "warning: those of /etc/gpushare/big.yaml, which the agent has not applied -> see its log for the reason",
         ),
         (
             "bigg",
@@ -362,7 +362,7 @@ def test_where_the_label_is_not_to_be_seen_the_agents_last_profile_tells(unseen:
     assert told() == []
     assert told("/etc/gpushare") == ["ok: those of /etc/gpushare/default.yaml"]
     assert told("/etc/gpushare", ("big",)) == [
-        "unknown: which profile this node has: its label gpu-device-plugin/config is not to be seen from here"
+        "unknown: which profile this node has: its label gpu-device-plugin/config cannot be read from here"
     ]
 
 
@@ -437,7 +437,7 @@ def test_a_node_of_another_name_or_without_the_label() -> None:
     ]
     assert of("allocatable", api=api(node_problem="404")) == []
     (told,) = of("node", api=api(labels={}))
-    assert told.startswith("note: node-a is not labelled gpushare=true, by which the DaemonSet chooses nodes -> ")
+    assert told.startswith("note: node-a is not labelled gpushare=true, by which the DaemonSet selects nodes -> ")
     assert told.endswith("-> kubectl label node node-a gpushare=true")
 
 
@@ -451,13 +451,13 @@ def test_what_the_kubelet_offers() -> None:
 
 
 def test_an_amount_that_is_not_that_of_the_agents_gpus_is_told_with_what_mends_it() -> None:
-    assert of("capacity") == ["ok: that of its GPUs"]
+    assert of("capacity") == ["ok: matches the GPUs"]
     memory, count = of("capacity", api=api(capacity={MEM: 28, COUNT: 3}))
-    assert memory.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, and 30 by its agent -> ")
-    assert count.startswith("warning: node-a has 3 aliyun.com/gpu-count by its kubelet, and 2 GPUs by its agent -> ")
+    assert memory.startswith("warning: node-a has 28 aliyun.com/gpu-mem by its kubelet, but 30 by its agent -> ")
+    assert count.startswith("warning: node-a has 3 aliyun.com/gpu-count by its kubelet, but 2 GPUs by its agent -> ")
     assert count.endswith(set_count("node-a", COUNT, 2))
     assert len(of("capacity", api=api(capacity={MEM: 30, COUNT: 0}))) == 1
-    assert of("capacity", api=api(capacity={})) == ["ok: that of its GPUs"], "that it has none is told elsewhere"
+    assert of("capacity", api=api(capacity={})) == ["ok: matches the GPUs"], "that it has none is told elsewhere"
 
 
 def test_a_number_of_gpus_that_the_agent_does_not_offer_is_noted() -> None:
@@ -468,7 +468,7 @@ def test_a_number_of_gpus_that_the_agent_does_not_offer_is_noted() -> None:
         "note: node-a has 2 aliyun.com/gpu-count, and its agent offers none: pods that ask for it get"
     )
     assert told.endswith(set_count("node-a", COUNT, None))
-    assert of("capacity", resources=memory, api=api(capacity={MEM: 30, COUNT: 0})) == ["ok: that of its GPUs"]
+    assert of("capacity", resources=memory, api=api(capacity={MEM: 30, COUNT: 0})) == ["ok: matches the GPUs"]
     (wrong,) = of("capacity", resources=memory, api=api(capacity={MEM: 30, COUNT: 1}))
     assert wrong.startswith("warning: node-a has 1 aliyun.com/gpu-count by its kubelet")
     (alone,) = of("capacity", resources=memory, api=api(gpus=NO_GPUS))

@@ -45,11 +45,11 @@ def test_a_node_that_the_pod_excludes_comes_last_and_says_so() -> None:
     nodes = node_view("a", (8,)), node_view("b", (2,)), node_view("c", (8,), pod_on("x", {0: 5}))
     assert order(wanting(mem(4)), *nodes, excluded="a") == ["c", "b", "a"]
     assert order(wanting(mem(4)), *nodes, excluded="b") == ["a", "c", "b"]
-    kept = {"a": Kept(("the pod wants the node label zone=x",)), "b": Kept(("it is cordoned",), ("one more",))}
+    kept = {"a": Kept(("the pod requires the node label zone=x",)), "b": Kept(("it is cordoned",), ("one more",))}
     lines = explain(wanting(mem(4)), answers(wanting(mem(4)), nodes, kept, "binpack", 10), 10)
     assert [line for line in lines if line[:3] in {"a: ", "b: ", "c: "} or "Besides" in line] == [
         "c: no GPU has 4 GiB free",
-        "a: its GPUs have room, but the pod wants the node label zone=x",
+        "a: its GPUs have room, but the pod requires the node label zone=x",
         "b: it is cordoned; the largest GPU has 2 GiB in all",
         "  Besides, one more.",
     ]
@@ -94,7 +94,7 @@ def test_a_node_with_room_says_which_gpu_it_would_be() -> None:
 def test_what_else_keeps_a_pod_away_stands_beside_what_is_lacking() -> None:
     lines = told(wanting(mem(9)), node_view("n", (8,)), n=("it is cordoned",))
     assert lines[1:3] == ["n: the largest GPU has 8 GiB in all", "  Besides, it is cordoned."]
-    assert lines[-1] == "  No pod that ends would change that."
+    assert lines[-1] == "  Even if all its pods ended, there would be no room."
 
 
 def test_pods_on_unknown_gpus_are_named() -> None:
@@ -102,7 +102,7 @@ def test_pods_on_unknown_gpus_are_named() -> None:
         "n", (8, 8), pod_on("lost", loose=3, loose_gpus=1), pod_on("gone", {7: 2}), pod_on("x", loose_gpus=2)
     )
     lines = told(wanting(whole(1)), there)
-    counts = "on an unknown GPU, and counts on each GPU that it may be on."
+    counts = "on an unknown GPU, and counts on every GPU that it may be on."
     assert lines[5:8] == [
         f"  default/gone has 2 GiB {counts}",
         f"  default/lost has 3 GiB and 1 whole {counts}",
@@ -131,10 +131,10 @@ def test_a_model_is_told_without_the_name_of_its_maker() -> None:
 def test_gpus_that_the_annotations_do_not_allow_say_so() -> None:
     ask = wanting(mem(4), wishes=Wishes(avoid_uuids=("GPU-0",)))
     lines = told(ask, node_view("n", (8, 8), pod_on("a", {1: 8})))
-    assert [line.split("  ")[-2].strip() or line for line in lines[3:4]] == ["not one that its annotations allow"]
+    assert [line.split("  ")[-2].strip() or line for line in lines[3:4]] == ["not allowed by its annotations"]
     assert "too little free" in lines[4]
     other = wanting(mem(4), wishes=Wishes(use_models=("A100",)))
-    assert "not one that its annotations allow" in told(other, node_view("n", (8,)))[3]
+    assert "not allowed by its annotations" in told(other, node_view("n", (8,)))[3]
 
 
 def test_a_gpu_with_room_for_a_part_of_the_pod() -> None:
@@ -154,7 +154,7 @@ def test_a_node_whose_gpus_cannot_be_read_has_no_table() -> None:
     assert told(wanting(mem(4)), node_view("n", (), problem="its annotation is not JSON")) == [
         "",
         "n: its annotation is not JSON",
-        "  No pod that ends would change that.",
+        "  Even if all its pods ended, there would be no room.",
     ]
 
 

@@ -103,8 +103,8 @@ def test_labels_that_the_pod_wants_are_named_where_the_node_has_them_not() -> No
     wants = Terms(selector={"zone": "a", "gpu": "yes", "arch": "arm64"})
     around = Surroundings(labels={"zone": "a", "arch": "amd64"})
     assert told(node_view("n", (8,)), around, wants) == (
-        "the pod wants the node label arch=arm64",
-        "the pod wants the node label gpu=yes",
+        "the pod requires the node label arch=arm64",
+        "the pod requires the node label gpu=yes",
     )
 
 
@@ -129,17 +129,17 @@ def test_gpus_in_use_the_other_way_are_no_reason_to_look_for_the_agent() -> None
 def test_numbers_that_are_smaller_than_what_the_gpus_have_are_named() -> None:
     """8 and 8 shares, of which the kubelet offers 8; 5 are taken, and 4 are wanted of the 11 that seem free."""
     node = node_view("n", (8, 8), pod_on("a", {0: 5}), amounts=({MEM: 16, COUNT: 2}, {MEM: 8, COUNT: 1}))
-    assert told(node) == (f"of 8 allocatable {MEM} 5 are taken",)
+    assert told(node) == (f"5 of 8 allocatable {MEM} are in use",)
     gpus = node_view("n", (8, 8, 8), pod_on("a", None, 0), amounts=({MEM: 16, COUNT: 3}, {MEM: 8, COUNT: 1}))
-    assert told(gpus, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+    assert told(gpus, ask=ONE_GPU) == (f"1 of 1 allocatable {COUNT} are in use",)
 
 
 def test_a_kubelet_that_has_too_little_for_what_the_gpus_just_serve_is_named() -> None:
     """4 are wanted of the 4 that are free on GPU 0, and one GPU of the one that is unused."""
     four = node_view("n", (4,), amounts=({MEM: 4}, {MEM: 3}))
-    assert told(four) == (f"of 3 allocatable {MEM} 0 are taken",)
+    assert told(four) == (f"0 of 3 allocatable {MEM} are in use",)
     one = node_view("n", (8, 8), pod_on("a", None, 0), amounts=({COUNT: 2}, {COUNT: 1}))
-    assert told(one, ask=ONE_GPU) == (f"of 1 allocatable {COUNT} 1 are taken",)
+    assert told(one, ask=ONE_GPU) == (f"1 of 1 allocatable {COUNT} are in use",)
 
 
 def test_numbers_that_suffice_or_that_the_gpus_tell_are_not() -> None:
@@ -187,7 +187,7 @@ LABELS = {"zone": "a", "gpus": "8", "odd": "8 GPUs"}
 def test_a_requirement_is_one_of_kubernetes(requirement: Requirement, holds: bool) -> None:  # noqa: FBT001
     terms = Terms(affinity=(Alternative((requirement,)),))
     there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
-    assert exclusions(there, around, terms) == (() if holds else (f"the pod's node affinity wants {requirement}",))
+    assert exclusions(there, around, terms) == (() if holds else (f"the pod's node affinity requires {requirement}",))
 
 
 def test_one_kind_of_node_is_enough_and_all_that_it_says_has_to_be_so() -> None:
@@ -197,17 +197,17 @@ def test_one_kind_of_node_is_enough_and_all_that_it_says_has_to_be_so() -> None:
     for allowed in ((Alternative((elsewhere,)), Alternative((here,))), (Alternative((here,), (named,)),)):
         assert exclusions(there, around, Terms(affinity=allowed)) == ()
     both = Terms(affinity=(Alternative((here, elsewhere)),))
-    assert exclusions(there, around, both) == ("the pod's node affinity wants zone In (b, c)",)
+    assert exclusions(there, around, both) == ("the pod's node affinity requires zone In (b, c)",)
     fields = Terms(affinity=(Alternative((here,), (other,)),))
-    assert exclusions(there, around, fields) == ("the pod's node affinity wants metadata.name In (m)",)
+    assert exclusions(there, around, fields) == ("the pod's node affinity requires metadata.name In (m)",)
 
 
 def test_what_says_nothing_allows_no_node() -> None:
     there, around = node_view("n", (8,)), Surroundings(labels=LABELS)
     kinds = (Alternative((Requirement("zone", "In", ("b",)),)), Alternative((Requirement("none", "Exists"),)))
     assert exclusions(there, around, Terms(affinity=(*kinds, Alternative()))) == (
-        "it is none of the 2 kinds of nodes that the pod's node affinity allows",
+        "it matches none of the 2 terms of the pod's node affinity",
     )
     assert exclusions(there, around, Terms(affinity=())) == (
-        "it is none of the 0 kinds of nodes that the pod's node affinity allows",
+        "it matches none of the 0 terms of the pod's node affinity",
     )

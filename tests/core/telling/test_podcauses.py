@@ -41,10 +41,10 @@ def test_a_pod_that_waits_is_looked_at_with_what_its_scheduler_says() -> None:
 
 def test_a_scheduler_that_says_less() -> None:
     reason, text = replace(OURS, condition=""), replace(OURS, condition_reason="")
-    assert causes(pod(), reason, RESOURCES, NODES)[0] == ["gpushare-scheduler says (Unschedulable): nothing more"]
+    assert causes(pod(), reason, RESOURCES, NODES)[0] == ["gpushare-scheduler says (Unschedulable): no message"]
     assert causes(pod(), text, RESOURCES, NODES)[0] == ["gpushare-scheduler says: 0/1 nodes are available"]
     assert causes(pod(), SchedulingStatus(scheduler="mine"), RESOURCES, NODES)[0] == [
-        "mine has not looked at it yet; if that stays so, no scheduler of this name runs."
+        "mine has not looked at it yet; if this persists, no scheduler of this name runs."
     ]
 
 
@@ -57,8 +57,8 @@ def test_a_pod_behind_gates() -> None:
 def test_a_pod_of_the_clusters_own_scheduler() -> None:
     lines, asked = causes(pod(), replace(OURS, scheduler="default-scheduler"), RESOURCES, NODES)
     assert lines[1] == (
-        "It will be placed by default-scheduler; if that one does not call the extender, it knows only the sum of a "
-        "node's free GPU memory. Set schedulerName: gpushare-scheduler."
+        "It will be placed by default-scheduler; if that scheduler does not call the extender, it knows only the sum "
+        "of a node's free GPU memory. Set schedulerName: gpushare-scheduler."
     )
     assert asked is not None
 
@@ -103,7 +103,7 @@ def test_what_a_pod_seems_to_mean_is_told_whether_it_asks_for_gpus_or_not() -> N
 def test_a_pod_that_asks_for_no_gpu() -> None:
     assert causes(pod({}), OURS, RESOURCES, NODES) == (
         [
-            f"default/web asks for neither {MEM} nor {COUNT}, so GPUs are not what it waits for.",
+            f"default/web asks for neither {MEM} nor {COUNT}, so it is not waiting for GPUs.",
             "gpushare-scheduler says (Unschedulable): 0/1 nodes are available",
         ],
         None,
@@ -114,8 +114,8 @@ def test_a_pod_that_asks_for_nothing_in_so_many_words() -> None:
     lines, asked = causes(pod({MEM: 0}), OURS, RESOURCES, NODES)
     assert lines == [
         (
-            f"Container 'main' of default/web asks for 0 of {MEM}, which is nothing, so GPUs are not what it waits "
-            "for. Write how much it needs, or leave the line out."
+            f"Container 'main' of default/web asks for 0 of {MEM}, which is nothing, so it is not waiting "
+            "for GPUs. Write how much it needs, or remove the line."
         ),
         "gpushare-scheduler says (Unschedulable): 0/1 nodes are available",
     ]
@@ -124,10 +124,10 @@ def test_a_pod_that_asks_for_nothing_in_so_many_words() -> None:
 
 def test_a_pod_that_asks_the_impossible() -> None:
     lines, asked = causes(pod({MEM: 1, COUNT: 1}), OURS, RESOURCES, NODES)
-    assert lines[0].startswith("default/web asks what no node can give: container 'main' asks for ")
+    assert lines[0].startswith("default/web asks for GPUs that no node can provide: container 'main' asks for ")
     assert asked is None
     (placed,), _ = causes(pod(annotations={USE_MODEL: ","}, node_name="n"), OURS, RESOURCES, NODES)
-    assert placed.startswith("default/web (on node n) asks what no node can give: ")
+    assert placed.startswith("default/web (on node n) asks for GPUs that no node can provide: ")
 
 
 def test_limits_that_make_no_sense_are_told() -> None:
@@ -149,7 +149,7 @@ def test_a_pod_that_has_ended() -> None:
 
 def test_a_pod_that_is_being_deleted_before_it_has_a_node() -> None:
     assert causes(pod(deleting=True), OURS, RESOURCES, NODES) == (
-        ["default/web is being deleted and gets no node any more."],
+        ["default/web is being deleted and will not be scheduled."],
         None,
     )
 
@@ -207,9 +207,9 @@ def test_a_pod_that_has_a_whole_gpu_of_a_node_that_is_gone() -> None:
     )
     assert causes(there, SchedulingStatus(message="the node was lost"), RESOURCES, NODES)[0] == [
         "default/web is being deleted from node gone (Pending).",
-        "That node is gone, or shares no GPUs (any more).",
+        "That node does not exist, or shares no GPUs.",
         "  GPU 3 (not listed by its node): all",
-        "Its node has not given it the GPU yet.",
+        "Its node has not allocated the GPU yet.",
         "Its status says: the node was lost",
     ]
     memory = pod(node_name="gone", annotations={IDX: "0"})
@@ -228,19 +228,18 @@ def test_a_pod_on_a_node_that_does_not_name_its_gpus() -> None:
 def test_a_pod_of_which_nobody_has_written_the_gpu() -> None:
     there = pod(node_name="n")
     assert causes(there, SchedulingStatus(), RESOURCES, NODES)[0][1] == (
-        "Nobody has written on it which GPU it has: it was placed by default-scheduler; if that one does not call the "
+        "Its annotations name no GPU: it was placed by default-scheduler; if that scheduler does not call the "
         "extender, set schedulerName: gpushare-scheduler."
     )
     assert causes(there, OURS, RESOURCES, NODES)[0][1] == (
-        "Nobody has written on it which GPU it has: gpushare-scheduler did not ask the extender, or somebody set the "
-        "pod's nodeName."
+        "Its annotations name no GPU: gpushare-scheduler did not call the extender, or the pod's nodeName was set by "
+        "hand."
     )
     wrong = replace(there, annotations={ALLOCATION: "7"})
     assert causes(wrong, OURS, RESOURCES, NODES)[0][1].startswith(
-        f"What is written on it of its GPU makes no sense: {ALLOCATION} is not of the form "
+        f"Its GPU annotations cannot be read: {ALLOCATION} is not of the form "
     )
     less = replace(there, annotations={ALLOCATION: '{"0":{"1":3}}'})
     assert causes(less, OURS, RESOURCES, NODES)[0][1] == (
-        f"What is written on it of its GPU makes no sense: {ALLOCATION} promises 3 of gpu-mem to container 'main', "
-        "which asks 4."
+        f"Its GPU annotations cannot be read: {ALLOCATION} promises 3 of gpu-mem to container 'main', which requests 4."
     )

@@ -60,14 +60,14 @@ def folder() -> Iterator[Path]:
 # --- Printed once ----------------------------------------------------------------------------------------------------
 
 
-def test_once_prints_every_scene_and_every_scene_comes_about_as_told() -> None:
+def test_once_prints_every_scene_and_every_check_holds() -> None:
     done = run("--once")
     assert (done.returncode, done.stderr) == (0, "")
     assert scenes_of(done.stdout) == list(SCENES)
     assert ESCAPE not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "GPU memory: 8 GiB" in done.stdout
-    assert done.stdout.endswith("Everything came about as told, and in no scene was anything given twice.\n")
+    assert done.stdout.endswith("Every check held, and no device was allocated twice in any scene.\n")
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_once_prints_every_scene_and_every_scene_comes_about_as_told() -> None:
         # 14 shares for 7 services are 2 each, and then nothing is left to be taken whole.
         ("fake:1xT4", ["aliyun.com/gpu-mem: 2.", "Every GPU is shared", "web-1..7: 2 GiB each"]),
         # 139 shares for 7 services are 19 each; 89 of 139 are taken of all the others.
-        ("fake:8xH200", ["133/139", "After 6 notebooks of 89 GiB a pod asks", "50 GiB free"]),
+        ("fake:8xH200", ["133/139", "After 6 notebooks of 89 GiB a pod requests", "50 GiB free"]),
     ],
 )
 def test_the_story_fits_other_gpus(gpus: str, shown: list[str]) -> None:
@@ -219,7 +219,7 @@ async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> No
     assert await play("fake:1xT4", Stage(stream, live=False, colour=True), {"True": SCENES_START, "A lie": _lie}) == 1
     printed = stream.getvalue()
     assert "NO  Pigs fly.\nok  Pigs walk.\n" in printed
-    assert printed.endswith("Not everything came about as told: see NO in scene 2.\n")
+    assert printed.endswith("Not every check held: see NO in scene 2.\n")
 
 
 SCENES_START = next(iter(SCENES.values()))
@@ -265,7 +265,7 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
         checks=[("It is so.", True), ("It is not so.", False)],
         allocatable="gpu-mem 1 of 2",
     )
-    assert not shown.as_told
+    assert not shown.passed
     assert frame("3/9", shown, Look(width=20, full="#", empty=".")) == [
         "3/9 A scene --------",
         "What happens.",
@@ -283,7 +283,7 @@ def test_a_scene_is_a_heading_a_caption_a_table_and_what_came_of_it() -> None:
 
 def test_a_scene_that_is_left_out_says_why_and_is_not_wrong() -> None:
     shown = Shown("A scene", node(), caption="Left out: for a reason.", left_out=True)
-    assert shown.as_told
+    assert shown.passed
     assert frame("3/9", shown, Look(width=40))[1:] == ["Left out: for a reason."]
 
 

@@ -100,5 +100,5 @@ async def test_one_that_does_not_answer_is_ill_and_one_that_is_not_there_is_else
     assert "does not answer within 0.1 s" in seen.missing[0]
     refused = await ask(Address("", free_port()), stretched())
     assert isinstance(refused, Unknown)
-    assert refused.found.startswith("nobody answers at http://127.0.0.1:")
+    assert refused.found.startswith("no agent answers at http://127.0.0.1:")
     assert isinstance(await ask(None, 5), Unknown)

@@ -171,7 +171,7 @@ async def test_a_node_that_the_api_does_not_know_is_told() -> None:
     (told,) = found(seen, "node")["node"]
     assert "NODE_NAME" in told.advice
     unnamed = await _with_node(ApiSeen(""), Client(ClusterConfig("http://127.0.0.1:1")), "")
-    assert unnamed.node_problem.startswith("which node this is is not known; ")
+    assert unnamed.node_problem.startswith("the name of this node is unknown; ")
 
 
 async def test_a_server_that_says_nothing_of_rights_leaves_them_unknown() -> None:
@@ -347,8 +347,8 @@ def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err == (
-            f"gpu-device-plugin: --host-root: {wrong} is no directory; name the one where the node's own file system "
-            "is: / on the node itself, /host in a pod that kubectl debug node/NODE made\n"
+            f"gpu-device-plugin: --host-root: {wrong} is no directory; name the root of the node's own file system: "
+            "/ on the node itself, /host in a pod that kubectl debug node/NODE created\n"
         )
 
 
@@ -359,7 +359,7 @@ async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_th
     )
     seen = await examined(settings, place("", {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}), QUICK)
     assert isinstance(seen.runtimes, Unknown)
-    assert "on the node itself, where this is no container, use --host-root=/" in seen.runtimes.advice
+    assert "on the node itself, outside a container, use --host-root=/" in seen.runtimes.advice
 
 
 @pytest.mark.parametrize(

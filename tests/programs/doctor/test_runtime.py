@@ -123,7 +123,7 @@ def test_the_version_of_the_toolkit_by_the_list_of_packages(tmp_path: Path) -> N
     ("script", "told"),
     [
         ("echo NVIDIA Container Toolkit CLI version 1.20.1", "1.20.1"),
-        ("echo something", "does not tell its version"),
+        ("echo something", "prints no version"),
     ],
 )
 def test_the_version_of_the_toolkit_by_itself(tmp_path: Path, script: str, told: str) -> None:

@@ -52,7 +52,7 @@ QUICK = Timings(
     bind=BinderTiming(call_s=10, total_s=20, pause_s=0.01),
     lease=LeaseTiming(lease_s=60, renew_s=40, retry_s=0.1),
     catch_up_s=20,
-    look_s=0.02,
+    check_doubts_s=0.02,
     settle_s=0.0,
     tick_s=0.02,
 )
@@ -144,7 +144,7 @@ class ExtenderWorld:
         settings = Sources(ExtenderSettings, flags=self.settings | changed, environ={}).read()
         config = ClusterConfig(url or self.api.url, token=token)
         # What is kept for good here would be kept through all other tests.
-        extender = Extender(settings, config, timings=self.timings, when_known=lambda: None)
+        extender = Extender(settings, config, timings=self.timings, when_read=lambda: None)
         running = Running(extender, asyncio.create_task(extender.run()), "https" if settings.tls_cert else "http")
         self.running.append(running)
         await self.until(lambda: "listen" in extender.ports)

@@ -89,7 +89,7 @@ class Desk:
             timeout_s=lambda: self.timeout_s,
             clock=lambda: self.now,
             wall_ns=lambda: 17,
-            look_s=0.001,
+            check_doubts_s=0.001,
         )
 
     async def current(self) -> None:
@@ -124,7 +124,7 @@ def desk(*sizes: int, share_mib: int = 1024, settle_s: float = 0.0) -> Desk:
 
 @asynccontextmanager
 async def settling(d: Desk) -> AsyncIterator[None]:
-    task = asyncio.create_task(d.binding.settle())
+    task = asyncio.create_task(d.binding.resolve_doubts())
     try:
         yield
     finally:
@@ -204,7 +204,7 @@ async def test_a_binding_in_doubt_that_nobody_made_is_given_up_when_it_can_no_lo
         d.api.down = False
         await eventually(lambda: d.binding.doubts == 0)
     assert d.free() == [8]
-    assert "has not been made" in caplog.text
+    assert "an unanswered binding has not been made" in caplog.text
 
 
 async def test_a_binding_in_doubt_that_was_made_counts_before_the_watch_shows_it() -> None:
@@ -240,7 +240,7 @@ async def test_a_pod_in_doubt_that_is_being_deleted_gives_its_room_back() -> Non
     d.api.outcomes = [InDoubtError(ref(pod), "unknown")]
     assert await d.bind(pod) == "unknown"
     d.api.pods["p"] = replace(pod, deleting=True)
-    await d.binding.look()
+    await d.binding.check_doubts()
     assert (d.free(), d.binding.doubts) == ([8], 0)
 
 
@@ -254,10 +254,10 @@ async def test_a_refusal_of_a_retry_says_nothing_of_the_request_before(refusal: 
     d.now += LATEST_COMMIT_S - 1
     assert await d.bind(pod) == refusal
     assert await d.bind(other) == "node a: no GPU has 8 GiB free"
-    await d.binding.look()
+    await d.binding.check_doubts()
     assert (d.free(), d.binding.doubts) == ([0], 1)
     d.now += 1
-    await d.binding.look()
+    await d.binding.check_doubts()
     assert (d.free(), d.binding.doubts) == ([8], 0)
 
 

@@ -229,7 +229,7 @@ class Cluster:
 
     async def look(self, how: str) -> None:
         self.wire.down, self.wire.overtaken = how == "in vain", how == "overtaken"
-        await self.binding.look()
+        await self.binding.check_doubts()
         self.wire.overtaken = False
 
     async def time_passes(self, seconds: float) -> None:

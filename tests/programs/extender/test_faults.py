@@ -95,7 +95,7 @@ async def test_a_binding_that_hangs_keeps_its_gpu_from_others() -> None:
         w.api.heal()
         # Only the claim is in the way of q: the sum would do. Then the promise of the first is kept.
         pod = w.get("q")
-        assert "node a: no GPU has 2 GiB free; there is room once" in (await w.filter(pod, "a"))["Error"]
+        assert "node a: no GPU has 2 GiB free; there will be room once" in (await w.filter(pod, "a"))["Error"]
         assert await w.bind("q", "a") == "node a: no GPU has 2 GiB free"
         assert await w.bind("p", "a") == ""
         assert (w.only.extender.binding.doubts, w.places("p")) == (0, {0: 8})
@@ -391,10 +391,10 @@ async def test_an_extender_that_ends_begins_nothing_new() -> None:
             binding = asyncio.create_task(w.bind("p", "a"))
             await w.until(lambda: w.api.count("create", "pods/binding") > 0)
             stopping = asyncio.create_task(w.stop())
-            await w.until(lambda: running.extender.readiness.ending)
+            await w.until(lambda: running.extender.readiness.shutting_down)
             body = {"PodName": "q", "PodNamespace": "default", "PodUID": w.get("q")["metadata"]["uid"], "Node": "a"}
             async with scheduler.post(f"{running.url}{PREFIX}/bind", json=body) as answer:
-                assert (await answer.json())["Error"] == "this extender is ending, another one takes over"
+                assert (await answer.json())["Error"] == "this extender is shutting down, another one takes over"
         await stopping
         assert (await binding, w.where("p"), w.where("q")) == ("", "a", "")
 
@@ -403,7 +403,7 @@ async def test_nobody_waits_for_the_end_of_an_extender_that_goes_on() -> None:
     async with world(bind_timeout="10ms", timings=replace(QUICK, quiet_s=0.01)) as w:
         running = await w.start()
         async with w.http.get(f"{running.probes}/quiet") as answer:
-            assert await answer.text() == "nobody has told this extender to end\n"
+            assert await answer.text() == "this extender has not been asked to stop\n"
 
 
 async def test_a_binding_gets_the_time_that_is_set() -> None:
@@ -670,9 +670,9 @@ async def test_a_pod_in_doubt_passes_the_filter_for_the_node_of_its_claim_alone(
         w.api.heal()
         answer = await w.filter(w.get("p"), "a", "b")
         assert answer["NodeNames"] == [next(iter(w.only.extender.fleet.entries.values())).node]
-        assert ["may be bound to another node" in why for why in answer["FailedNodes"].values()] == [True]
+        assert ["may already be bound to another node" in why for why in answer["FailedNodes"].values()] == [True]
         (other,) = answer["FailedNodes"]
-        assert "may be bound to another node" in (await w.filter(w.get("p"), other))["Error"]
+        assert "may already be bound to another node" in (await w.filter(w.get("p"), other))["Error"]
 
 
 # --- Room that time alone makes ---------------------------------------------------------------------------------------
@@ -708,7 +708,9 @@ async def test_pods_that_wait_for_vanished_ones_get_their_gpus_in_time_though_no
             for name in new:
                 w.pod(name, mem=2)
             await w.until(lambda: all(w.reason(name) == "SchedulerError" for name in new))
-            assert w.message("new0").startswith("node a: no GPU has 2 GiB free; there is room once the pods no longer")
+            assert w.message("new0").startswith(
+                "node a: no GPU has 2 GiB free; there will be room once pods that vanished"
+            )
             assert not any(w.where(name) for name in new)
             await w.until(lambda: all(w.where(name) for name in new))
         await w.seen()
@@ -741,7 +743,7 @@ async def test_pods_that_wait_for_room_in_doubt_are_told_that_time_will_tell() -
         await w.schedule()
         w.api.heal()
         w.pod("q", mem=8)
-        assert "there is room once" in (await w.filter(w.get("q"), "a"))["Error"]
+        assert "there will be room once" in (await w.filter(w.get("q"), "a"))["Error"]
 
 
 async def test_an_answer_that_no_api_server_gives_is_no_success() -> None:

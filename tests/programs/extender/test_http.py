@@ -78,7 +78,7 @@ async def test_e16_nobody_from_elsewhere_reaches_the_verbs_unless_told_so() -> N
     assert Sources(ExtenderSettings, {}, {}).read().listen.host == "127.0.0.1"
     async with world(listen="0.0.0.0:0") as w:
         await w.start()
-        assert any("whoever reaches this address can have pods bound" in line for line in w.logs)
+        assert any("every client that reaches this address can bind pods" in line for line in w.logs)
 
 
 @pytest.mark.parametrize(("setting", "other"), [("listen", {"http": "off"}), ("http", {"listen": "127.0.0.1:0"})])
@@ -106,7 +106,7 @@ def test_an_error_of_the_system_is_no_misuse_and_its_cause_is_told(caplog: pytes
     sources = Sources(ExtenderSettings, {}, {})
     assert main(sources, sources.texts(), settings) == 1
     (record,) = (each for each in caplog.records if each.levelno == logging.CRITICAL)
-    assert record.getMessage() == "ends, to be started anew"
+    assert record.getMessage() == "exits for a restart"
     assert record.why == "[Errno 5] Input/output error: '/dev/sda'"  # type: ignore[attr-defined]
     assert record.exc_info is not None
 
@@ -313,7 +313,7 @@ async def test_e17_the_program_reads_its_settings_again_on_sighup_and_ends_on_si
             assert words in log.read_text()
 
         try:
-            await said("the cluster is known")
+            await said("the cluster has been read")
             pod = builders.pod("p", container(mem=1), uid="u")
             args = {"Pod": pod, "Nodes": None, "NodeNames": ["a"]}
             async with http.post(f"http://127.0.0.1:{port}{PREFIX}/filter", json=args) as answer:

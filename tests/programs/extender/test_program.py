@@ -83,10 +83,13 @@ async def test_what_a_pod_asks_it_gets(what: dict[str, Any], sizes: tuple[int, .
     [
         ({"mem": 9}, "2 the largest GPU has 8 GiB in all"),
         ({"mem": 4, "count": 1}, "2 container 'main' asks for aliyun.com/gpu-mem and aliyun.com/gpu-count, which are"),
-        ({"mem": 7, "labels": {SPLIT: "2"}}, "2 the pod label aliyun.com/gpu-count asks for 2 GPUs, over which a"),
+        (
+            {"mem": 7, "labels": {SPLIT: "2"}},
+            "2 the pod label aliyun.com/gpu-count asks for 2 GPUs, and a gpu-mem of 7",
+        ),
         ({"mem": 12, "labels": {SPLIT: "4"}}, "2 fewer than 4 GPUs have 3 GiB in all"),
-        ({"mem": 4, "labels": {SPLIT: "many"}}, "2 the pod label aliyun.com/gpu-count is no number of GPUs"),
-        ({"mem": 4, "annotations": {f"{OURS}/use-model": "H100"}}, "2 no GPU is one that the pod's annotations allow"),
+        ({"mem": 4, "labels": {SPLIT: "many"}}, "2 the pod label aliyun.com/gpu-count is not a number of GPUs"),
+        ({"mem": 4, "annotations": {f"{OURS}/use-model": "H100"}}, "2 the pod's annotations allow none of its GPUs"),
         ({"mem": 4, "annotations": {f"{OURS}/gpu-policy": "best"}}, "2 the annotation gpu-device-plugin/gpu-policy is"),
     ],
     ids=str,
@@ -477,7 +480,7 @@ async def test_a_pod_that_turns_out_to_be_elsewhere_is_noticed() -> None:
         await w.seen()
         assert w.only.free("a") == [8, 5]
         assert 'gpushare_extender_drift_total{kind="moved"} 1.0' in await w.metrics()
-        assert any("a pod has other GPUs than our ledger had" in line for line in w.logs)
+        assert any("a pod holds other GPUs than the ledger recorded" in line for line in w.logs)
 
 
 async def test_status_updates_cost_nothing() -> None:
@@ -587,7 +590,7 @@ async def test_nodes_of_the_original_plugin_are_shared_out_evenly() -> None:
         assert [found[name].node for name in ("p", "q", "r", "whole")] == ["a", "a", "", ""]
         assert [w.annotations(name)[IDX] for name in "pq"] == ["0", "1"]
         assert [w.annotations("p")[key] for key in (MEM, DEV)] == ["15", "15"]
-        assert "1 its device plugin gives out no whole GPUs" in found["whole"].message
+        assert "1 its device plugin does not allocate whole GPUs" in found["whole"].message
 
 
 # --- Binding ---------------------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def test_only_the_model_that_is_wished_for() -> None:
     world = World().node("a", 8).node("b", 8, model="NVIDIA A100-SXM4-80GB")
     answer = world.filter(wanting(1, annotations={USE_MODEL: "a100"}), "a", "b")
     assert answer["NodeNames"] == ["b"]
-    assert answer["FailedAndUnresolvableNodes"] == {"a": "no GPU is one that the pod's annotations allow"}
+    assert answer["FailedAndUnresolvableNodes"] == {"a": "the pod's annotations allow none of its GPUs"}
 
 
 def test_both_resources_in_one_container_are_unresolvable_everywhere() -> None:
@@ -759,7 +759,7 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
         (wanting_whole(64), "fewer than 64 GPUs are healthy"),
         (wanting(8, labels={GPU_COUNT: "999999999"}), "asks for 999999999 GPUs, and no node can have more than 64"),
         (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
-        (wanting(8, labels={GPU_COUNT: "-1"}), "is no number of GPUs"),
+        (wanting(8, labels={GPU_COUNT: "-1"}), "is not a number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
         (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of binpack, spread"),
         (wanting(*[2] * 16), "together"),
@@ -784,7 +784,7 @@ def test_names_that_are_strange_are_nodes_that_nobody_knows() -> None:
 def test_a_message_in_the_log_says_what_was_not_answered(caplog: pytest.LogCaptureFixture) -> None:
     two_nodes().verbs.preempt(b"{}")
     (record,) = caplog.records
-    assert record.getMessage() == "a request of the scheduler has no answer"
+    assert record.getMessage() == "a scheduler request could not be answered"
     assert record.__dict__["why"] == "the request has no Pod"
     assert record.__dict__["verb"] == "preempt"
 

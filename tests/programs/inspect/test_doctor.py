@@ -154,8 +154,11 @@ def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pyte
     program = kubectl(tmp_path, well())
     assert main(["doctor"], kubectl=program, environ={}) == 0
     printed = capsys.readouterr().out
-    assert "ok       extender                 schedulers asked it 5 times since it started" in printed.splitlines()
-    assert "ok       placement                1 GPU pod on nodes, placed by GPU" in printed.splitlines()
+    assert "ok       extender                 schedulers called it 5 times since it started" in printed.splitlines()
+    assert (
+        "ok       placement                1 GPU pod on nodes, each with a GPU chosen by a scheduler"
+        in printed.splitlines()
+    )
     assert printed.endswith("19 findings: 19 ok.\n")
     assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
     assert json.loads(capsys.readouterr().out)["severity"] == "ok"
@@ -212,7 +215,7 @@ def test_a_right_that_is_missing_is_named(tmp_path: Path, said: str, right: str)
     seen = read(tmp_path, {**well(), "/apis/apps/v1/daemonsets": f"Error from server (Forbidden): {said}"})
     assert isinstance(seen.daemonset, Unknown)
     assert seen.daemonset.found == f"the right to {right} is missing"
-    assert seen.daemonset.advice.startswith("ask whoever administers the cluster for it; docs/doctor.md has")
+    assert seen.daemonset.advice.startswith("ask an administrator of the cluster for it; docs/doctor.md has")
 
 
 def test_the_rights_that_the_page_has_given_are_those_that_are_needed(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_cluster_without_gpus_is_an_empty_table(world: World, capsys: pytest.C
     assert world.inspect() == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[0] == "NAME  IPADDRESS  GPU Memory"
-    assert printed.err == "No node shares GPUs; kubectl inspect gpushare doctor says what is missing.\n"
+    assert printed.err == "No node shares GPUs; run kubectl inspect gpushare doctor to see why.\n"
 
 
 def test_one_node_is_read_alone(shared: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -259,7 +259,7 @@ def test_an_unknown_node_is_named_on_stderr(shared: World, capsys: pytest.Captur
     assert shared.inspect("-d", "nope") == 1
     assert capsys.readouterr() == (
         "",
-        'kubectl inspect gpushare: nodes "nope" not found; kubectl get nodes shows those that there are\n',
+        'kubectl inspect gpushare: nodes "nope" not found; kubectl get nodes lists the existing ones\n',
     )
 
 
@@ -307,8 +307,8 @@ def test_what_cannot_be_read_is_left_out_and_told(world: World, capsys: pytest.C
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split()[0] == "node-a"
     assert printed.err.splitlines() == [
-        "warning: a node is left out: not a node: without a uid or a name",
-        "warning: a pod is left out: not a pod: without a uid or a name",
+        "warning: a node is left out: not a node: its uid or its name is missing",
+        "warning: a pod is left out: not a pod: its uid or its name is missing",
         f"warning: pod default/half: container 'main': {limit}, and it is ignored",
         "warning: node broken: the node's annotation gpu-device-plugin/gpus is not JSON",
     ]
@@ -358,7 +358,7 @@ def test_what_kubectl_complains_of_is_shown(shared: World, capfd: pytest.Capture
     first, second = capfd.readouterr().err.splitlines()
     assert first == "error: You must be logged in to the server (Unauthorized)"
     assert second == (
-        "kubectl inspect gpushare: kubectl could not read /api/v1/nodes (exit code 1); what it said stands above. See "
+        "kubectl inspect gpushare: kubectl could not read /api/v1/nodes (exit code 1); its message stands above. See "
         "whether kubectl get nodes works with the same flags"
     )
 
@@ -375,7 +375,7 @@ def test_garbage_is_no_cluster(shared: World, capsys: pytest.CaptureFixture[str]
     assert shared.inspect() == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert "printed something that is no list of the Kubernetes API" in printed.err
+    assert "/api/v1/nodes is no list of the Kubernetes API" in printed.err
 
 
 def test_without_kubectl_it_says_where_to_get_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -449,8 +449,8 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
     assert printed.err.splitlines() == [
         'Error from server (NotFound): pods "big" not found',
         (
-            f"{PROG}: pod default/big cannot be read, and what kubectl said stands above; say with -n in which "
-            "namespace it is, as kubectl get pods -A shows"
+            f"{PROG}: pod default/big cannot be read, and kubectl's message stands above; name its namespace with "
+            "-n, as kubectl get pods -A shows it"
         ),
     ]
     assert shared.inspect("why", "big", "-n", "a/../b") == 1
@@ -471,9 +471,9 @@ def test_who_may_only_get_his_pod_is_told_what_it_says_itself_and_which_rights_a
         "default/want waits for aliyun.com/gpu-mem: 8 of one GPU.",
         "gpushare-scheduler says (Unschedulable): 0/2 nodes",
         (
-            "More would be told, but the right to list events in the namespace default is missing; the right to list "
-            "nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
-            "(docs/inspect.md has the commands by which an administrator gives every right that this reads with)."
+            "The explanation is incomplete: the right to list events in the namespace default is missing; the right to "
+            "list nodes in the whole cluster is missing; the right to list pods in the whole cluster is missing "
+            "(docs/inspect.md has the commands by which an administrator grants all rights that this command needs)."
         ),
     ]
     assert printed.err == ""
@@ -571,9 +571,9 @@ def test_what_else_keeps_a_pod_from_a_node_is_told(world: World, capsys: pytest.
     assert lines[1] == "No scheduler looks at it before its scheduling gates are removed: quota."
     assert (
         "node-b: its GPUs have room, but it is cordoned; the pod does not tolerate its taint b:NoExecute; the pod "
-        "wants the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
+        "requires the node label zone=x; its agent offers no aliyun.com/gpu-mem at the moment; see the agent's log"
     ) in lines
-    assert "odd: its GPUs have room, but the pod wants the node label zone=x" in lines
+    assert "odd: its GPUs have room, but the pod requires the node label zone=x" in lines
 
 
 def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -592,8 +592,8 @@ def test_nodes_that_the_pod_itself_excludes_come_last(world: World, capsys: pyte
     told = [line for line in capsys.readouterr().out.splitlines() if line[:3] in {"a: ", "b: ", "c: "}]
     assert told == [
         "b: no GPU has 8 GiB free",
-        "a: its GPUs have room, but the pod wants the node label zone=y",
-        "c: its GPUs have room, but the pod's node affinity wants kubernetes.io/hostname NotIn (c)",
+        "a: its GPUs have room, but the pod requires the node label zone=y",
+        "c: its GPUs have room, but the pod's node affinity requires kubernetes.io/hostname NotIn (c)",
     ]
 
 
@@ -662,10 +662,7 @@ def test_where_the_policy_is_not_known_it_is_said_which_one_is_assumed(
     gpu_chosen, said = chosen_gpu(world, capsys)
     assert gpu_chosen == 0
     assert said == [
-        (
-            "Nodes that do not say which GPU they prefer are taken to have the policy binpack: the ConfigMap "
-            f"gpushare-extender {why}."
-        )
+        (f"Nodes that publish no policy are assumed to have the policy binpack: the ConfigMap gpushare-extender {why}.")
     ]
 
 
@@ -677,7 +674,7 @@ def test_of_no_extender_or_of_two_no_policy_is_known(
 ) -> None:
     world.has(others_node("n"), pod("want", 8), *(configured("gpu_policy: spread", place) for place in places))
     assert chosen_gpu(world, capsys)[1][0].endswith(
-        f"there is a ConfigMap gpushare-extender in {there}, and not in one."
+        f"there is a ConfigMap gpushare-extender in {there}, instead of in one namespace."
     )
 
 
@@ -746,14 +743,14 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
             "a b: name one node, kubectl inspect gpushare NODE, or why POD",
         ),
         (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
-        (["why", "a", "b"], "why a b: these are too many words; see kubectl inspect gpushare --help"),
+        (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "why: -d and -o are for the overview; leave them out"),
         (["-n", "x"], "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces"),
         (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
         (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
         (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
-        (["--domain", "UPPER"], "--domain: 'UPPER' is no domain that the kubelet accepts; "),
+        (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
 )
 def test_misuse_is_one_sentence(

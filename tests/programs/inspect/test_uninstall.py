@@ -101,7 +101,7 @@ def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytes
     assert world.uninstall() == 0
     assert capsys.readouterr().out.splitlines() == [
         f"old: removed {REMOVED}",
-        "new: left alone, it is labelled gpushare=true; to end sharing there: kubectl label node new gpushare-",
+        "new: skipped, as it is labelled gpushare=true; to end sharing there: kubectl label node new gpushare-",
     ]
     old = world.node("old")
     assert old["metadata"]["labels"] == {"kubernetes.io/hostname": "old", "zone": "a"}
@@ -110,7 +110,7 @@ def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytes
     assert old["status"]["capacity"]["cpu"] == old["status"]["allocatable"]["cpu"] == "8"
     assert (world.node("new"), world.node("plain")) == (new, plain)
     assert world.uninstall("old") == 0
-    assert capsys.readouterr().out == "Nothing is left to be removed.\n"
+    assert capsys.readouterr().out == "There are no leftovers to remove.\n"
 
 
 def test_a_dry_run_changes_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +127,7 @@ def test_where_sharing_goes_on_it_ends_only_if_one_says_so(world: World, capsys:
     assert "--all=really" in capsys.readouterr().err
     assert world.uninstall("new", "--all=really") == 0
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith(f"new: removed {REMOVED}; its kubelet knows the agent for five minutes")
+    assert told.startswith(f"new: removed {REMOVED}; the kubelet remembers an agent for five minutes")
     assert world.node("new")["metadata"]["labels"] == {"kubernetes.io/hostname": "new"}
     assert MEM not in world.node("new")["status"]["capacity"]
 
@@ -137,7 +137,7 @@ def test_a_node_whose_agent_runs_by_another_rule_is_left_alone(
 ) -> None:
     world.agent_on("old")
     assert world.uninstall("old") == 0
-    assert "left alone, the agent gpushare/agent-x runs there; end that first" in capsys.readouterr().out
+    assert "skipped, as the agent gpushare/agent-x runs there; end that first" in capsys.readouterr().out
     assert "gpu-device-plugin/count" in world.node("old")["metadata"]["labels"]
 
 
@@ -148,7 +148,7 @@ def test_what_could_not_be_removed_is_told_and_the_rest_goes_on(
     world.world["refuse"] = "old"
     assert world.uninstall() == 1
     told = capsys.readouterr().out
-    assert "old: not all was removed: node old: Error from server (Forbidden): nodes is forbidden" in told
+    assert "old: the removal is incomplete: node old: Error from server (Forbidden): nodes is forbidden" in told
     assert f"older: removed {REMOVED}" in told
 
 
@@ -162,7 +162,7 @@ def test_a_node_with_capacity_alone_and_one_with_the_label_alone(
     world.node("theirs")["metadata"]["annotations"] = {}
     assert world.uninstall() == 0
     (told,) = capsys.readouterr().out.splitlines()
-    assert told.startswith("theirs: removed capacity aliyun.com/gpu-mem; its kubelet knows")
+    assert told.startswith("theirs: removed capacity aliyun.com/gpu-mem; the kubelet remembers")
 
 
 @pytest.mark.parametrize("place", ["nodes", "pods"])
@@ -185,7 +185,7 @@ def test_a_node_that_is_not_there(world: World, capsys: pytest.CaptureFixture[st
         (["--json"], "--json goes with doctor; the overview has -o json"),
         (["doctor", "-d"], "doctor: -d and -o are for the overview; leave them out"),
         (["unistall", "node"], "unistall node: there is no such command; did you mean uninstall?"),
-        (["doctor", "node"], "doctor: it looks at the whole cluster; on a node there is gpu-device-plugin doctor"),
+        (["doctor", "node"], "doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor"),
     ],
 )
 def test_flags_that_mean_nothing_here_are_refused(

@@ -135,7 +135,7 @@ class NodeWorld:
         await self.until(lambda: all(hold.granted_at is None for hold in state.node.ledger.holds.values()))
 
     async def rounds(self, count: int, *, now: bool = False) -> None:
-        """Let the agent compare its books with the kubelet's so many times more, each from its beginning.
+        """Let the agent compare its ledger with the kubelet's records `count` times more, each from its beginning.
 
         `now`: without waiting for its interval.
         """

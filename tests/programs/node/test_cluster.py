@@ -146,8 +146,8 @@ async def test_a_pod_that_a_policy_keeps_the_agent_from_is_told_of_and_annotated
         await there.node.until(lambda: bool(there.events("PodNotAnnotated")))
         told = there.events("PodNotAnnotated")[0]
         assert (told["type"], told["regarding"]["kind"]) == ("Warning", "Node")
-        assert told["note"].startswith("the annotations that say where pod default/large has its GPUs are not on it, ")
-        assert "ValidatingAdmissionPolicy size is against it" in told["note"]
+        assert told["note"].startswith("the annotations with the GPUs of pod default/large could not be written, ")
+        assert "ValidatingAdmissionPolicy size denied it" in told["note"]
         assert not assigned(there, "large")
         there.api.admit_again("size")
         await there.node.until(lambda: assigned(there, "large"))
@@ -496,7 +496,7 @@ async def test_garbage_in_place_of_the_node_ends_nothing() -> None:
         await there.node.until(lambda: bool(there.said_of_node()))
 
 
-async def test_pods_of_others_cause_no_reading_of_the_kubelets_books() -> None:
+async def test_pods_of_others_cause_no_reading_of_the_kubelets_records() -> None:
     """Pods that ask for no device come and go all the time."""
     async with cluster(reconcile_interval="10m") as there:
         await there.start_agent()

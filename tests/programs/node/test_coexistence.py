@@ -50,7 +50,7 @@ async def test_beside_another_device_plugin_nothing_is_registered(caplog: pytest
         await node.ready()  # the file is still there, and nobody listens
         assert await probes.ready(agent) == ()
         assert node.healthy(MEM) == 28
-        assert "GPUs are shared: nobody else hands them out any more" in caplog.text
+        assert "GPUs are shared again: no other plugin hands them out" in caplog.text
 
 
 async def test_one_that_comes_later_ends_the_sharing_and_running_pods_stay() -> None:

@@ -142,7 +142,7 @@ async def test_an_agent_that_ends_invites_no_pod_again_whatever_it_learns_meanwh
         await there.node.until(lambda: there.said_of_node()["policy"] == "spread")
         there.api.patch("nodes", NODE, {"metadata": {"annotations": {"gpu-device-plugin/gpus": None}}})
         await there.node.until(lambda: bool(there.said_of_node()))
-        ours.arrived()
+        ours.announce_ready()
         there.node.hardware(T4, T4)
         await there.node.until(lambda: there.said_of_node()["gpus"][1]["healthy"])
         assert there.said_of_node()["away"]
@@ -164,7 +164,7 @@ async def test_an_agent_that_cannot_say_that_it_ends_ends_all_the_same(caplog: p
         await published(there)
         there.api.fail(Hang(), resources=["nodes"])
         await there.cluster.announce_shutdown(0.05)
-        assert "does not say that its agent ends: no answer within 0.05 s" in caplog.text
+        assert "could not be announced on its node: no answer within 0.05 s" in caplog.text
         there.api.heal()
 
 
@@ -195,9 +195,9 @@ async def test_an_api_server_that_does_not_answer_holds_the_end_up_for_a_moment_
         ours = there.cluster
         await there.node.stop_agent()
         await ours.cleanup.run(0.1, 0)
-        assert "what we wrote on it stays: no answer within 0.1 s" in caplog.text
+        assert "our labels and annotations may still be on it: no answer within 0.1 s" in caplog.text
         there.api.heal()
         there.api.fail(Answer(403), verbs=["patch"])
         await ours.cleanup.run(5, 0)
-        assert "what we wrote on it stays: patch nodes node: 403" in caplog.text
+        assert "our labels and annotations may still be on it: patch nodes node: 403" in caplog.text
         assert there.said_of_node()

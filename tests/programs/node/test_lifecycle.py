@@ -240,7 +240,7 @@ async def test_new_gpus_that_would_be_too_many_are_left_out_and_the_others_go_on
         await agent.hardware.pause()
         node.hardware(T4, T4)
         agent.hardware.resume()
-        await node.until(lambda: "new GPUs are left out" in caplog.messages)
+        await node.until(lambda: "new GPUs are not shared" in caplog.messages)
         await node.healthy_is(COUNT, 1)
 
 
@@ -353,8 +353,8 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
         status, text = await page(port, "/readyz")
         ok, limits, unknown = text.splitlines()
         assert (status, ok) == (200, "ok")
-        assert limits == "memory limits: advisory: its driver has no limits of memory, which come with r615"
-        assert unknown.startswith("--exclude-gpus names 9, which no GPU of this node is; ")
+        assert limits == "memory limits: advisory: its driver has no memory limits, which come with r615"
+        assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU; ")
         node.hardware(T4 | {"error": "no answer"}, T4)
         await node.healthy_is(MEM, 0)
         assert [caplog.messages.count(line) for line in (limits, unknown)] == [1, 1]
@@ -367,7 +367,7 @@ async def test_an_agent_whose_sockets_do_not_answer_is_not_alive() -> None:
         directory = node.kubelet.device_plugin_dir
         directory.rename(directory.with_name("away"))
         await eventually(lambda: probes.alive(agent))
-        assert await probes.alive(agent) == ("our own sockets do not answer",)
+        assert await probes.alive(agent) == ("the agent's sockets do not answer",)
         directory.with_name("away").rename(directory)
         await node.ready()
 

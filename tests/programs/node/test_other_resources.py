@@ -51,7 +51,7 @@ async def test_readiness_tells_what_was_lost_after_the_start() -> None:
         assert await probes.ready(agent) == ()
         agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 0)
-        assert await probes.ready(agent) == ("paused: no process of ours uses the GPUs",)
+        assert await probes.ready(agent) == ("paused: the agent does not use the GPUs",)
         agent.equipment.toggle_pause()
         await node.healthy_is(MEM, 14)
         assert await probes.ready(agent) == ()

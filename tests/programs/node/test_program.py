@@ -122,7 +122,7 @@ async def test_a_silent_api_server_leaves_the_profile_that_the_node_had(caplog: 
         there.api.fail(Hang())
         async with running(there, patience_s=0.2):
             await shares(there, 14)
-            assert "the profile that it had last is used" in caplog.text
+            assert "its last profile is used" in caplog.text
             there.api.heal()
 
 
@@ -132,7 +132,7 @@ async def test_where_nobody_remembers_a_profile_nothing_is_shared_until_the_labe
         configure(there, **SIZES)
         there.api.fail(Answer(503))
         async with running(there, patience_s=0.2, http=f"127.0.0.1:{port}") as program:
-            await waits(there, program, "which profile of settings this node has is not known, and it shares nothing")
+            await waits(there, program, "this node shares nothing until its profile of settings is known")
             async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
                 async with http.get("/healthz") as answer:
                     assert answer.status == 200
@@ -183,7 +183,7 @@ async def test_sighup_looks_at_once(caplog: pytest.LogCaptureFixture) -> None:
             program.choice.look_s = 600
             await waits(there, program, "names no profile")
             program.toggle_pause()
-            assert "there is nothing to pause" in caplog.text
+            assert "nothing to pause" in caplog.text
             assert repr(program).startswith("<NodeProgram <Choice for node: this node shares nothing until")
             label(there, config="big")
             program.look()
@@ -309,7 +309,7 @@ async def test_a_changed_configmap_is_taken_over_by_itself() -> None:
     ("files", "why"),
     [
         ({"default": "", "big": "policy: sideways"}, "/big.yaml, line 1, policy: 'sideways' is unknown"),
-        ({"default": "policy: [", "big": ""}, "/default.yaml, line 1: this is not YAML"),
+        ({"default": "policy: [", "big": ""}, "/default.yaml, line 1: this is not valid YAML"),
         ({"default": "", "small": ""}, "the node label gpu-device-plugin/config=big names no profile"),
     ],
 )
@@ -356,7 +356,7 @@ async def test_a_profile_that_cannot_be_written_down_is_no_reason_to_stop(caplog
         (there.node.kubelet.device_plugin_dir / "gpushare" / "profile" / "x").mkdir(parents=True)
         async with running(there):
             await shares(there, 14)
-            await there.node.until(lambda: "has to know is not written down" in caplog.text)
+            await there.node.until(lambda: "the state for the next agent" in caplog.text)
 
 
 def test_what_is_remembered_shows_itself(tmp_path: Path) -> None:

@@ -439,7 +439,7 @@ async def test_a_container_that_asks_for_both_resources_is_refused_with_a_senten
         made = await there.node.kubelet.admit(both)
         assert made.phase == "Failed"
         assert (
-            "container 'main' asks for GPU memory and for whole GPUs at once, which it cannot have of one GPU; "
+            "container 'main' asks for GPU memory and for whole GPUs at once, which no GPU can serve together; "
             "ask for one of the two"
         ) in made.message
         assert there.positions(await there.admit(mem)) == {1: 3}

@@ -212,7 +212,7 @@ async def test_a_checkpoint_that_was_read_once_may_be_unreadable_later() -> None
 # --- Rounds -----------------------------------------------------------------------------------------------------------
 
 
-async def test_what_both_books_omit_is_released() -> None:
+async def test_what_both_records_omit_is_released() -> None:
     desk = Desk(NodeState(node(8, used={0: [1, 2]})))
     desk.records.write(*ids(0, [1]))
     async with running(desk):
@@ -245,7 +245,7 @@ async def test_devices_that_the_kubelet_gave_out_without_us_are_held_counted_and
         await eventually(lambda: desk.held == set(ids(0, [1, 2])))
         await desk.rounds(2)
     assert desk.drift == 2
-    assert caplog.messages == ["the kubelet gave out devices that we knew nothing of"]
+    assert caplog.messages == ["the kubelet allocated devices unknown to this agent"]
 
 
 async def test_processes_on_a_gpu_keep_what_would_be_free_for_a_while() -> None:
@@ -316,7 +316,7 @@ async def test_our_gpus_in_the_hands_of_another_resource_are_known_until_its_pod
         await eventually(lambda: dict(desk.state.node.ledger.foreign) == {uuid(1): "old.com/gpu-mem"})
         await eventually(lambda: desk.resent > 2)
         assert len(caplog.messages) == 1
-        assert "in use through a resource that is not offered here" in caplog.messages[0]
+        assert "in use through a resource that this agent does not offer" in caplog.messages[0]
         assert desk.held == set()
         desk.records.checkpoint = Checkpoint()
         await eventually(lambda: not desk.state.node.ledger.foreign)

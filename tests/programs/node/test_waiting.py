@@ -222,8 +222,8 @@ async def test_while_the_api_server_is_away_one_call_waits_and_the_next_ones_do_
         assert (await there.waiting.find(nobody)).match is not None
 
 
-class CountingBooks(KubeletRecords):
-    """Counts how often the checkpoint is read."""
+class CountingRecords(KubeletRecords):
+    """The kubelet's records; counts how often the checkpoint is read."""
 
     reads = 0
 
@@ -235,10 +235,10 @@ class CountingBooks(KubeletRecords):
 async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_path: Path) -> None:
     """The second grant comes while the first is waited for; the disk is slow. No round comes to help."""
     state = NodeState(gpus(8))
-    books = CountingBooks(tmp_path, tmp_path / "nobody", frozenset({MEM}))
+    records = CountingRecords(tmp_path, tmp_path / "nobody", frozenset({MEM}))
     reconciler = Reconciler(
         state,
-        books,
+        records,
         NoMetrics(),
         resend=lambda: None,
         readings=dict,
@@ -253,7 +253,7 @@ async def test_a_checkpoint_that_the_kubelet_writes_late_is_read_once_more(tmp_p
             reconciler.granted()
             for _ in range(5):  # until it waits for the kubelet to write
                 await asyncio.sleep(0)
-        await eventually(lambda: books.reads == 1)
+        await eventually(lambda: records.reads == 1)
         entry = {"PodUID": "a", "ContainerName": "main", "ResourceName": MEM, "DeviceIDs": {"-1": ids(0, [0, 1])}}
         text = json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {MEM: []}}, "Checksum": 0})
         (tmp_path / "kubelet_internal_checkpoint").write_text(text)
