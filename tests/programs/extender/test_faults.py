@@ -360,16 +360,15 @@ async def test_the_lead_is_handed_on_when_nothing_is_being_bound_any_more() -> N
             w.pod(name, mem=8)
         await w.seen()
         w.api.fail(Slow(0.1), verbs={"create"}, resources={"pods/binding"}, tokens={FIRST})
+        pre_stop, request = await asyncio.open_connection("127.0.0.1", first.extender.ports["http"])
+        request.write(b"GET /quiet HTTP/1.0\r\n\r\n")  # on its way before anything ends
         binding = asyncio.create_task(w.bind("p", "a", first))
         await w.until(lambda: w.api.count("create", "pods/binding") > 0)
-
-        async def pre_stop() -> str:
-            async with w.http.get(f"{first.probes}/quiet") as answer:
-                return await answer.text()
-
-        waiting = asyncio.create_task(pre_stop())
         stopping = asyncio.create_task(w.stop(first))
-        assert (await waiting, w.where("p")) == ("quiet\n", "a")
+        async with patience(w.api):
+            assert (await pre_stop.read()).endswith(b"\r\n\r\nquiet\n")
+        request.close()
+        assert w.where("p") == "a"
         assert await w.bind("q", "a", second) == "node a: no GPU has 8 GiB free"
         await stopping
         assert await binding == ""
