@@ -11,6 +11,7 @@ import inspect
 import os
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
@@ -26,7 +27,16 @@ REAL_S = 120.0
 
 def stretched(seconds: float = QUIET_S) -> float:
     """Return a time that is enough on a quiet machine, stretched by the number of runnable processes for each CPU."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    return seconds * max(1.0, load() / (os.cpu_count() or 1))
+
+
+def load() -> float:
+    """Return how many processes want a CPU: in the last minute, or at this moment if they are more."""
+    try:
+        now = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
+    except OSError:  # not on Linux
+        now = 0
+    return max(os.getloadavg()[0], now)
 
 
 @overload

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from tests.patience import eventually, patience, stretched, until
+from tests import patience as patience_module
+from tests.patience import eventually, load, patience, stretched, until
 
 
 class Door:
@@ -60,6 +61,11 @@ async def test_a_block_that_does_not_end_is_ended_and_its_own_deadlines_stay_its
 
 def test_a_deadline_grows_with_the_load_of_each_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    for load, longer in ((0.0, 1), (2.0, 1), (8.0, 4)):
-        monkeypatch.setattr(os, "getloadavg", lambda now=load: (now, now, now))
+    for busy, longer in ((0.0, 1), (2.0, 1), (8.0, 4)):
+        monkeypatch.setattr(patience_module, "load", lambda now=busy: now)
         assert stretched(30) == 30 * longer
+
+
+def test_the_load_is_at_least_that_of_the_last_minute() -> None:
+    """We ourselves run at this moment, where anybody counts that."""
+    assert load() >= min(os.getloadavg()[0], 1)

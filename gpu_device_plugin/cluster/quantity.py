@@ -66,7 +66,7 @@ class RequestSums:
         self._sums: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
 
     def __repr__(self) -> str:
-        return f"<RequestSums: {len(self._sums)} different ones>"
+        return f"<RequestSums: {len(self._sums)} sums, written in {len(self._known)} ways>"
 
     def of(
         self,

@@ -34,6 +34,11 @@ class DriverProcess(asyncio.SubprocessProtocol):
         self._exit = asyncio.Event()
 
     @property
+    def pid(self) -> int:
+        """The ID of the process; 0 if it was never started."""
+        return 0 if self._transport is None else self._transport.get_pid()
+
+    @property
     def exited(self) -> bool:
         """Whether the process has ended."""
         return self._exit.is_set()
@@ -78,7 +83,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
             return
         for pipe in (0, 1):
             cast("asyncio.BaseTransport", self._transport.get_pipe_transport(pipe)).close()
-        signal_child(self._transport.get_pid(), self._transport.get_returncode(), signal.SIGKILL)
+        signal_child(self.pid, self._transport.get_returncode(), signal.SIGKILL)
 
     async def exits(self, within_s: float) -> bool:
         """Wait for the end of the process; return whether it ended in time."""

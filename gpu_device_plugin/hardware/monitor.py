@@ -118,8 +118,10 @@ class Hardware:
         self._origin_s = time.monotonic()
         self._started = False
 
-        self._child: DriverProcess | None = None
-        self._abandoned: list[DriverProcess] = []
+        self.child: DriverProcess | None = None
+        """The process that speaks to the driver; None while there is none."""
+        self.abandoned: list[DriverProcess] = []
+        """Those that hang in the driver, so that not even SIGKILL has ended them."""
         self._failures = 0
         self._missed_deadlines = 0
         self._lost_context = 0
@@ -155,9 +157,9 @@ class Hardware:
                     wait_s = self._failed(error)
         finally:
             self._disarm()
-            if self._child is not None:
-                await self._end(self._child)
-            self._child = None
+            if self.child is not None:
+                await self._end(self.child)
+            self.child = None
 
     async def pause(self) -> None:
         """Release the GPUs, so that they can be reset, and return when that is done; they are unhealthy until `resume`.
@@ -186,7 +188,7 @@ class Hardware:
         self._wake.set()
         try:
             async with asyncio.timeout(self.timings.answer_within_s):
-                while self._child is not None and self.load.value.began < asked:
+                while self.child is not None and self.load.value.began < asked:
                     version, _ = await self.load.after(version)
         except TimeoutError:
             pass
@@ -195,12 +197,12 @@ class Hardware:
         """Read the GPUs at intervals until it is time for a new listing, or `pause` is called.
 
         Raises:
-            HardwareError: the driver failed, and `_child` was ended.
+            HardwareError: the driver failed, and `child` was ended.
         """
         clock = asyncio.get_running_loop().time
         until_s = clock() + for_s
         while not self._paused.is_set() and (left_s := until_s - clock()) > 0:
-            child = self._child
+            child = self.child
             await self._sleep(left_s if child is None else min(left_s, self.timings.probe_every_s))
             if child is not None and not self._paused.is_set() and await self._read(child):
                 return
@@ -209,14 +211,14 @@ class Hardware:
         """Take one reading of all GPUs; True if they must be listed again at once.
 
         Raises:
-            HardwareError: the driver failed, and `_child` was ended.
+            HardwareError: the driver failed, and `child` was ended.
         """
         began = time.monotonic()
         try:
             self._expect_same_driver()
             answer = await child.ask(self.timings.answer_within_s)
         except HardwareError:
-            self._child = None
+            self.child = None
             self._beliefs.count_restart()
             await self._end(child)
             raise
@@ -231,14 +233,12 @@ class Hardware:
         Raises:
             HardwareError: the new process failed; the old one, if there is one, stays.
         """
-        self._abandoned = [child for child in self._abandoned if not child.exited]
-        if len(self._abandoned) >= _MOST_ABANDONED:
-            raise HardwareError(
-                driver.HUNG, f"{len(self._abandoned)} processes hang in the driver and cannot be killed"
-            )
+        self.abandoned = [child for child in self.abandoned if not child.exited]
+        if len(self.abandoned) >= _MOST_ABANDONED:
+            raise HardwareError(driver.HUNG, f"{len(self.abandoned)} processes hang in the driver and cannot be killed")
         began = time.monotonic()
         child, answer, listing = await self._start()
-        old, self._child = self._child, child
+        old, self.child = self.child, child
         self._missed_deadlines = self._lost_context = 0
         self._worked = True
         self._kernel_version = self._read_kernel_version()
@@ -274,7 +274,7 @@ class Hardware:
     async def _end(self, child: DriverProcess) -> None:
         child.kill()  # it has no state to lose, and the kernel closes its device nodes
         if not await child.exits(self.timings.end_within_s):
-            self._abandoned.append(child)
+            self.abandoned.append(child)
 
     def _failed(self, error: HardwareError) -> float:
         """Handle a failure of the driver as a whole, which is no GPU's fault.
@@ -286,7 +286,7 @@ class Hardware:
             HardwareContextLost: another attempt is useless.
         """
         self._last_failure = error.what
-        if self._child is None:
+        if self.child is None:
             self._beliefs.set_state(State(error.kind), str(error))
             self._missed_deadlines = self._missed_deadlines + 1 if error.kind == driver.HUNG else 0
             if self._missed_deadlines >= _DEADLINES_TO_MISS:
@@ -306,7 +306,7 @@ class Hardware:
 
     async def _stay_paused(self) -> None:
         """End the child and wait for `resume`."""
-        child, self._child = self._child, None
+        child, self.child = self.child, None
         if child is not None:
             await self._end(child)
         self._disarm()

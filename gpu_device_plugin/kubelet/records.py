@@ -68,6 +68,11 @@ class KubeletRecords:
         """UIDs of ended pods that the checkpoint still shows."""
         return self._shown().over
 
+    @property
+    def named(self) -> frozenset[str]:
+        """UIDs of pods in the checkpoint whose names List has shown: one that omits the name proves the pod's end."""
+        return frozenset(self._endings.names)
+
     def held(self, found: Checkpoint) -> frozenset[str]:
         """Return the IDs that a checkpoint shows for pods not known to have ended."""
         over = self.over
@@ -92,7 +97,7 @@ class KubeletRecords:
         if found is None:
             return False
         self._look(listener, recorded, found)
-        return recorded.by_pod(self.resources).keys() <= self._endings.names.keys() | self._endings.over
+        return recorded.by_pod(self.resources).keys() <= self.named | self._endings.over
 
     async def _list(self) -> Mapping[str, frozenset[str]] | None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests import patience
+from tests.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -106,7 +106,7 @@ class processes:  # noqa: N801 - a context manager
         self._api_server: list[str] = []
 
     def __enter__(self) -> RealServer:
-        client_port, peer_port, port = _free_ports(3)
+        client_port, peer_port, port = free_ports(3)
         home = self._home
         etcd = f"http://127.0.0.1:{client_port}"
         peer = f"http://127.0.0.1:{peer_port}"
@@ -174,16 +174,6 @@ class processes:  # noqa: N801 - a context manager
                 quiet_s=patience.REAL_S,
                 pause_s=0.1,
             )
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 # Without KUBE_BIN there is nothing to compare with, which test_api_conformance.py says once.

@@ -15,7 +15,7 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Late, Reset, Trouble
-from tests.patience import eventually
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 POD = PodRef("default", "a", "u")
 PROMISE = {"ALIYUN_COM_GPU_MEM_IDX": "1", "ALIYUN_COM_GPU_MEM_ASSIGNED": "false"}
 READER = PodReader((), lambda _: True)
-QUICK = BinderTiming(call_s=0.5, total_s=2.0, pause_s=0.001)
 
 
 @asynccontextmanager
-async def binding(server: ApiServer) -> AsyncIterator[Binder]:
-    async with Client(ClusterConfig(server.url), timing=Timing(connect_s=1)) as client:
-        yield Binder(client, READER, timing=lambda: QUICK)
+async def binding(server: ApiServer, trouble: Trouble | None = None) -> AsyncIterator[Binder]:
+    """Make a binder, one that gives up soon if its trouble is to get no answer."""
+    call_s = stretched(0.5 if isinstance(trouble, Hang | Late) else 10)
+    timing = BinderTiming(call_s=call_s, total_s=4 * call_s, pause_s=0.001)
+    async with Client(ClusterConfig(server.url), timing=Timing(connect_s=call_s, request_s=call_s)) as client:
+        yield Binder(client, READER, timing=lambda: timing)
 
 
 @pytest.fixture
@@ -149,21 +151,21 @@ NOT_DONE_AND_LOST: list[Trouble] = [Reset(), Hang(), Answer(500), Answer(503), A
 
 
 @pytest.mark.parametrize("trouble", DONE_BUT_LOST, ids=str)
-async def test_a_binding_whose_answer_was_lost_is_recognised(
-    server: ApiServer, binder: Binder, trouble: Trouble
-) -> None:
+async def test_a_binding_whose_answer_was_lost_is_recognised(server: ApiServer, trouble: Trouble) -> None:
     server.add(pod("a", uid="u"))
     server.fail(trouble, resources={"pods/binding"}, times=1)
-    await binder.bind(POD, "n", PROMISE)
+    async with binding(server, trouble) as binder:
+        await binder.bind(POD, "n", PROMISE)
     assert bound(server) == ("n", PROMISE)
     assert server.count("create", "pods/binding") == 1
 
 
 @pytest.mark.parametrize("trouble", NOT_DONE_AND_LOST, ids=str)
-async def test_a_request_that_was_lost_is_made_again(server: ApiServer, binder: Binder, trouble: Trouble) -> None:
+async def test_a_request_that_was_lost_is_made_again(server: ApiServer, trouble: Trouble) -> None:
     server.add(pod("a", uid="u"))
     server.fail(trouble, resources={"pods/binding"}, times=2)
-    await binder.bind(POD, "n", PROMISE)
+    async with binding(server, trouble) as binder:
+        await binder.bind(POD, "n", PROMISE)
     assert bound(server) == ("n", PROMISE)
     assert server.count("create", "pods/binding") == 3
 
@@ -190,11 +192,12 @@ async def test_another_promise_on_the_same_node_leaves_doubt(server: ApiServer, 
 
 
 @pytest.mark.parametrize("trouble", NOT_DONE_AND_LOST + DONE_BUT_LOST, ids=str)
-async def test_what_cannot_be_found_out_is_in_doubt(server: ApiServer, binder: Binder, trouble: Trouble) -> None:
+async def test_what_cannot_be_found_out_is_in_doubt(server: ApiServer, trouble: Trouble) -> None:
     server.add(pod("a", uid="u"))
     server.fail(trouble)
-    with pytest.raises(InDoubtError, match="whether pod default/a is bound to node n is unknown: create pods/binding"):
-        await binder.bind(POD, "n", PROMISE)
+    async with binding(server, trouble) as binder:
+        with pytest.raises(InDoubtError, match="pod default/a is bound to node n is unknown: create pods/binding"):
+            await binder.bind(POD, "n", PROMISE)
 
 
 async def test_a_server_that_never_answers_is_in_doubt_within_the_time(server: ApiServer) -> None:
@@ -236,13 +239,14 @@ async def test_a_lost_answer_of_a_pod_that_is_gone_leaves_doubt(
         await binder.bind(POD, "n", PROMISE)
 
 
-async def test_a_pod_that_goes_between_two_attempts_leaves_doubt(server: ApiServer, binder: Binder) -> None:
+async def test_a_pod_that_goes_between_two_attempts_leaves_doubt(server: ApiServer) -> None:
     """The first was lost, a look shows the pod unbound, and the second meets no pod."""
     server.add(pod("a", uid="u"))
     server.fail(Late(), resources={"pods/binding"}, times=1)
     server.fail(Answer(404), resources={"pods/binding"})
-    with pytest.raises(InDoubtError, match="whether it was bound before is unknown"):
-        await binder.bind(POD, "n", PROMISE)
+    async with binding(server, Late()) as binder:
+        with pytest.raises(InDoubtError, match="whether it was bound before is unknown"):
+            await binder.bind(POD, "n", PROMISE)
 
 
 async def test_a_look_that_shows_no_pod_proves_nothing(server: ApiServer, binder: Binder) -> None:

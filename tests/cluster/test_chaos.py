@@ -15,6 +15,7 @@ from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,7 @@ async def test_the_pods_of_a_node_end_up_as_they_are(
     A forgetful server drops its history now and then, and its cache lags: then the order can be that of age only. But
     what was shown once keeps its place. Checks run all the while, and bookmarks come.
     """
-    timing = Timing(connect_s=0.5, request_s=0.05, watch_s=0.2, silence_s=0.05)
+    timing = Timing(connect_s=20, request_s=stretched(0.05), watch_s=0.2, silence_s=0.05)
     async with (
         ApiServer(patience_s=0.01, bookmark_s=0.02) as server,
         Client(ClusterConfig(server.url), timing=timing) as client,

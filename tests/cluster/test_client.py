@@ -28,14 +28,13 @@ from gpu_device_plugin.cluster.errors import (
 )
 from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from gpu_device_plugin.cluster.api import WatchEvent
-
-QUICK = Timing(connect_s=2, request_s=0.3, watch_s=20, silence_s=20)
 
 
 async def listed(client: Client, **selection: Any) -> list[str]:
@@ -107,10 +106,12 @@ async def test_an_object_is_replaced_as_a_whole_unless_it_changed(client: Client
 async def test_less_patience_can_be_had(server: ApiServer, verb: str) -> None:
     server.fail(Hang())
     async with Client(ClusterConfig(server.url)) as client:
+        await client.server()  # which opens the connection
+        timeout_s = stretched(0.1)
         calls: dict[str, Callable[[], Awaitable[bytes]]] = {
-            "get": lambda: client.get(PODS, "a", namespace="default", timeout_s=0.01),
-            "create": lambda: client.create(PODS, {}, namespace="default", timeout_s=0.01),
-            "replace": lambda: client.replace(PODS, "a", {}, namespace="default", timeout_s=0.01),
+            "get": lambda: client.get(PODS, "a", namespace="default", timeout_s=timeout_s),
+            "create": lambda: client.create(PODS, {}, namespace="default", timeout_s=timeout_s),
+            "replace": lambda: client.replace(PODS, "a", {}, namespace="default", timeout_s=timeout_s),
         }
         with pytest.raises(UnavailableError, match="no answer in time") as failed:
             await calls[verb]()
@@ -224,7 +225,7 @@ TROUBLES: list[tuple[Trouble, type[ApiError], str]] = [
     (Answer(500), UnavailableError, "500"),
     (Answer(503), UnavailableError, "503"),
     (Hang(), UnavailableError, "no answer in time"),
-    (Slow(5), UnavailableError, "no answer in time"),
+    (Slow(3600), UnavailableError, "no answer in time"),
     (Reset(), UnavailableError, "get nodes n: "),
 ]
 
@@ -234,7 +235,8 @@ async def test_trouble_has_a_type_and_a_sentence(
     server: ApiServer, trouble: Trouble, kind: type[ApiError], words: str
 ) -> None:
     server.add(node("n"))
-    async with Client(ClusterConfig(server.url), timing=QUICK) as client:
+    timing = Timing(request_s=stretched(0.3) if isinstance(trouble, Hang | Slow) else stretched())
+    async with Client(ClusterConfig(server.url), timing=timing) as client:
         server.fail(trouble)
         with pytest.raises(kind, match=words) as failed:
             await client.get(NODES, "n")

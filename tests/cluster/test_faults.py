@@ -26,6 +26,7 @@ from gpu_device_plugin.cluster.reflector import ReflectorTiming
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Trouble
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -68,7 +69,7 @@ OUTAGES: list[Trouble] = [
 
 def _patience(trouble: Trouble) -> float:
     """Give the deadline of a request, seconds: short where nothing else ends it, long where something does."""
-    return 0.5 if isinstance(trouble, Hang) else 20
+    return stretched(0.5 if isinstance(trouble, Hang) else 20)
 
 
 @pytest.mark.parametrize("trouble", OUTAGES, ids=str)
@@ -130,7 +131,7 @@ async def test_e1_a_list_that_breaks_between_pages_changes_nothing(server: ApiSe
 
 async def test_e1_writes_are_queued_and_written_when_the_server_is_back(server: ApiServer, eventually: Any) -> None:
     server.add(pod("a", uid="u"))
-    timing = Timing(request_s=0.3)
+    timing = Timing()
     async with Client(ClusterConfig(server.url), timing=timing) as client, asyncio.TaskGroup() as tasks:
         writer = PodWriter(client, first_retry_s=0.01)
         running = tasks.create_task(writer.run())
@@ -254,7 +255,7 @@ async def test_e3_a_stale_first_list_is_followed_by_what_happened_since(server: 
 async def test_e3_a_new_list_never_goes_back_in_time(server: ApiServer, eventually: Any) -> None:
     """A second API server may lag behind the one that told us of a deletion: its list must not bring the pod back."""
     server.add(pod("a", node="n"))
-    async with following(server, request_s=0.1, watch_s=0.01, check_s=0.02) as there:
+    async with following(server, request_s=stretched(0.1), watch_s=0.01, check_s=0.02) as there:
         await eventually(lambda: there.reflector.live)
         server.delete("pods", "a")
         await eventually(lambda: not there.pods)

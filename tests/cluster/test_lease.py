@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,26 @@ from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.cluster.errors import ForbiddenError, UnavailableError
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-QUICK = LeaseTiming(lease_s=1, renew_s=0.6, retry_s=0.02)
 PATIENT = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=0.02)
 """Nothing expires."""
 UNHURRIED = LeaseTiming(lease_s=3600, renew_s=3000, retry_s=5)
 """Nor does the time to give back, which is that between two attempts."""
 
 
+def lapsing(*, renew_s: float, lease_s: int = 1) -> LeaseTiming:
+    """Return the times of a lease that a trouble costs while a test waits, and a busy machine does not."""
+    longer = stretched(1)
+    return LeaseTiming(lease_s=math.ceil(longer * lease_s), renew_s=longer * renew_s, retry_s=0.02)
+
+
 @asynccontextmanager
-async def standing(server: ApiServer, identity: str, timing: LeaseTiming = QUICK) -> AsyncIterator[Lease]:
+async def standing(server: ApiServer, identity: str, timing: LeaseTiming | None = None) -> AsyncIterator[Lease]:
+    timing = timing or lapsing(renew_s=0.6)
     async with Client(ClusterConfig(server.url, token=identity)) as client, asyncio.TaskGroup() as tasks:
         lease = Lease(client, "kube-system", "gpushare", identity, timing=timing)
         running = tasks.create_task(lease.run())
@@ -160,7 +168,7 @@ TROUBLES: list[Trouble] = [
 
 @pytest.mark.parametrize("trouble", TROUBLES, ids=str)
 async def test_a_short_trouble_does_not_cost_the_lead(server: ApiServer, eventually: Any, trouble: Trouble) -> None:
-    async with standing(server, "a", LeaseTiming(lease_s=10, renew_s=3, retry_s=0.02)) as lease:
+    async with standing(server, "a", lapsing(lease_s=10, renew_s=3)) as lease:
         await eventually(lambda: lease.leading)
         fault = server.fail(trouble, times=1)
         await eventually(lambda: fault.happened)
@@ -174,7 +182,7 @@ async def test_a_short_trouble_does_not_cost_the_lead(server: ApiServer, eventua
 async def test_a_long_trouble_costs_the_lead_for_as_long_as_it_lasts(
     server: ApiServer, eventually: Any, trouble: Trouble
 ) -> None:
-    async with standing(server, "a", LeaseTiming(lease_s=1, renew_s=0.1, retry_s=0.02)) as lease:
+    async with standing(server, "a", lapsing(renew_s=0.1)) as lease:
         await eventually(lambda: lease.leading)
         server.fail(trouble, verbs={"get", "update", "create"})
         await eventually(lambda: not lease.leading)

@@ -22,6 +22,7 @@ from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Garbage, Hang, Reset, Slow, Trouble
 from gpu_device_plugin.testing.cluster_store import Store
+from tests.patience import stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -212,7 +213,7 @@ async def test_every_outage_is_outlived(server: ApiServer, eventually: Any, trou
     server.add(gpu_pod("before"))
     server.add(gpu_pod("deleted meanwhile"))
     held = Held()
-    async with reflecting(server, held, request_s=0.2) as reflector:
+    async with reflecting(server, held, request_s=stretched(0.2 if isinstance(trouble, Hang) else 20)) as reflector:
         await eventually(lambda: reflector.live)
         fault = server.fail(trouble)
         server.reset_connections()
@@ -236,7 +237,7 @@ async def test_an_api_server_that_is_broken_from_the_start_is_waited_for(
     server.add(gpu_pod("a"))
     fault = server.fail(trouble)
     held = Held()
-    async with reflecting(server, held, request_s=0.2) as reflector:
+    async with reflecting(server, held, request_s=stretched(0.2 if isinstance(trouble, Hang) else 20)) as reflector:
         await eventually(lambda: fault.happened >= 2)
         assert not reflector.synced
         assert held.story == []
@@ -434,7 +435,7 @@ async def test_where_lists_take_long_a_short_watch_is_asked_first(server: ApiSer
 async def test_where_short_watches_tell_nothing_lists_are_asked(server: ApiServer, eventually: Any) -> None:
     """As with API servers whose watches of pods never hear of other kinds. Later it is tried again."""
     held = Held()
-    timing = ReflectorTiming(0.01, 0.05, check_s=4, patience_s=0.01, long_list_s=0)
+    timing = ReflectorTiming(0.01, 0.05, check_s=stretched(4), patience_s=0.01, long_list_s=0)
     async with reflecting(server, held, timing=timing) as reflector:
         await eventually(lambda: reflector.live)
         server.hold_cache()
@@ -646,7 +647,7 @@ async def test_the_store_ends_up_with_the_truth(chance_seed: int, eventually: An
     timing = ReflectorTiming(0.001, 0.01, check_s=0.05, patience_s=0.005)
     async with (
         ApiServer(patience_s=0.01) as server,
-        reflecting(server, held, request_s=0.1, watch_s=0.2, silence_s=0.05, timing=timing) as reflector,
+        reflecting(server, held, request_s=stretched(0.1), watch_s=0.2, silence_s=0.05, timing=timing) as reflector,
     ):
         world = World(server, chance_seed)
         for _ in range(300):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -39,6 +38,7 @@ from tests.deploy.test_scheduler_manifest import (
 )
 from tests.deploy.test_scheduler_manifest import container as container_of
 from tests.patience import REAL_S, eventually, stretched
+from tests.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -236,14 +236,6 @@ class Ports:
     scheduler: int
 
 
-def free_ports() -> Ports:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return Ports(*ports)
-
-
 def scheduler_config(variant: Variant, directory: Path, ports: Ports, kubeconfig: Path) -> Json:
     if variant.manifest == SECOND:
         config = configuration()
@@ -288,7 +280,7 @@ async def test_a_pod_is_placed_where_one_gpu_has_room(cluster: Cluster, tmp_path
     if variant.manifest == ALONE:
         make_certificates(tmp_path)
     name = variant.manifest.stem
-    ports = free_ports()
+    ports = Ports(*free_ports(3))
     await cluster.install(variant.manifest)
     commands = {
         "extender": [sys.executable, "-m", "gpu_device_plugin", *await extender(cluster, variant, tmp_path, ports)],

@@ -12,23 +12,10 @@ import pytest
 
 from gpu_device_plugin.hardware.beliefs import HardwareView
 from gpu_device_plugin.hardware.monitor import VERSION_FILES, Hardware, Timings
-from tests.patience import patience
+from tests.patience import patience, stretched
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-# Short enough for tests, long enough for a machine that does several things at once; no test asserts a time.
-QUICK = Timings(
-    probe_every_s=0.05,
-    answer_within_s=5,
-    start_within_s=20,
-    rescan_every_s=0.5,
-    rescan_missing_every_s=0.1,
-    retry_from_s=0.02,
-    retry_to_s=0.1,
-    blind_after_s=60,
-    end_within_s=5,
-)
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -64,15 +51,26 @@ def described(tmp_path: Path) -> Callable[..., Described]:
 
 @pytest.fixture
 def quick() -> Timings:
-    return QUICK
+    """Look often, and give up nothing that is only slow."""
+    return Timings(
+        probe_every_s=0.05,
+        answer_within_s=stretched(5),
+        start_within_s=stretched(20),
+        rescan_every_s=0.5,
+        rescan_missing_every_s=0.1,
+        retry_from_s=0.02,
+        retry_to_s=0.1,
+        blind_after_s=3600,
+        end_within_s=stretched(5),
+    )
 
 
 @pytest.fixture
-def watching(tmp_path: Path) -> Watching:
+def watching(tmp_path: Path, quick: Timings) -> Watching:
     @asynccontextmanager
     async def watch(source: object, **more: Any) -> AsyncIterator[Hardware]:
         files = tuple(tmp_path / path.relative_to("/") for path in VERSION_FILES)
-        hardware = Hardware(str(source), **{"timings": QUICK, "version_files": files, **more})
+        hardware = Hardware(str(source), **{"timings": quick, "version_files": files, **more})
         run = asyncio.create_task(hardware.run(), name="hardware")
         try:
             yield hardware

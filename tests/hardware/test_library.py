@@ -21,6 +21,7 @@ from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.memory import shares_of
 from gpu_device_plugin.hardware.beliefs import HardwareView, State, XidSeen
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from tests.patience import stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -165,7 +166,7 @@ async def test_b2_a_real_library_hangs_and_is_left_behind(
 ) -> None:
     async with watching(**nvml()) as hardware:
         view = await until(hardware, lambda view: view.state is State.WATCHING)
-        hardware.timings = replace(quick, answer_within_s=0.5, start_within_s=1)
+        hardware.timings = replace(quick, answer_within_s=stretched(0.5), start_within_s=stretched(1))
         mock.hangs()
         view = await until(hardware, lambda view: len(sick(view)) == len(view.inventory.gpus))
         assert view.state is State.HUNG

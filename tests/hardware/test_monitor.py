@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -22,7 +23,7 @@ from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
-from tests.patience import patience
+from tests.patience import patience, stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -38,9 +39,8 @@ def healthy(view: HardwareView) -> list[bool]:
 
 
 def child_of(hardware: Hardware) -> int:
-    assert hardware._child is not None
-    assert hardware._child._transport is not None
-    return hardware._child._transport.get_pid()
+    assert hardware.child is not None
+    return hardware.child.pid
 
 
 async def test_the_view_shows_every_gpu_and_how_they_are_connected(watching: Watching, until: Until) -> None:
@@ -138,11 +138,13 @@ async def test_b2_a_hang_is_noticed_after_two_deadlines_and_ends_with_the_first_
     gpus = described()
     async with watching(gpus.path) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
-        hardware.timings = replace(quick, answer_within_s=0.2, start_within_s=0.5)
+        start_within_s = stretched(0.5)
+        hardware.timings = replace(quick, answer_within_s=stretched(0.2), start_within_s=start_within_s)
+        await hardware.read_again()  # from here on every question has that long
         gpus.now(hang=True)
         view = await until(hardware, lambda view: healthy(view) == [False, False])
         assert view.state is State.HUNG
-        assert believed(view)[0].reasons[0].startswith("the driver did not answer within 0.5 s; ")
+        assert believed(view)[0].reasons[0].startswith(f"the driver did not answer within {start_within_s:g} s; ")
         assert view.child_restarts == 1
         hardware.timings = quick
         gpus.now(hang=False)
@@ -154,9 +156,8 @@ async def test_b2_a_child_that_is_stopped_is_replaced_and_no_gpu_is_blamed(
     watching: Watching, until: Until, quick: Timings
 ) -> None:
     changes: list[HealthChange] = []
-    async with watching(
-        "fake:2xT4", on_change=changes.append, timings=replace(quick, answer_within_s=0.3, rescan_every_s=60)
-    ) as hardware:
+    timings = replace(quick, answer_within_s=stretched(0.5), rescan_every_s=60)
+    async with watching("fake:2xT4", on_change=changes.append, timings=timings) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
         os.kill(child_of(hardware), signal.SIGSTOP)
         view = await until(hardware, lambda view: view.child_restarts == 1 and view.state is State.WATCHING)
@@ -241,8 +242,10 @@ async def test_a_reading_that_hangs_is_waited_for_as_long_as_any(
     watching: Watching, until: Until, described: Describe, quick: Timings
 ) -> None:
     gpus = described()
-    async with watching(gpus.path, timings=replace(quick, probe_every_s=3600, rescan_every_s=3600)) as hardware:
+    timings = replace(quick, probe_every_s=3600, rescan_every_s=3600)
+    async with watching(gpus.path, timings=timings) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
+        hardware.timings = replace(timings, answer_within_s=0.5)
         asked = time.monotonic()
         gpus.now(hang="1h")
         await hardware.read_again()
@@ -256,8 +259,7 @@ async def test_b11_gpus_that_nobody_could_read_for_long_are_not_offered(
     async with watching(gpus.path, timings=replace(quick, blind_after_s=0.5)) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
         gpus.now(failure="no-driver")
-        view = await until(hardware, lambda view: healthy(view) == [False, False])
-        assert view.state is State.NO_DRIVER
+        view = await until(hardware, lambda view: view.state is State.NO_DRIVER and healthy(view) == [False, False])
         assert believed(view)[0].reasons[0].startswith("it could not be read for 0.5 s, because of the driver: ")
         gpus.now(failure="none")
         await until(hardware, lambda view: healthy(view) == [True, True])
@@ -352,7 +354,7 @@ async def test_f6_lost_device_access_that_comes_back_is_no_reason_to_end(
     watching: Watching, until: Until, described: Describe, quick: Timings
 ) -> None:
     gpus = described()
-    async with watching(gpus.path, timings=replace(quick, retry_from_s=2)) as hardware:
+    async with watching(gpus.path, timings=replace(quick, retry_from_s=stretched(2))) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
         gpus.now(failure="context-lost")
         await until(hardware, lambda view: view.state is State.CONTEXT_LOST)
@@ -517,11 +519,11 @@ class Stuck:
 
 async def test_b2_when_too_many_processes_hang_for_good_no_more_are_started(watching: Watching, until: Until) -> None:
     async with watching("fake:1xT4") as hardware:
-        hardware._abandoned = [Stuck(), Stuck()]  # type: ignore[list-item]  # none can be made without a broken driver
+        hardware.abandoned = [Stuck(), Stuck()]  # type: ignore[list-item]  # none can be made without a broken driver
         view = await until(hardware, lambda view: view.state is not State.STARTING)
         assert view.state is State.HUNG
         assert view.sentence.startswith("2 processes hang in the driver and cannot be killed; ")
-        hardware._abandoned[0].exited = True  # type: ignore[misc]  # as above
+        hardware.abandoned[0].exited = True  # type: ignore[misc]  # as above
         await until(hardware, lambda view: view.state is State.WATCHING)
 
 
@@ -591,14 +593,18 @@ async def test_a_first_answer_without_gpus_is_none(watching: Watching, until: Un
 
 
 async def test_a_later_look_that_fails_is_told_and_leaves_the_watch_as_it_is(
-    watching: Watching, until: Until, quick: Timings
+    watching: Watching, until: Until, tmp_path: Path, quick: Timings
 ) -> None:
-    async with watching("fake:2xT4", timings=replace(quick, rescan_every_s=0.1)) as hardware:
+    program, elsewhere = tmp_path / "child", tmp_path / "elsewhere"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpu_device_plugin.hardware.child "$@"\n')
+    program.chmod(0o755)
+    timings = replace(quick, rescan_every_s=0.1)
+    async with watching("fake:2xT4", timings=timings, command=(str(program),)) as hardware:
         await until(hardware, lambda view: view.inventory.gpus)
-        hardware._environment = {"TOO": "x" * 200_000}
+        program.rename(elsewhere)
         view = await until(hardware, lambda view: view.sentence.startswith("looking for other GPUs failed: "))
         assert (view.state, healthy(view), view.child_restarts) == (State.WATCHING, [True, True], 0)
-        hardware._environment = None
+        elsewhere.rename(program)
         await until(hardware, lambda view: view.sentence == "2 GPUs, driver 580.65.06")
 
 

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_device_plugin.testing.pods import Container, DeviceNode, Kind, Mount, Pod, PodSpec, Received
 from gpu_device_plugin.testing.versions import Version
 from tests.patience import eventually, stretched
+from tests.ports import free_port
 from tests.real_node import child_of, containerd_configuration, kubelet_configuration, make_cgroups, removed_cgroups
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RealKubelet:
         self._root = Path(tempfile.mkdtemp(prefix="real"))
         self._manifests = self._root / "manifests"
         self._containerd_socket = f"{self._root}/containerd.sock"
-        self._port = _free_port()
+        self._port = free_port()
         self._holder: subprocess.Popen[bytes] | None = None
         self._containerd: subprocess.Popen[bytes] | None = None
         self._kubelet: subprocess.Popen[bytes] | None = None
@@ -296,7 +296,7 @@ class RealKubelet:
             containerd=self._containerd_socket,
             cgroup=self._cgroup,
             address="127.0.0.1",
-            port=_free_port(),
+            port=free_port(),
             readOnlyPort=self._port,
             healthzPort=0,
             staticPodPath=str(self._manifests),
@@ -308,13 +308,6 @@ class RealKubelet:
 
 def _kubelet() -> str:
     return f"{os.environ['KUBE_BIN']}/kubelet"
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _manifest(spec: PodSpec, uid: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from tests.kubelet.kubelet_under_test import (
 )
 from tests.kubelet.real_kubelet import RealKubelet
 from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
-from tests.patience import eventually
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -157,7 +157,7 @@ async def world(request: pytest.FixtureRequest, real: RealKubelet) -> AsyncItera
     async with AsyncExitStack() as stack:
         if (version := DOUBLES.get(request.param)) is not None:
             root = stack.enter_context(tempfile.TemporaryDirectory(prefix="kubelet"))
-            double = Kubelet(Path(root), version=version, dialling=Dialling(dial_timeout_s=0.2))
+            double = Kubelet(Path(root), version=version, dialling=Dialling(dial_timeout_s=stretched(0.5)))
             world = World(TheDouble(await stack.enter_async_context(double)))
         else:
             await real.be_up()

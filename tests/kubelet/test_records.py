@@ -17,7 +17,7 @@ from gpu_device_plugin.testing.pods import pod
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.kubelet.short_paths import short_folder
 from tests.names import MEM
-from tests.patience import eventually
+from tests.patience import eventually, stretched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ class Desk:
 
     async def evidence(self) -> tuple[frozenset[str], frozenset[str], bool] | None:
         """Return what was listed, what was recorded, and whether a checkpoint was waited for."""
-        found = await self.records.evidence(lambda: self.held, self.resend, patience_s=0.3)
+        found = await self.records.evidence(lambda: self.held, self.resend, patience_s=stretched(0.3))
         return None if found is None else (found[0].listed, found[0].recorded, found[1] is not None)
 
 
@@ -172,7 +172,7 @@ async def desk_of_131(*, looked: bool = True) -> AsyncIterator[tuple[Desk, froze
 
 async def stale(node: Desk) -> frozenset[str]:
     """Return which IDs both records show for a pod only that has ended."""
-    found = await node.records.evidence(lambda: node.held, node.resend, patience_s=5)
+    found = await node.records.evidence(lambda: node.held, node.resend, patience_s=stretched())
     assert found is not None
     return found[0].stale
 
@@ -250,7 +250,7 @@ async def test_a_kubelet_that_ends_before_it_has_written_its_checkpoint_has_said
             node.listener = 2
             node.resend()
 
-        found = await node.records.evidence(lambda: node.held, ends, patience_s=5)
+        found = await node.records.evidence(lambda: node.held, ends, patience_s=stretched())
         assert found is not None
         assert (found[0].recorded, found[0].stale) == (had, frozenset())
 

@@ -67,7 +67,7 @@ async def test_a5_a_socket_on_which_nobody_serves_is_not_waited_for_for_ever() -
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(kubelet.registration_socket))
             listening.listen()
-            assert "did not answer in time" in await refused_by(kubelet, timeout_s=0.2)
+            assert "did not answer in time" in await refused_by(kubelet, timeout_s=stretched(0.3))
 
 
 async def test_a5_a_kubelet_that_hangs_in_register_is_given_up() -> None:
@@ -75,7 +75,7 @@ async def test_a5_a_kubelet_that_hangs_in_register_is_given_up() -> None:
         async with Kubelet(folder) as kubelet:
             kubelet.register_gate.hold()
             assert "the kubelet accepted the call and did not answer in time" in await refused_by(
-                kubelet, timeout_s=0.2
+                kubelet, timeout_s=stretched(0.3)
             )
             kubelet.register_gate.release()
 
@@ -108,7 +108,7 @@ async def test_a_plugin_that_answers_is_told_from_one_that_does_not() -> None:
         plugin = ScriptedPlugin(folder, MEM, {})
         assert not await answers(plugin.socket)
         await plugin.serve()
-        assert await answers(plugin.socket)
+        assert await answers(plugin.socket, timeout_s=stretched())
         plugin.options_gate.refuse("out of files", grpc.StatusCode.RESOURCE_EXHAUSTED)
         assert not await answers(plugin.socket)
         plugin.options_gate.hold()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,8 @@ from aiohttp import web
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
-from tests.patience import eventually
+from tests.patience import eventually, stretched
+from tests.ports import free_port
 from tests.scheduler_double.scheduler import ExtenderConfig, Scheduler
 
 if TYPE_CHECKING:
@@ -179,7 +179,9 @@ async def double_world(*, capable: bool) -> AsyncIterator[SchedulerWorld]:
             async with http.request(method, api.url + path, json=body, headers={"Content-Type": content_type}) as said:
                 return await said.json()
 
-        config = ExtenderConfig(extender.url, weight=WEIGHT, http_timeout_s=TIMEOUT_S, node_cache_capable=capable)
+        config = ExtenderConfig(
+            extender.url, weight=WEIGHT, http_timeout_s=stretched(TIMEOUT_S), node_cache_capable=capable
+        )
         async with Scheduler(api, config, name=NAME, backoff_s=(0.05, 0.2)) as scheduler:
             running = asyncio.create_task(scheduler.run())
             try:
@@ -218,7 +220,7 @@ def _configuration(kubeconfig: Path, extender: str, *, capable: bool) -> Json:
                 "urlPrefix": extender,
                 **{f"{verb}Verb": verb for verb in ("filter", "prioritize", "bind", "preempt")},
                 "weight": WEIGHT,
-                "httpTimeout": f"{TIMEOUT_S}s",
+                "httpTimeout": f"{stretched(TIMEOUT_S):.1f}s",
                 "nodeCacheCapable": capable,
                 "managedResources": [{"name": builders.GPU_MEM}, {"name": builders.GPU_COUNT}],
             }
@@ -251,7 +253,7 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
         config.write_text(json.dumps(_configuration(kubeconfig, extender.url, capable=capable)))
         with (folder / "scheduler.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                binary, f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={_free_port()}", "-v=4",
+                binary, f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={free_port()}", "-v=4",
                 stdout=log, stderr=log,
             )  # fmt: skip
         try:
@@ -263,12 +265,6 @@ async def real_world(server: RealServer, folder: Path, *, capable: bool) -> Asyn
                     await ask("DELETE", f"/api/v1/{plural}/{name}?gracePeriodSeconds=0")
             process.terminate()
             await process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 KINDS = ["double", "real"] if os.environ.get("KUBE_BIN") else ["double"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.testing.builders import GPU_MEM, container
-from tests.patience import eventually, stretched
+from tests.patience import eventually
 from tests.testing.conftest import WEIGHT, passing
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ async def test_a_binding_that_was_made_but_not_answered_stands(world: SchedulerW
     await world.pod("p", container(mem=4))
     await eventually(lambda: world.extender.bodies("bind"))
     await world.bind("p", "a")
-    await asyncio.sleep(stretched(0.2))  # for the scheduler's watch: a real one does not tell what it has seen
+    await world.pod("later", container())
+    assert await world.bound("later") == "a"  # the scheduler's watch has shown it this one, and p before
     world.extender.held["bind"].set()
     await world.pod("next", container(mem=4))
     await eventually(lambda: len(world.extender.bodies("bind")) == 2)

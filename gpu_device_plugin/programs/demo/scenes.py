@@ -25,7 +25,6 @@ DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
 _SERVICES = 7
-_PATIENCE_S = 10.0
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
 _XID_ASKS = 154
 """The XID with which drivers report that a GPU needs a recovery action."""
@@ -69,7 +68,7 @@ class Story:
         """Play one scene and return what it showed."""
         self.now = Shown(title, self.world.node)
         await scene(self)
-        if not await self.world.until(self.world.settled, _PATIENCE_S):
+        if not await self.world.until(self.world.settled):
             self.check("GPUs in use through one resource are fenced in the other.", held=False)
         self._expect_no_conflict()
         return self.look()
@@ -105,7 +104,7 @@ class Story:
 
     async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
         """Show a check, and whether `condition` comes to hold."""
-        self.check(sentence, await self.world.until(condition, _PATIENCE_S))
+        self.check(sentence, await self.world.until(condition))
 
     async def admit(self, name: str, resource: str, amount: int) -> Pod:
         """Have the kubelet start a pod with one container that requests `amount` of a resource."""

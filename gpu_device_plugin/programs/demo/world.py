@@ -45,7 +45,8 @@ _QUICK = {
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
 _LOOK_S = 0.02
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
+"""Only what never comes about is waited for so long."""
 
 
 class DemoError(Exception):
@@ -205,14 +206,14 @@ class World:
             uuid: (self.agent.running and self.agent.unhealthy(uuid)) or unknown for uuid in uuids if uuid not in alive
         }
 
-    async def until(self, condition: Callable[[], bool], patience_s: float = _PATIENCE_S) -> bool:
-        """Wait until `condition` holds, at most `patience_s` seconds; return whether it does.
+    async def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait until `condition` holds, at most `_PATIENCE_S` seconds; return whether it does.
 
         Raises:
             DemoError: the agent ended.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(_PATIENCE_S):
                 while not condition():
                     self.agent.require()
                     await asyncio.sleep(_LOOK_S)

@@ -86,13 +86,13 @@ class NodeAgent:
         """Prepare; no file, socket or GPU is opened before `run`. `dev` is the directory of the device nodes."""
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
-        self._metrics: m.Metrics = (
+        self.metrics: m.Metrics = (
             m.PrometheusMetrics(partial(probes.metrics_state, self)) if settings.http is not None else m.NoMetrics()
         )
         self.cluster = cluster = self._reach_cluster()
         self.node: Latest[NodeRecord | None] = Latest(None) if cluster is None else cluster.node
         """Our node as last read from the Kubernetes API; None: not yet."""
-        self.reports = Reports(self.state, self._metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
+        self.reports = Reports(self.state, self.metrics, (lambda *_, **__: None) if cluster is None else cluster.event)
         try:
             self.hardware = Hardware(
                 settings.gpus,
@@ -104,7 +104,7 @@ class NodeAgent:
         except DescriptionError as error:
             raise UsageError(str(error)) from error
         gpus_before = None if cluster is None else cluster.gpus_before
-        self.equipment = Equipment(self.hardware, self.state, self._metrics, settings.exclude_gpus, gpus_before)
+        self.equipment = Equipment(self.hardware, self.state, self.metrics, settings.exclude_gpus, gpus_before)
         self.coexistence = Coexistence(settings)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
@@ -117,7 +117,7 @@ class NodeAgent:
         self.reconciler = Reconciler(
             self.state,
             self.kubelet_records,
-            self._metrics,
+            self.metrics,
             resend=self.advertiser.resend,
             readings=self._readings,
             read_again=self.hardware.read_again,
@@ -127,7 +127,7 @@ class NodeAgent:
         self._answers = NodeAnswers(
             self.state,
             None if cluster is None else cluster.waiting,
-            self._metrics,
+            self.metrics,
             policy=settings.policy,
             delivery=Delivery(frozenset(settings.devices), settings.cdi_kind),
             dev=dev,
@@ -162,7 +162,7 @@ class NodeAgent:
                     partial(probes.alive, self),
                     partial(probes.ready, self),
                     lambda: self.equipment.remarks,
-                    self._metrics,
+                    self.metrics,
                 ),
                 asyncio.TaskGroup() as tasks,
             ):
@@ -237,7 +237,7 @@ class NodeAgent:
             self._answers,
             self.advertiser.lists[resource.kind],
             pre_start=self.settings.pre_start,
-            observe=lambda _resource, rpc, seconds: self._metrics.took(m.RPCS, seconds, rpc),
+            observe=lambda _resource, rpc, seconds: self.metrics.took(m.RPCS, seconds, rpc),
         )
 
     def _registration_event(self, event: RegistrationEvent, details: dict[str, object]) -> None:
@@ -291,7 +291,7 @@ class NodeAgent:
             return None
         from gpu_device_plugin.programs.node.cluster import NodeCluster  # noqa: PLC0415 - see reach_api
 
-        return NodeCluster(config, self.settings, self.state, self._metrics)
+        return NodeCluster(config, self.settings, self.state, self.metrics)
 
 
 def _timings(settings: NodeSettings) -> Timings:

@@ -13,6 +13,8 @@ from gpu_device_plugin.core.telling.node_symptoms import AgentSeen
 from gpu_device_plugin.programs.doctor.agent import agents, ask
 from gpu_device_plugin.settings.forms import Address
 from tests.names import COUNT, MEM
+from tests.patience import stretched
+from tests.ports import free_port
 from tests.programs.node.harness import world
 
 if TYPE_CHECKING:
@@ -60,18 +62,11 @@ def test_where_no_process_is_to_be_seen_nobody_knows(tmp_path: Path) -> None:
     assert agents(tmp_path / "none") is None
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 async def test_an_agent_that_serves_tells_that_the_kubelet_listens() -> None:
     port = free_port()
     async with world(http=f"0.0.0.0:{port}") as node:
         await node.start_agent()
-        seen = await ask(Address("0.0.0.0", port), 5)  # noqa: S104 - what a setting may say
+        seen = await ask(Address("0.0.0.0", port), stretched())  # noqa: S104 - what a setting may say
         assert isinstance(seen, AgentSeen)
         assert (seen.where, seen.missing, seen.api_errors) == (f"http://127.0.0.1:{port}", (), 0)
         assert seen.streams == {MEM: True, COUNT: True}
@@ -90,10 +85,10 @@ async def test_one_that_is_not_ready_says_why() -> None:
 
     port = free_port()
     async with serving("127.0.0.1", port, {"/readyz": ready, "/metrics": metrics}):
-        seen = await ask(Address("127.0.0.1", port), 5)
+        seen = await ask(Address("127.0.0.1", port), stretched())
     assert seen == AgentSeen(f"http://127.0.0.1:{port}", ("paused: so that GPUs can be reset",), api_errors=3)
     async with serving("127.0.0.1", port, {"/readyz": ready, "/metrics": garbage}):
-        seen = await ask(Address("127.0.0.1", port), 5)
+        seen = await ask(Address("127.0.0.1", port), stretched())
     assert isinstance(seen, AgentSeen)
     assert seen.streams == {}
 
@@ -103,7 +98,7 @@ async def test_one_that_does_not_answer_is_ill_and_one_that_is_not_there_is_else
         seen = await ask(Address("127.0.0.1", silent.getsockname()[1]), 0.1)
     assert isinstance(seen, AgentSeen)
     assert "does not answer within 0.1 s" in seen.missing[0]
-    refused = await ask(Address("", free_port()), 5)
+    refused = await ask(Address("", free_port()), stretched())
     assert isinstance(refused, Unknown)
     assert refused.found.startswith("no agent answers at http://127.0.0.1:")
     assert isinstance(await ask(None, 5), Unknown)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Garbage
 from tests.configmap import mount
 from tests.deploy.calls import rights_needed
+from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import T4, world
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from tests.programs.node.harness import NodeWorld
 
-QUICK = Deadlines(driver_s=10, answer_s=2)
+QUICK = Deadlines(driver_s=120, answer_s=60)
 NOWHERE = Place(in_container=True)
 
 
@@ -54,13 +54,6 @@ def settings_in(node: NodeWorld, **changed: str) -> NodeSettings:
 def found(symptoms: NodeSymptoms, *checks: str) -> dict[str, list[Finding]]:
     every = examine(CHECKS, symptoms)
     return {check: [each for each in every if each.check == check] for check in checks}
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        port: int = made.getsockname()[1]
-        return port
 
 
 @asynccontextmanager
@@ -233,14 +226,14 @@ async def test_device_nodes_and_files_are_looked_at_where_the_node_is(tmp_path: 
     where = Place(tmp_path, dev=tmp_path / "dev")
     async with world() as node:
         settings = replace(settings_in(node), gpus="nvml")
-        seen = await examined(settings, where, replace(QUICK, driver_s=5))
+        seen = await examined(settings, where, QUICK)
     assert {path: seen.device_nodes[path] for path in ("/dev/nvidiactl", "/dev/nvidia-uvm")} == {
         "/dev/nvidiactl": "",
         "/dev/nvidia-uvm": "is no device",
     }
     assert seen.unlinked_nodes == ("/dev/nvidiactl",)
     assert (seen.cgroup, seen.runtimes, seen.toolkit) == (1, (), "")
-    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), replace(QUICK, driver_s=5))
+    empty = await examined(settings, Place(tmp_path, dev=tmp_path / "none"), QUICK)
     assert empty.device_nodes["/dev/nvidiactl"] == "is missing"
 
 

@@ -47,16 +47,25 @@ RIGHTS = {
 LEASE_RIGHTS = {("get", "leases"), ("create", "leases"), ("update", "leases")}
 
 QUICK = Timings(
-    api=Timing(connect_s=1, request_s=0.5, watch_s=30, silence_s=30),
+    api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
     follow=ReflectorTiming(first_retry_s=0.01, longest_retry_s=0.1, patience_s=0.02),
-    bind=BinderTiming(call_s=0.2, total_s=0.4, pause_s=0.01),
+    bind=BinderTiming(call_s=10, total_s=20, pause_s=0.01),
     lease=LeaseTiming(lease_s=60, renew_s=40, retry_s=0.1),
-    catch_up_s=1.0,
+    catch_up_s=20,
     check_doubts_s=0.02,
     settle_s=0.0,
     tick_s=0.02,
 )
-"""Under these nothing that a test waits for takes long."""
+"""Under these nothing that a test waits for takes long, and nothing is given up that is only slow."""
+HASTY = replace(
+    QUICK,
+    api=Timing(connect_s=1, request_s=0.5, watch_s=30, silence_s=30),
+    bind=BinderTiming(call_s=0.2, total_s=0.4, pause_s=0.01),
+    catch_up_s=1,
+)
+"""The same for an API server that does not answer: the extender gives up soon, and that is what a test waits for."""
+BIND_TIMEOUT_S = 30.0
+"""Longer than either takes for a binding."""
 
 SECRET = "hunter2"  # noqa: S105 - stands for what must not get into a log
 NODE_GPUS = "gpu-device-plugin/gpus"
@@ -266,9 +275,10 @@ class ExtenderWorld:
 
     @asynccontextmanager
     async def scheduler(self, running: Running | None = None, **rest: Any) -> AsyncIterator[Scheduler]:
-        """Put a scheduler beside an extender."""
-        url = (running or self.only).url + PREFIX
-        config = ExtenderConfig(url, **{"http_timeout_s": 3.0} | rest)
+        """Put a scheduler beside an extender; it waits longer for a binding than the extender takes for one."""
+        there = running or self.only
+        waits_s = there.extender.settings.bind_timeout_s + stretched()
+        config = ExtenderConfig(there.url + PREFIX, http_timeout_s=waits_s, **rest)
         async with Scheduler(self.api, config, backoff_s=(0.02, 0.1)) as scheduler:
             yield scheduler
 
@@ -370,12 +380,14 @@ _USUAL = frozenset(vars(logging.makeLogRecord({})))
 
 def patient(timings: Timings) -> Timings:
     """Return the same with more time, on a busy machine, for what is answered at all."""
-    api, bind = timings.api, timings.bind
+    longer = stretched(1)
+    api, bind, lease = timings.api, timings.bind, timings.lease
     return replace(
         timings,
-        api=replace(api, connect_s=stretched(api.connect_s), request_s=stretched(api.request_s)),
-        bind=bind and replace(bind, call_s=stretched(bind.call_s), total_s=stretched(bind.total_s)),
-        catch_up_s=stretched(timings.catch_up_s),
+        api=replace(api, connect_s=longer * api.connect_s, request_s=longer * api.request_s),
+        bind=bind and replace(bind, call_s=longer * bind.call_s, total_s=longer * bind.total_s),
+        lease=replace(lease, lease_s=math.ceil(longer * lease.lease_s), renew_s=longer * lease.renew_s),
+        catch_up_s=longer * timings.catch_up_s,
     )
 
 
@@ -404,7 +416,14 @@ async def world(
             made = ExtenderWorld(
                 api,
                 http,
-                {"listen": "127.0.0.1:0", "http": "127.0.0.1:0", "vanished_grace": "1h", **(settings or {}), **more},
+                {
+                    "listen": "127.0.0.1:0",
+                    "http": "127.0.0.1:0",
+                    "vanished_grace": "1h",
+                    "bind_timeout": f"{stretched(BIND_TIMEOUT_S):.0f}s",
+                    **(settings or {}),
+                    **more,
+                },
                 patient(timings),
                 lines,
             )

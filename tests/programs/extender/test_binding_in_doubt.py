@@ -25,7 +25,7 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Late
 from gpu_device_plugin.testing.cluster_kinds import PODS, RefusedError
 from gpu_device_plugin.testing.cluster_store import Store
-from tests.programs.extender.harness import held, world
+from tests.programs.extender.harness import HASTY, held, world
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ REFUSALS = [401, 403, 422, 429, 500, 503, 504]
 @pytest.mark.parametrize("code", REFUSALS)
 async def test_a_request_that_is_carried_out_late_finds_its_room_though_a_retry_was_refused(code: int) -> None:
     """Bind 1 gets no answer, the retry is refused, another pod asks for the same GPU, and then bind 1 is made."""
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         w.node("a", 8)
         await w.start()
         w.pod("first", mem=8)

@@ -15,8 +15,8 @@ from gpu_device_plugin.cluster.client import Timing
 from gpu_device_plugin.cluster.lease import LeaseTiming
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang, Late, Reset, Slow
-from tests.patience import patience
-from tests.programs.extender.harness import LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
+from tests.patience import patience, stretched
+from tests.programs.extender.harness import HASTY, LEASE_RIGHTS, PREFIX, QUICK, RIGHTS, world
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.cluster import Trouble
     from tests.programs.extender.harness import ExtenderWorld, Running
 
-LOST_SOON = LeaseTiming(lease_s=5, renew_s=4, retry_s=0.1)
+LOST_SOON = LeaseTiming(lease_s=2, renew_s=1.6, retry_s=0.1)
 """A lead that a leader in trouble loses while a test waits, and one on a busy machine does not."""
-IMPATIENT = replace(QUICK, api=Timing(connect_s=1, request_s=0.3, watch_s=1, silence_s=0.2))
+IMPATIENT = replace(HASTY, api=Timing(connect_s=1, request_s=0.3, watch_s=1, silence_s=0.2))
 """Notices a dead connection soon."""
 FIRST, SECOND = "first", "second"
 """What two extenders log in with, so that trouble can be made for one of them."""
@@ -50,7 +50,7 @@ def one_gpu(w: ExtenderWorld, *names: str) -> None:
 )
 async def test_a_binding_that_was_made_but_not_answered_counts_once(trouble: Trouble) -> None:
     """The promise on the pod is the one in the ledger, and the next pod finds the rest."""
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         w.node("a", 8, 8)
         await w.start()
         w.bindings_meet(trouble)
@@ -83,7 +83,7 @@ async def test_a_binding_that_was_not_made_is_made_later(trouble: Trouble) -> No
 
 async def test_a_binding_that_hangs_keeps_its_gpu_from_others() -> None:
     """The API server may make it yet, so the next pod does not get what was promised to the first."""
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         one_gpu(w, "a")
         w.node("b", 2)
         await w.start()
@@ -108,8 +108,11 @@ async def test_a_scheduler_that_gave_up_waiting_finds_the_pod_bound() -> None:
         await w.start()
         w.bindings_meet(Slow(0.15))
         w.pod("p", mem=8)
-        found = (await w.schedule(http_timeout_s=0.05))["p"]
-        assert "Client.Timeout exceeded" in found.message
+        await w.seen()
+        call = asyncio.create_task(w.bind("p", "a"))
+        await w.until(lambda: w.api.count("create", "pods/binding") > 0)
+        call.cancel()
+        await asyncio.wait({call})
         await w.until(lambda: w.where("p") == "a")
         await w.until(lambda: w.only.extender.binding.doubts == 0)
         assert await w.schedule() == {}
@@ -276,7 +279,7 @@ async def test_objects_that_cannot_be_read_are_passed_over() -> None:
 
 async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
     """Its answers would be those of an empty cluster: the pod is tried again, and no node is given up."""
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         one_gpu(w, "a")
         w.api.fail(Hang(), verbs={"list"}, resources={"pods"})
         running = await w.launch()
@@ -301,9 +304,9 @@ async def test_an_extender_that_does_not_know_the_cluster_yet_says_so() -> None:
 
 async def test_a_restart_between_claim_and_binding_leaves_nothing_behind() -> None:
     """The extender dies while its request is on the way; the next one knows nothing of it and places anew."""
-    async with world(bind_timeout="1s") as w:
+    async with world() as w:
         one_gpu(w, "a")
-        await w.start()
+        await w.start(bind_timeout="1s")
         w.bindings_meet(Hang())
         w.pod("p", mem=8)
         await w.seen()
@@ -312,7 +315,7 @@ async def test_a_restart_between_claim_and_binding_leaves_nothing_behind() -> No
         await w.stop()
         await asyncio.gather(call, return_exceptions=True)
         w.api.heal()
-        await w.start(bind_timeout="4s")
+        await w.start()
         assert w.only.free("a") == [8]
         w.pod("q", mem=8)
         found = await w.schedule()
@@ -357,16 +360,15 @@ async def test_the_lead_is_handed_on_when_nothing_is_being_bound_any_more() -> N
             w.pod(name, mem=8)
         await w.seen()
         w.api.fail(Slow(0.1), verbs={"create"}, resources={"pods/binding"}, tokens={FIRST})
+        pre_stop, request = await asyncio.open_connection("127.0.0.1", first.extender.ports["http"])
+        request.write(b"GET /quiet HTTP/1.0\r\n\r\n")  # on its way before anything ends
         binding = asyncio.create_task(w.bind("p", "a", first))
         await w.until(lambda: w.api.count("create", "pods/binding") > 0)
-
-        async def pre_stop() -> str:
-            async with w.http.get(f"{first.probes}/quiet") as answer:
-                return await answer.text()
-
-        waiting = asyncio.create_task(pre_stop())
         stopping = asyncio.create_task(w.stop(first))
-        assert (await waiting, binding.done()) == ("quiet\n", True)
+        async with patience(w.api):
+            assert (await pre_stop.read()).endswith(b"\r\n\r\nquiet\n")
+        request.close()
+        assert w.where("p") == "a"
         assert await w.bind("q", "a", second) == "node a: no GPU has 8 GiB free"
         await stopping
         assert await binding == ""
@@ -657,7 +659,7 @@ async def test_a_leader_that_is_cut_off_leads_no_more_and_its_successor_gives_no
 
 async def test_a_pod_in_doubt_passes_the_filter_for_the_node_of_its_claim_alone() -> None:
     """Its own claim stands in its way there, and another node could give it a second place."""
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         w.node("a", 8)
         w.node("b", 8)
         await w.start()
@@ -689,7 +691,7 @@ async def scheduling(w: ExtenderWorld) -> AsyncIterator[None]:
 
 async def test_pods_that_wait_for_vanished_ones_get_their_gpus_in_time_though_nothing_happens_then() -> None:
     """All pods of a node are deleted by force. No event tells the scheduler when their processes must have ended."""
-    async with world(vanished_grace="1s") as w:
+    async with world(vanished_grace=f"{stretched(1000):.0f}ms") as w:
         w.node("a", 8, 8)
         await w.start()
         for name in "pq":
@@ -732,7 +734,7 @@ async def test_a_pod_that_not_even_the_end_of_a_grace_helps_waits_for_something_
 
 
 async def test_pods_that_wait_for_room_in_doubt_are_told_that_time_will_tell() -> None:
-    async with world() as w:
+    async with world(timings=HASTY) as w:
         w.node("a", 8)
         await w.start()
         w.bindings_meet(Late())

@@ -29,6 +29,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.builders import GPU_MEM, container
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.patience import eventually, patience
+from tests.ports import free_port
 from tests.programs.extender.harness import PREFIX, SECRET, world
 
 if TYPE_CHECKING:
@@ -283,12 +284,6 @@ async def test_settings_that_are_read_again_take_effect() -> None:
         await w.seen()
         w.force_delete("q")
         await w.until(lambda: w.only.free("a") == [7, 8])
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 async def test_e17_the_program_reads_its_settings_again_on_sighup_and_ends_on_sigterm(tmp_path: Path) -> None:

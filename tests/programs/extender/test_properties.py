@@ -17,7 +17,7 @@ from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container
 from gpu_device_plugin.testing.cluster import Answer, Hang, Reset, Slow
 from gpu_device_plugin.testing.cluster_kinds import RefusedError
 from tests.happenings import CHANCE, Happenings, Life, live, lives
-from tests.programs.extender.harness import ALLOCATION, QUICK, held, world
+from tests.programs.extender.harness import ALLOCATION, HASTY, held, world
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 NODES = {"a": (4, 3), "b": (4,), "c": (2, 2, 3)}
 """So little that everybody gets in everybody's way. The GPUs of c may change."""
-TIMINGS = replace(QUICK, follow=replace(QUICK.follow, check_s=0.05))
+TIMINGS = replace(HASTY, follow=replace(HASTY.follow, check_s=0.05))
 """Lists are made so often that what a watch never told is known soon."""
 
 
@@ -63,7 +63,7 @@ class Cluster:
     async def schedule(self, *pods: Json) -> None:
         """Try every pod that waits. The extender knows as much as it just happens to know."""
         await self.create(*pods)
-        async with self.w.scheduler(http_timeout_s=1.0) as scheduler:
+        async with self.w.scheduler() as scheduler:
             await scheduler.schedule()
 
     async def run(self, which: int) -> None:
@@ -189,7 +189,7 @@ class Cluster:
         await self.w.restart()
 
     async def a_moment_passes(self) -> None:
-        await asyncio.sleep(3 * QUICK.tick_s)
+        await asyncio.sleep(3 * TIMINGS.tick_s)
 
     # --- What must be so
 

@@ -171,7 +171,7 @@ class Cluster:
     async def metrics(self) -> str:
         """Return what the agent shows to Prometheus; it has to have an address for that."""
         assert self.node.agent is not None
-        metrics = self.node.agent._metrics
+        metrics = self.node.agent.metrics
         assert isinstance(metrics, PrometheusMetrics)
         return str((await metrics.page()).body)
 

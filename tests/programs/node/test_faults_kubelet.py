@@ -19,6 +19,7 @@ from gpu_device_plugin.kubelet._proto.deviceplugin_pb2_grpc import DevicePluginS
 from gpu_device_plugin.testing.pods import Kind
 from tests.kubelet.scripted_plugin import ScriptedPlugin
 from tests.names import COUNT, MEM
+from tests.patience import stretched
 from tests.programs.node.harness import T4, container, envs_of, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ async def test_a16_with_every_gpu_lost_the_kubelet_is_answered_and_the_pod_told_
 
 
 async def test_a16_a_driver_that_hangs_does_not_hold_up_the_kubelet() -> None:
-    async with world([T4, T4], nvml_timeout="100ms") as node:
+    async with world([T4, T4], nvml_timeout=f"{stretched(100):.0f}ms") as node:
         await node.start_agent()
         node.hardware(T4, T4, events=[{"at": 0, "hang": True}])
         assert node.agent is not None
@@ -448,12 +449,14 @@ async def test_a20_a_gpu_that_fails_is_one_update_and_not_one_for_every_share() 
 
 
 async def test_a20_an_allocation_is_one_update_of_the_other_resource_and_none_of_its_own() -> None:
-    async with world() as node:
+    # A look at the records between an allocation and its List has the list sent once more, and rightly.
+    async with world(reconcile_interval="1h") as node:
         await node.start_agent()
+        await node.rounds(1, now=True)  # the one that a registration asks for, and none after it
         before = [len(node.lists(resource)) for resource in (MEM, COUNT)]
         await node.kubelet.admit(pod("p", container("a", mem=3), container("b", mem=5)))
         await node.healthy_is(COUNT, 1)
-        await node.rounds(2)
+        await node.rounds(2, now=True)
         assert [len(node.lists(resource)) for resource in (MEM, COUNT)] == [before[0], before[1] + 1]
 
 

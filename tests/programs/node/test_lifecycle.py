@@ -33,6 +33,7 @@ from gpu_device_plugin.testing.pods import Kind
 from tests.kubelet.locks import held
 from tests.names import COUNT, MEM
 from tests.patience import eventually, patience, until
+from tests.ports import free_port
 from tests.programs.node.harness import T4, container, gpus_of, pod, world
 
 if TYPE_CHECKING:
@@ -285,12 +286,6 @@ async def test_a_directory_taken_over_by_another_instance_ends_this_one() -> Non
 async def page(port: int, path: str) -> tuple[int, str]:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as answer:
         return answer.status, await answer.text()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_probes_and_metrics_show_what_the_agent_does() -> None:

@@ -22,9 +22,9 @@ from gpu_device_plugin.testing.cluster import Answer, Hang
 from tests.configmap import mount
 from tests.names import MEM
 from tests.patience import patience
-from tests.programs.doctor.test_agent import free_port
+from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
-from tests.programs.node.harness import REGISTRATION, gpus_of, pod
+from tests.programs.node.harness import gpus_of, pod, registering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def running(there: Cluster, *, patience_s: float = 10, **more: str) -> Asy
 
     def agent(*args: Any, **kwargs: Any) -> NodeAgent:
         node.agent = NodeAgent(*args, dev=node.dev, **kwargs)
-        node.agent.registration.timings = REGISTRATION
+        node.agent.registration.timings = registering()
         if node.agent.cluster is not None:
             node.agent.cluster.look_s = 0.1
         return node.agent

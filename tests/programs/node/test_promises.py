@@ -12,6 +12,7 @@ import pytest
 from gpu_device_plugin.testing.cluster import Answer
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT, MEM
+from tests.patience import stretched
 from tests.programs.node.cluster_harness import NODE, allocation, cluster, promise
 from tests.programs.node.harness import T4, container, envs_of, pod
 
@@ -192,6 +193,7 @@ async def test_a_pod_once_begun_is_finished_first() -> None:
 async def test_a_pod_that_the_watch_shows_after_the_kubelet_asks_is_waited_for() -> None:
     async with cluster() as there:
         await there.start_agent()
+        there.cluster.waiting.wait_s = stretched()
         there.create(pod("a", mem=4))
         there.api.hold_cache()
         there.api.bind("a", "node", promise(1, 4))
