@@ -126,7 +126,7 @@ def test_gpus_of_which_none_can_be_shared_are_none() -> None:
     ("gpus", "said"),
     [
         ("some", "--gpus: 'some' names no GPUs"),
-        ("fake:1xT5", "--gpus: fake:1xT5: gpus.model: 'T5' is not a model"),
+        ("fake:1xT5", "--gpus: fake:1xT5: gpus.model: 'T5' is not a known model"),
         ("/does/not/exist.yaml", "--gpus: /does/not/exist.yaml: cannot be read"),
     ],
 )
