@@ -58,7 +58,7 @@ class Image:
             assert program.stderr is not None
             while sentence not in said and (line := program.stderr.readline()):
                 said += line
-            # Death of `unshare` would not reach it: the kernel forgets --kill-child when the program becomes another user.
+            # The end of `unshare` would not reach it: a change of user undoes --kill-child.
             with contextlib.suppress(IndexError, OSError):  # it has ended by itself
                 os.kill(child_of(program.pid), signal.SIGKILL)
         assert sentence in said, said
