@@ -46,7 +46,7 @@ async def test_the_toolkit_is_asked_for_a_limit_where_the_node_can_hold_it(
         assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "3072"
     (told,) = [message for message in caplog.messages if message.startswith("memory limits: ")]
     assert told.startswith(
-        "memory limits: the driver's" if limit else "memory limits: advisory: the node has version 1"
+        "memory limits: enforced by the driver" if limit else "memory limits: advisory: the node's cgroup version is 1"
     )
 
 
