@@ -279,6 +279,8 @@ async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World)
     await world.start(second)
     await first.stop()
     await eventually(lambda: not second.listeners)
+    # The kubelet closes the connection before it marks the devices.
+    await eventually(lambda: world.lists(world.resource, set()))
     refused = await world.admit(1)
     assert refused.message == (
         f"Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "

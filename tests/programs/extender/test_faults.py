@@ -555,6 +555,7 @@ async def test_of_several_extenders_one_leads_and_the_others_send_away() -> None
         led = await leader(w)
         pod = w.pod("p", mem=8)
         await w.seen()
+        await w.until(lambda: not any("none yet" in str(running.extender.unready()) for running in w.running))
         for running in w.running:
             answer = await w.filter(pod, "a", running=running)
             error = await w.bind("p", "a", running) if running is not led else ""
