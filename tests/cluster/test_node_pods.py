@@ -43,6 +43,14 @@ def names(there: NodePods) -> list[str]:
     return [found.name for found in there.pods.values()]
 
 
+async def bind_the_young_one_first(server: ApiServer, there: NodePods, eventually: Any) -> None:
+    """Have the watch report two bindings in an order that is not that of the pods' ages."""
+    await eventually(lambda: there.reflector.live)
+    server.bind("young", "n")
+    server.bind("old", "n")
+    await eventually(lambda: len(there.pods) == 2)
+
+
 async def test_it_knows_the_pods_of_its_node_only(server: ApiServer, eventually: Any) -> None:
     server.add(pod("mine", container(mem=4), node="n"))
     server.add(pod("theirs", node="m"))
@@ -73,10 +81,7 @@ async def test_pods_are_ordered_by_their_binding_and_not_by_age(server: ApiServe
     server.add(pod("old", created="2026-01-01T00:00:01Z"))
     server.add(pod("young", created="2026-01-01T00:00:02Z"))
     async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        server.bind("young", "n")
-        server.bind("old", "n")
-        await eventually(lambda: len(there.pods) == 2)
+        await bind_the_young_one_first(server, there, eventually)
         assert names(there) == ["young", "old"]
         server.patch("pods", "young", {"metadata": {"annotations": {"promise": "2"}}})
         await eventually(lambda: next(iter(there.pods.values())).annotations)
@@ -89,10 +94,7 @@ async def test_the_order_outlives_a_new_list(server: ApiServer, eventually: Any)
     server.add(pod("old", created="2026-01-01T00:00:01Z"))
     server.add(pod("young", created="2026-01-01T00:00:02Z"))
     async with following(server) as there:
-        await eventually(lambda: there.reflector.live)
-        server.bind("young", "n")
-        server.bind("old", "n")
-        await eventually(lambda: len(there.pods) == 2)
+        await bind_the_young_one_first(server, there, eventually)
         fault = server.fail(Answer(503))
         server.close_watches()
         await eventually(lambda: fault.happened)
