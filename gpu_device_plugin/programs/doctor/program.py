@@ -119,7 +119,7 @@ def place(host_root: str, environ: Mapping[str, str]) -> Place:
         root = Path(host_root)
         if not root.is_dir():
             raise UsageError(
-                f"--host-root: {host_root} is no directory; name the root of the node's own file system: / on the "
+                f"--host-root: {host_root} is not a directory; name the root of the node's own file system: / on the "
                 "node itself, /host in a pod that kubectl debug node/NODE created"
             )
         return Place(root, in_container=False, dev=root / "dev", libraries=_library_dir(root))

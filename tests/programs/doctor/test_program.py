@@ -347,7 +347,7 @@ def test_a_host_root_that_is_not_there_is_the_only_thing_that_is_wrong(
         printed = capsys.readouterr()
         assert printed.out == ""
         assert printed.err == (
-            f"gpu-device-plugin: --host-root: {wrong} is no directory; name the root of the node's own file system: "
+            f"gpu-device-plugin: --host-root: {wrong} is not a directory; name the root of the node's own file system: "
             "/ on the node itself, /host in a pod that kubectl debug node/NODE created\n"
         )
 
