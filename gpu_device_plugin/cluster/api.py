@@ -101,7 +101,9 @@ class _ContainerState(msgspec.Struct, gc=False):
     running: _Running | None = None
 
 
-class _ContainerStatus(msgspec.Struct, gc=False):
+class _ContainerStatus(msgspec.Struct, rename={"container_id": "containerID"}, gc=False):
+    name: str = ""
+    container_id: str | None = None
     state: _ContainerState | None = None
 
 
@@ -121,14 +123,18 @@ class _Pod(msgspec.Struct, gc=False):
 class PodReader:
     """Decodes a pod's JSON into a `Pod` with only the selected fields."""
 
-    def __init__(self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False) -> None:
+    def __init__(
+        self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False, ids: bool = False
+    ) -> None:
         """Read pods.
 
         Args:
             resources: the resources whose limits are kept for each container.
             keep: returns whether an annotation or label with this key is kept.
             sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
+            ids: also keep the IDs of the running containers.
         """
+        self._ids = ids
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
@@ -168,6 +174,7 @@ class PodReader:
             annotations=self._kept(meta.annotations),
             labels=self._kept(meta.labels),
             containers=tuple(containers),
+            container_ids=_container_ids(pod.status) if self._ids and containers else {},
             requests=_requests(spec, self._sums) if self._sums is not None and containers else {},
         )
         return record, tuple(ignored)
@@ -223,6 +230,16 @@ def _running(pod: _Pod) -> bool:
     if not any(statuses):  # the kubelet reports only the phase
         return bool(pod.spec.node_name) and status.phase == "Running"
     return any(one.state is not None and one.state.running is not None for some in statuses for one in some or ())
+
+
+def _container_ids(status: _PodStatus) -> Mapping[str, str]:
+    """Return the ID of each running container by its name; the API has it as ``containerd://<64 digits>``."""
+    statuses = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
+    return {
+        one.name: one.container_id.rpartition("/")[2]
+        for one in statuses
+        if one.container_id and one.state is not None and one.state.running is not None
+    }
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:

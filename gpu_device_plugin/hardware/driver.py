@@ -65,6 +65,30 @@ if TYPE_CHECKING:
         uuid: str
         code: int
 
+    class ProcessRecord(TypedDict):
+        """The fields of `core.node.use.GpuProcess`."""
+
+        pid: int
+        used_mib: int | None
+        sm_percent: int | None
+
+    class UseRecord(TypedDict):
+        """The fields of `core.node.use.GpuReading`."""
+
+        uuid: str
+        processes: list[ProcessRecord] | None
+        used_mib: int | None
+
+    class LimitRecord(TypedDict):
+        """The fields of `hardware.messages.CgroupLimit`."""
+
+        uuid: str
+        path: str
+        code: int
+        hard_mib: int | None
+        soft_mib: int | None
+        used_mib: int | None
+
     EventRecord: TypeAlias = XidRecord | ProbeRecord
 
     class Driver(Protocol):

@@ -42,6 +42,21 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only in the first answer of a process."""
 
 
+class CgroupLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The memory limit of one cgroup on one GPU, as the driver has it."""
+
+    uuid: str
+    path: str
+    code: int
+    """NVML's return code: 0 success; 3 not supported, 4 no permission, 6 not found (no limit is set), 13 the driver has
+    no such function."""
+    hard_mib: int | None = None
+    """None: without a limit, or not read."""
+    soft_mib: int | None = None
+    used_mib: int | None = None
+    """Memory that the processes of the cgroup use on the GPU."""
+
+
 class Events(msgspec.Struct, frozen=True):
     """Events that the driver reported by itself."""
 

@@ -180,4 +180,8 @@ def _response(grant: Grant) -> pb.ContainerAllocateResponse:
         envs=grant.envs,
         devices=[pb.DeviceSpec(container_path=node, host_path=node, permissions="rw") for node in grant.device_nodes],
         cdi_devices=[pb.CDIDevice(name=name) for name in grant.cdi_devices],
+        mounts=[
+            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+            for mount in grant.mounts
+        ],
     )

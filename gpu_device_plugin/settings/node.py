@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.core.node.grants import WAYS
@@ -14,6 +15,7 @@ from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.forms import (
     DIRECTORY,
     OPTIONAL_ADDRESS,
+    OPTIONAL_PATH,
     PATH,
     SWITCH,
     Address,
@@ -159,6 +161,90 @@ class NodeSettings(ProgramSettings):
         "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9445, or :9445 for all addresses. Empty or "
         "off: none.",
         in_profile=False,
+    )
+    limits: str = knob(
+        "auto",
+        one_of("auto", *Rung),
+        "What keeps a container within its part of a GPU's memory: driver (limits of r615), mps (NVIDIA's MPS), custom "
+        "(extra_grant), advisory (only its variables name the limit), or auto: driver where it is there, else "
+        "advisory. The node labels gpu-device-plugin/set-limits and ack.node.gpu.schedule override it.",
+        live=True,
+    )
+    limits_fallback: str = knob(
+        "refuse",
+        one_of("refuse", "advisory"),
+        "What happens to a container where the means that `limits` names is not there: it is refused, or its limit is "
+        "advisory.",
+        live=True,
+    )
+    soft_limit: str = knob(
+        "zero",
+        one_of("zero", "share"),
+        "The soft limit of the driver's limits: zero, or the container's share. The driver adds soft limits to the "
+        "cgroups above and does not take those of ended containers off again.",
+        live=True,
+    )
+    mps_dir: Path = knob(
+        "/run/gpushare/mps",
+        DIRECTORY,
+        "Directory in which the agent and the MPS supervisor of the node meet, with the sockets of the daemons; the "
+        "same path on the node and in containers.",
+        in_profile=False,
+    )
+    mps_compute: str = knob(
+        "off",
+        one_of("off", "by-share"),
+        "Use of the multiprocessors under MPS: off (no limit), or by-share (at most the part of the GPU that the "
+        "container has of its memory).",
+        live=True,
+    )
+    extra_grant: Path | None = knob(
+        "",
+        OPTIONAL_PATH,
+        "A .yaml file with variables and mounts that every container with shares gets where limits is custom. "
+        "Empty: none.",
+    )
+    usage_interval_s: float = knob(
+        "15s",
+        duration(zero=True),
+        "Interval between two readings of the memory that each container uses. 0s: it is not read.",
+        live=True,
+    )
+    over_use: str = knob(
+        "report",
+        one_of("report", "evict", "evict-when-short"),
+        "What happens to a pod that uses more GPU memory than it was granted: report (metric, Event, annotation), "
+        "evict, or evict-when-short (evict only while its GPU has too little free for what others were granted).",
+        live=True,
+    )
+    over_use_slack_mib: int = knob(
+        "512MiB",
+        size(0),
+        "Memory that a container may use beyond its part without being reported; at least 5 % of the part. A context "
+        "of CUDA takes up to 800 MiB.",
+        live=True,
+    )
+    over_use_grace_s: float = knob(
+        "3m",
+        duration(),
+        "How long a container has to use more than it was granted, in every reading, before it is reported.",
+        live=True,
+    )
+    on_gpu_failure: str = knob(
+        "report",
+        one_of("report", "evict"),
+        "What happens to the pods on a GPU that has failed: report (Event on the node), or evict.",
+        live=True,
+    )
+    gpu_failure_grace_s: float = knob(
+        "1m", duration(), "How long a GPU has to be out of service before its pods are evicted.", live=True
+    )
+    node_condition: bool = knob(
+        "false",
+        SWITCH,
+        "Keep the node condition GPUHealthy, which tools that repair nodes understand. Needs the right to patch "
+        "nodes/status.",
+        live=True,
     )
     ignored_xids: tuple[int, ...] = knob(
         "", _XIDS, "XID errors that never make a GPU unhealthy, besides those that applications cause.", live=True

@@ -40,10 +40,21 @@ AVOID_MODEL = "gpu-device-plugin/avoid-model"
 USE_UUID = "gpu-device-plugin/use-uuid"
 """Only these GPUs, separated by commas."""
 AVOID_UUID = "gpu-device-plugin/avoid-uuid"
+FRAMEWORKS = "gpu-device-plugin/frameworks"
+"""Frameworks of the pod's programs that its containers' variables keep within their parts, separated by commas: names
+in `core.node.frameworks`."""
 WISHES = frozenset({GPU_POLICY, NODE_POLICY, USE_MODEL, AVOID_MODEL, USE_UUID, AVOID_UUID})
 
 READ_ON_PODS = POD_ANNOTATIONS | WISHES | {SPLIT_LABEL, STATIC_POD}
 """The annotations and labels of a pod that programs keep."""
+
+# --- On a pod, written by the agent of its node -----------------------------------------------------------------------
+
+OVER_USE = "gpu-device-plugin/over-use"
+"""While the pod uses more GPU memory than it was granted: how much, since when, and what will happen; a sentence."""
+
+READ_BY_AGENT = READ_ON_PODS | {FRAMEWORKS, OVER_USE}
+"""The annotations and labels of a pod that the agent of its node keeps."""
 
 # --- On a node, written by its agent (`nodegpus`, `nodelabels`), and removed with it (`cleanup`) ----------------------
 
@@ -53,8 +64,13 @@ NODE_LABELS = "gpu-device-plugin/"
 """Prefix of the agent's labels; users own the other labels with this prefix."""
 MODEL_LABELS = f"{NODE_LABELS}product."
 """Prefix of the labels that name one GPU model each."""
+NODE_LIMITS = "gpu-device-plugin/limits"
+"""Label: the means by which the memory limits of this node hold (`core.model.limits.Rung`), the weakest of its GPUs'.
+Annotation: the means of each GPU with its reason, as JSON (`nodelimits`)."""
+NODE_USE = "gpu-device-plugin/use"
+"""Annotation: who uses what on the node's GPUs, as JSON (`nodeuse`)."""
 AGENT_LABELS = tuple(
-    f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy")
+    f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )
 """All other labels of the agent."""
 
@@ -71,6 +87,11 @@ DEFAULT_PROFILE = "default"
 """A value of `CONFIG_LABEL` for nodes without settings of their own."""
 CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 """Of gpushare; ``"true"`` asks for ``CGPU_DISABLE=true`` in every container."""
+
+SET_LIMITS_LABEL = "gpu-device-plugin/set-limits"
+"""The setting `limits` of this node; it takes precedence over `SCHEDULE_LABEL`, and that over the settings."""
+SCHEDULE_LABEL = "ack.node.gpu.schedule"
+"""Of Alibaba's ACK: how GPUs of this node are shared; `core.node.rungs` has the meaning of each value for limits."""
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 """The annotations and labels of a node that the programs which place pods keep."""

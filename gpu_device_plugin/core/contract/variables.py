@@ -6,8 +6,19 @@ MEMORY_LIMIT = "GPUSHARE_MEMORY_LIMIT_MIB"
 """The container's memory on each of its GPUs, in MiB."""
 DRIVER_REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 DRIVER_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
-"""The same. nvidia-container-toolkit (after 1.20.0) requires both variables, and sets their value as the limit of the
-container's cgroup on each of its GPUs."""
+"""The soft and the hard limit in MiB. nvidia-container-toolkit (after 1.20.0) requires both variables, and sets them
+for the container's cgroup on each of its GPUs."""
+
+LIMITS = "GPUSHARE_LIMITS"
+"""The means that keeps the container within its limit, a `core.model.limits.Rung`."""
+
+# Of NVIDIA's MPS, for clients.
+MPS_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+"""The directory with the sockets of the GPU's control daemon."""
+MPS_MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+"""``0=4096M``: the limit of each process, by the GPU's ordinal in the container."""
+MPS_THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""The most multiprocessors that a process uses, in percent of the GPU."""
 
 # Those of gpushare, which programs in containers may read.
 IDX = "ALIYUN_COM_GPU_MEM_IDX"

@@ -55,6 +55,9 @@ class Pod:
     labels: Mapping[str, str] = field(default_factory=dict)
     containers: tuple[Container, ...] = ()
     """In the order in which the kubelet allocates for them: init containers and sidecars, then the others."""
+    container_ids: Mapping[str, str] = field(default_factory=dict)
+    """The ID of each running container, 64 hexadecimal digits, by the container's name. Only where the reader asks for
+    them."""
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
     pod's end frees is unknown. Only for a pod with containers, and where the reader asks for it."""

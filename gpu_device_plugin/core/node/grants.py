@@ -36,6 +36,15 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or directory of the host in a container."""
+
+    host_path: str
+    container_path: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """The answer for one container."""
 
@@ -43,6 +52,7 @@ class Grant:
     device_nodes: tuple[str, ...] = ()
     """Paths that are the same on the host and in the container, with permissions ``rw``."""
     cdi_devices: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
 
 
 def grant(

@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_ON_PODS
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_BY_AGENT
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.promises import assignment
@@ -83,7 +83,7 @@ class NodeCluster:
         self._state = state
         self._metrics = metrics
         self._client = Client(config, on_error=self._count_error)
-        reader = PodReader((resource.name for resource in settings.offered), READ_ON_PODS.__contains__)
+        reader = PodReader((resource.name for resource in settings.offered), READ_BY_AGENT.__contains__, ids=True)
         self.followed = NodePods(self._client, reader, settings.node_name)
         """The pods bound to our node."""
         self.waiting = WaitingPods(self.followed, settings.offered, metrics, lambda: state.node.shares)
