@@ -73,6 +73,8 @@ AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )
 """All other labels of the agent."""
+AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
+"""All annotations of the agent on its node."""
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 
@@ -95,6 +97,8 @@ SCHEDULE_LABEL = "ack.node.gpu.schedule"
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 """The annotations and labels of a node that the programs which place pods keep."""
+READ_BY_INSPECT = READ_ON_NODES | {NODE_LIMITS, NODE_USE}
+"""The annotations and labels of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""
 
 
 class MalformedAnnotationError(ValueError):

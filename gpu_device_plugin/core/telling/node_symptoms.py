@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.contract.mpsfiles import MpsState
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.others import Sighting
@@ -67,6 +70,10 @@ class ApiSeen:
     capacity: Mapping[str, int] = field(default_factory=dict)
     gpus: NodeGpus = NO_GPUS
     """The GPUs that the agent has written on our node."""
+    report: NodeReport = NO_REPORT
+    """What it has written there of limits and of real use."""
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +112,8 @@ class NodeSymptoms:
     invented: bool = False
     """Whether the GPUs come from a description file."""
     in_container: bool = False
+    limits: str = ""
+    """The setting `limits`."""
     profiles: Profiles = NO_PROFILES
 
     # The hardware
@@ -127,6 +136,12 @@ class NodeSymptoms:
     obeys_images: bool | Unknown = False
     """Whether the toolkit obeys NVIDIA_VISIBLE_DEVICES of unprivileged images and pods."""
     cgroup: int | Unknown = 2
+
+    # The MPS supervisor
+    mps: MpsState | str = "nothing is known of the MPS supervisor"
+    """Its state, or why that is not known, as a clause."""
+    mps_age_s: float = 0.0
+    """Since it was written."""
 
     # The kubelet
     directory: str = ""

@@ -22,7 +22,9 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsState, read_state
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
@@ -209,7 +211,11 @@ async def examined(
     invented = settings.gpus != "nvml"
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
+    mps = _mps((root or Path("/")) / settings.mps_dir.relative_to("/"))
     return NodeSymptoms(
+        limits=settings.limits,
+        mps=mps,
+        mps_age_s=0.0 if isinstance(mps, str) else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - mps.beat_s),
         resources=settings.offered,
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
@@ -287,6 +293,16 @@ def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], t
     return nodes, tuple(unlinked)
 
 
+def _mps(folder: Path) -> MpsState | str:
+    """Return the state of the node's MPS supervisor, or why it is not known, as a clause."""
+    try:
+        return read_state((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"no MPS supervisor has written {folder / STATE_FILE}"
+    except (OSError, UnicodeDecodeError, MpsFileError) as problem:
+        return f"{folder / STATE_FILE} cannot be read: {problem}"
+
+
 # --- The kubelet ------------------------------------------------------------------------------------------------------
 
 
@@ -333,8 +349,11 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         node = await NodeSelf(client, name).read()
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
+    report, problems = node_report(node.annotations, time.time())
     return replace(
         seen,
+        report=report,
+        report_problems=problems,
         labels=node.labels,
         allocatable=node.allocatable,
         capacity=node.capacity,
