@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
     from gpu_device_plugin.core.model.limits import GpuRung
 
-STALE_S = 180.0
-"""Figures that are older do not show the present."""
+OLD_S = 180.0
+"""The age of older figures is told. They may be right: an agent writes them again when they have changed by much."""
+STALE_S = 900.0
+"""Older figures show nothing of the present: an agent writes them again after some minutes even if nothing changed."""
 
 _NOT_HELD = frozenset({Held.DIFFERS, Held.MISSING})
 
@@ -32,6 +34,11 @@ class NodeReport:
     use: NodeUse | None = None
     use_age_s: float | None = None
     """Age of the figures in seconds, by the reader's clock; None: unknown."""
+
+    @property
+    def old(self) -> bool:
+        """Whether a reader should know how old the figures are."""
+        return self.use is not None and (self.use_age_s is None or self.use_age_s > OLD_S)
 
     @property
     def stale(self) -> bool:

@@ -71,7 +71,7 @@ def _in_use(node: NodeView, position: int) -> str:
     used = node.report.used(position).used_mib
     if used is None:
         return _NOTHING
-    return mib(used) + (f" ({age(node.report.use_age_s)})" if node.report.stale else "")
+    return mib(used) + (f" ({age(node.report.use_age_s)})" if node.report.old else "")
 
 
 def _limits(node: NodeView, position: int) -> str:

@@ -45,6 +45,8 @@ def of_pod(pod: Pod, node: NodeView, positions: Iterable[int]) -> Iterator[str]:
         yield f"Its node's agent read last {age(report.use_age_s)} who uses how much, so nothing is said about that."
     elif report.use is not None and report.use.blind:
         yield f"How much it uses is not known: {report.use.blind}."
+    elif report.old and own:
+        yield f"Its node's agent wrote these figures {age(report.use_age_s)}:"
     for part in own:
         name = f"Container {part.container!r}" if part.container else "It"
         if exceeds(part) or trespasses(part) or part.used_mib is not None:

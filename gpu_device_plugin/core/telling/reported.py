@@ -98,7 +98,7 @@ def memory_in_use(nodes: Iterable[NodeView]) -> list[str]:
 def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
     report = node.report
     yield ""
-    yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.stale else ''}:"
+    yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.old else ''}:"
     if use.blind:
         yield f"  Who uses it is not known: {use.blind}."
     rows = []

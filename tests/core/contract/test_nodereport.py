@@ -50,8 +50,8 @@ def test_an_annotation_that_cannot_be_parsed_counts_as_absent_and_is_told() -> N
 @pytest.mark.parametrize(
     ("at", "later_s", "age_s", "stale"),
     [
-        (AT, 180, 180.0, False),
-        (AT, 181, 181.0, True),
+        (AT, 900, 900.0, False),
+        (AT, 901, 901.0, True),
         (AT, -50, 0.0, False),
         ("2026-11-22T12:00:00+02:00", 5, 5.0, False),
         ("2026-11-22T10:00:00", 5, 5.0, False),
@@ -78,3 +78,10 @@ def test_what_is_wrong_with_a_container_is_told_apart() -> None:
     assert [trespasses(part) for part in (PART, over, idle, stranger)] == [False, False, False, True]
     states = {state: UsedPart("d", "p", "c", 0, 4096, rung=Rung.DRIVER, held=state) for state in Held}
     assert {state for state, part in states.items() if not_held(part)} == {Held.DIFFERS, Held.MISSING}
+
+
+def test_of_figures_that_are_not_of_now_the_age_is_told() -> None:
+    written = {NODE_USE: write_node_use(USE)}
+    assert [node_report(written, NOW_S + age_s)[0].old for age_s in (180, 181)] == [False, True]
+    assert node_report({NODE_USE: write_node_use(NodeUse("?"))}, NOW_S)[0].old
+    assert not NO_REPORT.old

@@ -220,9 +220,9 @@ def test_blind_nodes_are_told_apart_from_idle_ones() -> None:
 
 def test_old_figures_are_a_warning_where_an_agent_is_ready() -> None:
     """Nothing that they show is told as if it were so now. A node without a ready agent is told of elsewhere."""
-    old = reporting("a", HOG, DIFFERS, age_s=600)
+    old = reporting("a", HOG, DIFFERS, age_s=1200)
     (said,) = of("memory use", nodes=(old,), agents=(agent("a"),))
-    assert said.startswith("warning: a: its agent read last 10 min ago who uses how much GPU memory -> see its log")
+    assert said.startswith("warning: a: its agent read last 20 min ago who uses how much GPU memory -> see its log")
     assert of("memory use", nodes=(old,), agents=(agent("a", ready=False),)) == []
     well = reporting("b")
     assert of("memory use", nodes=(old, well)) == ["ok: read on 1 node: every container keeps within its part"]
@@ -248,6 +248,6 @@ def test_a_node_tells_the_same_of_itself() -> None:
     assert [line.partition(":")[0] for line in here(report=report(HOG, MISSING))] == ["warning", "warning"]
     (blind,) = here(report=report(blind="no hostPID"))
     assert blind.startswith("note: which container uses how much GPU memory is not known here: no hostPID -> ")
-    (old,) = here(report=report(HOG, age_s=600))
-    assert old.startswith("warning: node-a: its agent read last 10 min ago")
+    (old,) = here(report=report(HOG, age_s=1200))
+    assert old.startswith("warning: node-a: its agent read last 20 min ago")
     assert diagnosing_node.CHECKS["memory use"] is not None

@@ -48,9 +48,14 @@ def test_a_limit_that_does_not_hold_is_told_with_both_numbers() -> None:
 
 
 def test_figures_that_are_old_or_missing_say_so() -> None:
-    assert told(part("web", used=9000), age_s=600) == [
-        "Its node's agent read last 10 min ago who uses how much, so nothing is said about that."
+    assert told(part("web", used=9000), age_s=1200) == [
+        "Its node's agent read last 20 min ago who uses how much, so nothing is said about that."
     ]
+    assert told(part("web"), age_s=420) == [
+        "Its node's agent wrote these figures 7 min ago:",
+        "Container 'main' uses 1,000 MiB of GPU 0, was granted 4,096 MiB.",
+    ]
+    assert told(part("other"), age_s=420) == []
     assert told(part("web", used=None), blind="no hostPID") == ["How much it uses is not known: no hostPID."]
 
 

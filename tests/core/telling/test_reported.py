@@ -151,7 +151,7 @@ def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:
     ]
     two = node_view("b", (15, 15), report=report(HOG, HOG))
     assert summary([two])[-1] == "2 containers use more than granted: kubectl inspect gpushare -d has the names."
-    for well in (report(WEB, HELD), report(HOG, age_s=200), report(part("dcgm", granted=0, used=3))):
+    for well in (report(WEB, HELD), report(HOG, age_s=1000), report(part("dcgm", granted=0, used=3))):
         assert summary([node_view("a", (15, 15), report=well)])[-1] == "0/30 (0%)  "
 
 
