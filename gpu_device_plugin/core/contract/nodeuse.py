@@ -93,8 +93,8 @@ _PART = {
     "over_since": "over",
 }
 # A value that is not known here is of a newer agent.
-_RUNGS = {rung.value: rung for rung in Rung}
-_HELD = {held.value: held for held in Held}
+_RUNGS: Mapping[Any, Rung] = {rung.value: rung for rung in Rung}
+_HELD: Mapping[Any, Held] = {held.value: held for held in Held}
 _WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
 
 
