@@ -22,7 +22,7 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_BY_AGENT
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, NODE_USE, READ_BY_AGENT
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.promises import assignment
@@ -109,6 +109,8 @@ class NodeCluster:
         self._requested: dict[str, Mapping[str, str]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
+        self._use: Mapping[str, str] = {}
+        """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -164,6 +166,11 @@ class NodeCluster:
     def show(self, inventory: Inventory, policy: str, sentence: str, withheld: str = "") -> None:
         """Publish on the node its GPUs and the policy for choosing one, see `_Shown`."""
         self._shown = _Shown(inventory, policy, sentence, withheld)
+        self._note()
+
+    def show_use(self, text: str) -> None:
+        """Publish on the node who uses what, as the value of its annotation."""
+        self._use = {NODE_USE: text}
         self._note()
 
     def announce_ready(self) -> None:
@@ -228,7 +235,7 @@ class NodeCluster:
         gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away)
         notes = NodeNotes(
             labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy)},
-            annotations={NODE_GPUS: write_node_gpus(gpus)},
+            annotations={NODE_GPUS: write_node_gpus(gpus), **self._use},
         )
         if notes != self._notes.value:
             self._notes.set(notes)
