@@ -78,7 +78,7 @@ def test_only_the_drivers_limits_of_shares_are_read_back(
     *, rung: Rung | None, whole: bool, read: bool, why: str | None
 ) -> None:
     """A whole GPU has no limit, and one that is only told to the container needs no state."""
-    holding = Holding("u", "c", {"GPU-a": 4096}, whole, rung)
+    holding = Holding("u", "c", {"GPU-a": 4096}, whole=whole, rung=rung)
     state = by_kind(holding)
     assert by_driver(holding) is read
     assert (state is None) == (why is None)
