@@ -17,7 +17,7 @@ from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
-from gpu_device_plugin.cluster.events import EventWriter, about_node
+from gpu_device_plugin.cluster.events import About, EventWriter, about_node
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
@@ -148,6 +148,11 @@ class NodeCluster:
         """Post an Event about our node."""
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
+        about = About("Pod", pod.name, pod.namespace, pod.uid)
+        self._events.post(about, reason=reason, note=note, action=action, warning=warning)
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
         """Report a pod whose annotations could not be written."""
