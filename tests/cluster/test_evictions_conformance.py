@@ -1,4 +1,4 @@
-"""Our API server evicts pods and keeps a node's conditions as the real one does, where there is a real one (KUBE_BIN)."""
+"""Our API server evicts pods and keeps conditions as the real one does, where there is a real one (KUBE_BIN)."""
 
 from __future__ import annotations
 
