@@ -6,6 +6,7 @@ repeated after a lost answer, and never ends another pod of the same name.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -59,8 +60,8 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
-async def evict(client: Client, pod: PodRef) -> Eviction:
-    """Evict a pod with its own grace period. One attempt; raises nothing but programming errors."""
+async def evict(client: Client, pod: PodRef, *, timeout_s: float = math.inf) -> Eviction:
+    """Evict a pod with its own grace period. One attempt; a failure of the API is an outcome, not an error."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -68,7 +69,9 @@ async def evict(client: Client, pod: PodRef) -> Eviction:
         "deleteOptions": {"preconditions": {"uid": pod.uid}},
     }
     try:
-        answer = await client.create(PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction")
+        answer = await client.create(
+            PODS, body, namespace=pod.namespace, name=pod.name, subresource="eviction", timeout_s=timeout_s
+        )
     except ApiError as error:
         return _refused(error)
     try:

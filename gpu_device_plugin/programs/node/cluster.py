@@ -97,6 +97,8 @@ class NodeCluster:
         self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
         self.condition = NodeCondition(self._client, settings.node_name, forbidden=self._condition_forbidden)
         """The condition GPUHealthy of our node."""
+        self.evict_within_s = 15.0
+        """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
         self.linger_s = 1.0
@@ -170,7 +172,7 @@ class NodeCluster:
 
     async def evict(self, pod: Pod) -> Eviction:
         """Ask for the eviction of a pod, once."""
-        return await evict(self._client, PodRef(pod.namespace, pod.name, pod.uid))
+        return await evict(self._client, PodRef(pod.namespace, pod.name, pod.uid), timeout_s=self.evict_within_s)
 
     def _condition_forbidden(self, why: str) -> None:
         self.event("NodeConditionForbidden", why, "Observe")

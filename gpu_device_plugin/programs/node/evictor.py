@@ -79,7 +79,7 @@ class Evictor:
         """
         self._desk = desk
         self._metrics = metrics
-        self._first_retry_s = first_retry_s
+        self.first_retry_s = first_retry_s
         self._clock = clock
         self._orders: dict[str, _Order] = {}
         self._ordered = asyncio.Event()
@@ -142,7 +142,7 @@ class Evictor:
     def _put_off(self, order: _Order, answer: Eviction) -> None:
         pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
         before = self._refused.get(pod.uid)
-        backoff = Backoff(self._first_retry_s, MOST_RETRY_S) if before is None else before.backoff
+        backoff = Backoff(self.first_retry_s, MOST_RETRY_S) if before is None else before.backoff
         not_before = self._clock() + backoff.next_s(answer.retry_after_s)
         self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
         if before is not None and before.outcome is answer.outcome:

@@ -74,6 +74,11 @@ class OverUse:
     def __repr__(self) -> str:
         return f"<OverUse: {len(self.excesses.value)} of {len(self._watch.evidence)} suspects exceed>"
 
+    @property
+    def seen(self) -> float:
+        """Monotonic seconds of the newest reading that was acted on."""
+        return self._watch.at
+
     async def run(self) -> NoReturn:
         """Act on every new reading. Ends only by cancellation."""
         await self._readings.follow(self._read)
