@@ -15,10 +15,13 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.evictions import evict
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_condition import NodeCondition
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.evictions import Eviction
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
@@ -91,6 +95,10 @@ class NodeCluster:
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
         self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
+        self.condition = NodeCondition(self._client, settings.node_name, forbidden=self._condition_forbidden)
+        """The condition GPUHealthy of our node."""
+        self.evict_within_s = 15.0
+        """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
         self.linger_s = 1.0
@@ -122,6 +130,7 @@ class NodeCluster:
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
+            tasks.create_task(self.condition.run(), name="keep the node's condition")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
@@ -153,6 +162,22 @@ class NodeCluster:
         """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
         about = About("Pod", pod.name, pod.namespace, pod.uid)
         self._events.post(about, reason=reason, note=note, action=action, warning=warning)
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """The pods bound to our node, by UID."""
+        return self.followed.pods
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations on a pod in the background; None removes one."""
+        self._writer.annotate(pod, annotations)
+
+    async def evict(self, pod: Pod) -> Eviction:
+        """Ask for the eviction of a pod, once."""
+        return await evict(self._client, PodRef(pod.namespace, pod.name, pod.uid), timeout_s=self.evict_within_s)
+
+    def _condition_forbidden(self, why: str) -> None:
+        self.event("NodeConditionForbidden", why, "Observe")
 
     def _refused(self, pod: Pod, error: ApiError) -> None:
         """Report a pod whose annotations could not be written."""
