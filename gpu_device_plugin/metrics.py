@@ -167,11 +167,22 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDaemonState:
+    """The MPS daemon that one GPU needs."""
+
+    gpu: str
+    """Its UUID."""
+    up: bool = _read_off("gpushare_mps_up", "1 while the MPS daemon that the GPU needs serves new clients.", "gpu")
+    clients: int = _read_off("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The node at one moment."""
 
     gpus: tuple[GpuState, ...] = ()
     streams: tuple[StreamState, ...] = ()
+    mps: tuple[MpsDaemonState, ...] = ()
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
@@ -179,6 +190,7 @@ class State:
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
         yield from _gauges(GpuState, self.gpus)
         yield from _gauges(StreamState, self.streams)
+        yield from _gauges(MpsDaemonState, self.mps)
 
 
 _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
