@@ -26,7 +26,7 @@ STOP_S = 10.0
 NOT_THERE = "the MPS supervisor does not run on this node: apply deploy/optional/mps.yaml"
 NOT_MOUNTED = (
     "the agent has no directory of the MPS supervisor: apply deploy/optional/mps.yaml, "
-    "and patch the agent with deploy/optional/mps-agent.yaml"
+    "and patch the agent with deploy/patches/mps-agent.yaml"
 )
 SILENT = (
     f"the MPS supervisor of this node has not reported for more than {BEAT_S:g} s: "
