@@ -16,6 +16,8 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.core.node.verifying import NO_CGROUPS
+from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import flag, knobs_of
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
@@ -263,6 +265,11 @@ def test_the_scheduler_goes_to_the_nodes_that_it_is_told(values: Json, workload:
     assert pod_of(objects, workload)["nodeSelector"] == pool
 
 
+def test_the_agents_view_of_the_nodes_processes_may_be_switched_off() -> None:
+    assert pod_of(CHART.render(), "gpushare-node")["hostPID"] is True
+    assert "hostPID" not in pod_of(CHART.render({"agent": {"hostPID": False}}), "gpushare-node")
+
+
 def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     """k0s moves the one; no kubelet moves the other."""
     objects = CHART.render({"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet", "maxUnavailable": "10%"}})
@@ -274,6 +281,22 @@ def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     }
     agent = objects["DaemonSet", "gpushare", "gpushare-node"]["spec"]
     assert agent["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
+
+
+def test_the_mount_that_verifies_limits_is_the_one_in_comments_of_the_manifest() -> None:
+    """By default the agent's pod does not ask for the node's cgroups."""
+    text = (DEPLOY / "daemonset.yaml").read_text(encoding="utf-8")
+    block = re.compile(r"^( +)# - name: cgroup\n(?:\1#   .+\n)+", re.MULTILINE)
+    uncommented, count = block.subn(lambda found: re.sub(r"(?m)^( +)# ", r"\1", found[0]), text)
+    assert count == 2
+    key = ("DaemonSet", "gpushare", "gpushare-node")
+    rendered = CHART.render({"agent": {"verifyLimits": True}})
+    assert rendered[key] == by_name(yaml.safe_load_all(uncommented))[key] != CHART.render()[key]
+    mounts = container(rendered, "gpushare-node", "agent")["volumeMounts"]
+    assert [each for each in mounts if each["name"] == "cgroup"] == [
+        {"name": "cgroup", "mountPath": str(cgroupfs.ROOT), "readOnly": True}
+    ]
+    assert "verifyLimits" in NO_CGROUPS
 
 
 def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() -> None:

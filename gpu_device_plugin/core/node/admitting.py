@@ -37,6 +37,8 @@ class Why(StrEnum):
     BOTH_RESOURCES = "both_resources"
     TOO_MANY_CONTAINERS = "too_many_containers"
     OTHER_RESOURCE = "held_through_another_resource"
+    MPS_NOT_READY = "mps_not_ready"
+    MPS_SEVERAL_GPUS = "mps_several_gpus"
 
 
 @dataclass(frozen=True, slots=True)

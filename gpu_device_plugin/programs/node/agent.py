@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
+from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
@@ -25,6 +26,7 @@ from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
+from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -40,8 +42,10 @@ from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.handover import Handover
+from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
+from gpu_device_plugin.programs.node.responses import Responses
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -124,6 +128,7 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
+        self.mps = MpsLink(settings.mps_dir, self.state, self.reconciler.checkpoint_entries, self.reports.mps_changed)
         self._answers = NodeAnswers(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -133,6 +138,7 @@ class NodeAgent:
             dev=dev,
             on_refusal=self._refused,
             on_grant=self.reconciler.granted,
+            mps=self.mps,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -140,6 +146,9 @@ class NodeAgent:
             self._prepare,
             self._registration_event,
         )
+        self.use: Latest[UseReading] = Latest(UseReading())
+        self.responses = Responses(self, self.use)
+        self.over_use = self.responses.over_use
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
 
@@ -173,7 +182,9 @@ class NodeAgent:
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
+                tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
                 tasks.create_task(self._serve(), name="serve the kubelet")
+                tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 if self.cluster is not None:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
@@ -229,6 +240,7 @@ class NodeAgent:
         self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
+        self.mps.ledger_complete()
         self.advertiser.refresh()
 
     def _servicer(self, resource: Resource) -> PluginServicer:
@@ -273,6 +285,10 @@ class NodeAgent:
         self._answers.delivery = Delivery(
             frozenset(settings.devices), settings.cdi_kind, cgpu_disable, view.inventory.cgroup
         )
+        asked = labels.get(SET_LIMITS_LABEL, settings.limits) == Rung.MPS
+        gpus = self.state.node.shares.gpus if asked else ()
+        self.mps.ask_for(shared.gpu.uuid for shared in gpus if not shared.gpu.mig)
+        self.mps.refuse = settings.limits_fallback == "refuse"
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -281,6 +297,7 @@ class NodeAgent:
         if policy != self._answers.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
+        self.responses.show_condition()
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
             self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)
