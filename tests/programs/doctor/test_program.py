@@ -20,6 +20,8 @@ from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
+    CONDITION,
+    EVICTING,
     RIGHTS,
     Deadlines,
     Place,
@@ -28,6 +30,7 @@ from gpu_device_plugin.programs.doctor.program import (
     examined,
     main,
     place,
+    rights_of,
     settings_of,
 )
 from gpu_device_plugin.settings.knobs import UsageError
@@ -113,7 +116,8 @@ async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Pat
     """Below the root of the node's file system."""
     folder = tmp_path / "run" / "mps"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(text, encoding="utf-8")
+    now = write_state(MpsState({}, time.clock_gettime(time.CLOCK_BOOTTIME)))
+    (folder / "state.json").write_text(now if text == "now" else text, encoding="utf-8")
     settings = NodeSettings(
         gpus="fake:1xT4",
         device_plugin_dir=tmp_path / "none",
@@ -242,8 +246,17 @@ async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) ->
 
 
 def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
-    asked = {(right.group, right.resource, right.verb) for right in RIGHTS}
+    """Where pods are evicted and the node's condition is kept, which takes more than the default settings do."""
+    most = rights_of(NodeSettings(over_use="evict", node_condition=True))
+    asked = {(right.group, right.resource, right.verb) for right in most}
     assert asked == rights_needed("gpu_device_plugin.programs.node.agent")
+
+
+def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
+    assert rights_of(NodeSettings()) == RIGHTS
+    for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}):
+        assert rights_of(NodeSettings(**evicting)) == (*RIGHTS, EVICTING)  # type: ignore[arg-type]
+    assert rights_of(NodeSettings(node_condition=True)) == (*RIGHTS, CONDITION)
 
 
 # --- The node's files -------------------------------------------------------------------------------------------------
