@@ -39,7 +39,9 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.programs.node.handover import Handover
+from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -106,6 +108,7 @@ class NodeAgent:
         gpus_before = None if cluster is None else cluster.gpus_before
         self.equipment = Equipment(self.hardware, self.state, self.metrics, settings.exclude_gpus, gpus_before)
         self.coexistence = Coexistence(settings)
+        self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -161,7 +164,7 @@ class NodeAgent:
                     self.settings.http,
                     partial(probes.alive, self),
                     partial(probes.ready, self),
-                    lambda: self.equipment.remarks,
+                    lambda: (*self.equipment.remarks, *self.limiting.remarks),
                     self.metrics,
                 ),
                 asyncio.TaskGroup() as tasks,
@@ -270,9 +273,8 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self._answers.delivery = Delivery(
-            frozenset(settings.devices), settings.cdi_kind, cgpu_disable, view.inventory.cgroup
-        )
+        means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
+        self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -283,7 +285,7 @@ class NodeAgent:
             self._answers.policy = policy
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)
+            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld, self.limiting.node)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)

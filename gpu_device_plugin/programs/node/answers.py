@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.policy import POLICIES
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.extra_grant import NOBODY, Owner
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call
-from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.resources import Kind, Resource
+    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.node_state import NodeState
@@ -73,6 +75,8 @@ class NodeAnswers:
     ) -> Sequence[str]:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
+        if resource.kind is Kind.MEMORY:
+            available = not_on(available, self.delivery.means.barred)
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
@@ -89,11 +93,13 @@ class NodeAnswers:
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         promise = match.wanted.promise if match is not None else None
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict = (
             refuse_request(match)
             or self._missing_device_node()
             or admit(node, resource.kind, device_ids, promise, after_init=None if match is None else match.after_init)
         )
+        verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
         if isinstance(verdict, Refused):
             if waiting is not None and match is not None:
                 waiting.refused(match)
@@ -120,6 +126,7 @@ class NodeAnswers:
             self.delivery,
             match.pod.total_shares if match is not None else None,
             [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
+            owner=owner,
         )
 
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:

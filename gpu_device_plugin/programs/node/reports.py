@@ -69,6 +69,11 @@ class Reports:
         _log.warning("pods of %s are refused again and again: %s", asked, advice)
         self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
+    def limits_missing(self, sentence: str) -> None:
+        """The means of limiting memory that the administrator wants is not there."""
+        _log.warning("memory limits are not there: %s", sentence)
+        self._event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
+
     def not_alone(self, others: Iterable[Sighting]) -> None:
         """Other plugins hand out GPUs of this node, so this agent does not."""
         for other in others:
