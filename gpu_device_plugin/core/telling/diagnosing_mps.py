@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE, SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import DEFAULT_PROFILE
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.node.rungs import AUTO, wanted
 from gpu_device_plugin.core.telling.diagnosing import Finding, error, ok, warning
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen
 from gpu_device_plugin.core.telling.printing import counted, listed
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, NodeSeen
     from gpu_device_plugin.core.telling.node_symptoms import NodeSymptoms
 
-_AUTO = "auto"
-_BY_SCHEDULE_LABEL: Mapping[str, Rung] = MappingProxyType(
-    {"cgpu": Rung.MPS, "core_mem": Rung.MPS, "mps": Rung.MPS, "share": Rung.ADVISORY}
-)
-"""By value of ACK's label, the weakest means that meets it; its other values say nothing of limits."""
-
-_OLD_S = 30.0
-"""A supervisor that runs writes its file more often."""
-
 _START = (
     "kubectl apply -f deploy/optional/mps.yaml, and see "
     "kubectl -n gpushare get pods -l app.kubernetes.io/component=mps -o wide"
@@ -35,12 +26,8 @@ _START = (
 
 def asked_rung(labels: Mapping[str, str], setting: str) -> Rung | None:
     """Return the weakest means that a node's labels, or else the setting `limits`, accept; None: any."""
-    own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
-    if own == _AUTO or own in set(Rung):
-        return None if own == _AUTO else Rung(own)
-    if schedule in _BY_SCHEDULE_LABEL:
-        return _BY_SCHEDULE_LABEL[schedule]
-    return Rung(setting) if setting in set(Rung) else None
+    rungs = wanted(setting if setting in set(Rung) else AUTO, labels).rungs
+    return rungs[-1] if rungs else None
 
 
 def asked_of(node: NodeSeen, cluster: ClusterSymptoms) -> Rung | None:
@@ -74,12 +61,9 @@ def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
     if isinstance(node.mps, str):
         yield error(f"the limits are to be those of MPS, and {node.mps}", _START)
         return
-    if node.mps_age_s > _OLD_S:
-        yield error(f"the MPS supervisor has written nothing for {node.mps_age_s:.0f} s", f"see its log; {_START}")
-        return
     positions = {gpu.uuid: gpu.index for gpu in node.inventory.gpus}
     ill = False
-    for uuid, gpu in sorted(node.mps.gpus.items()):
+    for uuid, gpu in sorted(node.mps.items()):
         if gpu.status in {MpsStatus.FAULT, MpsStatus.FAILED}:
             ill = True
             yield warning(
@@ -89,4 +73,4 @@ def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
                 "the supervisor's log",
             )
     if not ill:
-        yield ok(f"the supervisor runs, with {counted(len(node.mps.gpus), 'GPU')}")
+        yield ok(f"the supervisor runs, with {counted(len(node.mps), 'GPU')}")

@@ -12,7 +12,7 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.contract.mpsfiles import MpsState
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.gpus import Inventory
@@ -112,9 +112,13 @@ class NodeSymptoms:
     invented: bool = False
     """Whether the GPUs come from a description file."""
     in_container: bool = False
-    limits: str = ""
-    """The setting `limits`."""
     profiles: Profiles = NO_PROFILES
+    limits: str = "auto"
+    limits_fallback: str = "refuse"
+    extra_grant: bool = False
+    """The setting `extra_grant` names a file."""
+    mps: Mapping[str, MpsGpu] | str = ""
+    """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
 
     # The hardware
     driver_problem: str = ""
@@ -137,18 +141,14 @@ class NodeSymptoms:
     """Whether the toolkit obeys NVIDIA_VISIBLE_DEVICES of unprivileged images and pods."""
     cgroup: int | Unknown = 2
 
-    # The MPS supervisor
-    mps: MpsState | str = "nothing is known of the MPS supervisor"
-    """Its state, or why that is not known, as a clause."""
-    mps_age_s: float = 0.0
-    """Since it was written."""
-
     # The kubelet
     directory: str = ""
     directory_problem: str = ""
     kubelet_listens: bool = True
     pod_resources_problem: str = ""
     checkpoint_problem: str = ""
+    with_driver_limits: tuple[str, ...] = ()
+    """Containers that were given the variables of the driver's limits, as ``<pod's UID>/<name>``."""
     others: tuple[Sighting, ...] = ()
 
     # The agent and the API

@@ -22,7 +22,6 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsState, read_state
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
@@ -39,7 +38,7 @@ from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-from gpu_device_plugin.programs.doctor import runtime
+from gpu_device_plugin.programs.doctor import limiting, runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
 from gpu_device_plugin.settings.knobs import UsageError
@@ -215,11 +214,7 @@ async def examined(
     invented = settings.gpus != "nvml"
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
-    mps = _mps((root or Path("/")) / settings.mps_dir.relative_to("/"))
     return NodeSymptoms(
-        limits=settings.limits,
-        mps=mps,
-        mps_age_s=0.0 if isinstance(mps, str) else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - mps.beat_s),
         resources=settings.offered,
         memory_resource=names[Kind.MEMORY],
         count_resource=names[Kind.COUNT],
@@ -233,6 +228,10 @@ async def examined(
         invented=invented,
         in_container=where.in_container,
         profiles=profiles,
+        limits=settings.limits,
+        limits_fallback=settings.limits_fallback,
+        extra_grant=settings.extra_grant is not None,
+        mps=limiting.mps_daemons((root or Path("/")) / settings.mps_dir.relative_to("/")),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
@@ -250,6 +249,7 @@ async def examined(
         checkpoint_problem=_problem(
             partial(checkpoint.read, folder / checkpoint.NAME), checkpoint.CheckpointUnreadableError
         ),
+        with_driver_limits=limiting.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),
@@ -301,16 +301,6 @@ def _device_nodes(where: Place, inventory: Inventory) -> tuple[dict[str, str], t
         if not nodes[path] and where.host_root is not None and not link.exists():
             unlinked.append(path)
     return nodes, tuple(unlinked)
-
-
-def _mps(folder: Path) -> MpsState | str:
-    """Return the state of the node's MPS supervisor, or why it is not known, as a clause."""
-    try:
-        return read_state((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"no MPS supervisor has written {folder / STATE_FILE}"
-    except (OSError, UnicodeDecodeError, MpsFileError) as problem:
-        return f"{folder / STATE_FILE} cannot be read: {problem}"
 
 
 # --- The kubelet ------------------------------------------------------------------------------------------------------

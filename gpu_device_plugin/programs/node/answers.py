@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.extra_grant import NOBODY, Owner
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call
-from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class NodeAnswers:
     ) -> Sequence[str]:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
+        if resource.kind is Kind.MEMORY:
+            available = not_on(available, self.delivery.means.barred)
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
@@ -110,15 +113,17 @@ class NodeAnswers:
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict = self._judge(resource.kind, device_ids, match)
+        verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
         mps = self._mps if self._mps is not None and self._mps.on else None
         rung: Rung | None = None
         if mps is not None and resource.kind is Kind.MEMORY and not isinstance(verdict, Refused):
-            means = mps.choose([node.shares.gpus[position] for position in verdict.positions])
-            if isinstance(means, Refused):
-                verdict = means
+            chosen = mps.choose([node.shares.gpus[position] for position in verdict.positions])
+            if isinstance(chosen, Refused):
+                verdict = chosen
             else:
-                rung = means
+                rung = chosen
         if isinstance(verdict, Refused):
             if mps is not None:
                 mps.given_up()
@@ -143,14 +148,15 @@ class NodeAnswers:
                 **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
             },
         )
-        made = grant(
+        return grant(
             verdict,
             node.shares,
-            self.delivery,
+            self.delivery if mps is None else self.delivery.with_daemons(mps.gpus),
             match.pod.total_shares if match is not None else None,
             [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
+            owner=owner,
+            rung=rung,
         )
-        return made if mps is None or rung is None else mps.limited(made, rung)
 
     def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
         """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""

@@ -6,15 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.contract.mpsfiles import (
-    SHM_DIRECTORY,
     STATE_FILE,
     WANTED_FILE,
     MpsFileError,
@@ -26,7 +23,6 @@ from gpu_device_plugin.core.contract.mpsfiles import (
 )
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node import mps
-from gpu_device_plugin.core.node.grants import Mount
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
@@ -37,7 +33,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
     from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.core.node.grants import Grant
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
 
@@ -173,18 +168,6 @@ class MpsLink:
         situations = self._situations(gpus)
         choice = mps.choose(situations, refuse=self.refuse)
         return mps.in_vain(choice, situations[0], refuse=self.refuse) if isinstance(choice, mps.Await) else choice
-
-    def limited(self, grant: Grant, rung: Rung) -> Grant:
-        """Return the grant of a container that is limited by `rung`, with what makes it a client of MPS."""
-        envs = {**grant.envs, variables.LIMITS: str(rung)}
-        envs = {name: envs[name] for name in envs if name not in {variables.DRIVER_REQUEST, variables.DRIVER_LIMIT}}
-        uuid = envs[variables.VISIBLE_DEVICES]
-        if rung is not Rung.MPS or uuid not in self.gpus:
-            return replace(grant, envs=envs)
-        pipe = self.gpus[uuid].pipe_directory
-        envs |= {variables.MPS_PIPE_DIRECTORY: pipe, variables.MPS_MEMORY: f"0={envs[variables.MEMORY_LIMIT]}M"}
-        shm = Mount(str(self._directory / SHM_DIRECTORY), "/dev/shm", read_only=False)  # noqa: S108 - in the container
-        return replace(grant, envs=envs, mounts=(Mount(pipe, pipe, read_only=False), shm))
 
     def granted(self, device_ids: frozenset[str], rung: Rung | None) -> None:
         """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
