@@ -39,6 +39,10 @@ def _record(*words: str) -> None:
         file.write(json.dumps(words) + "\n")
 
 
+def _all_of(peer: socket.socket) -> bytes:
+    return b"".join(iter(lambda: peer.recv(65536), b""))
+
+
 def _die(sentence: str, code: int = 1) -> int:
     sys.stdout.write(f"{sentence}\n")
     return code
@@ -89,7 +93,7 @@ def control(words: list[str]) -> int:
                 peer.connect(str(pipe / "control"))
                 peer.sendall(line.encode())
                 peer.shutdown(socket.SHUT_WR)
-                answer = json.loads(b"".join(iter(lambda: peer.recv(65536), b"")) or b"[1, null]")
+                answer = json.loads(_all_of(peer) or b"[1, null]")
         except OSError:
             return _die(ABSENT)
         if answer[1] is not None:
@@ -120,7 +124,7 @@ def _start(pipe: Path, *, background: bool) -> int:
     while not daemon.quits:
         peer, _ = listener.accept()
         with peer:
-            line = b"".join(iter(lambda peer=peer: peer.recv(65536), b"")).decode()
+            line = _all_of(peer).decode()
             peer.sendall(json.dumps(daemon.answer(line)).encode())
     while daemon.servers() and any(each["clients"] for each in daemon.servers().values()):
         time.sleep(0.05)
@@ -145,7 +149,7 @@ class Daemon:
         found: dict[str, Any] = _state("servers").get(self.uuid, {})
         return found
 
-    def answer(self, line: str) -> tuple[int, str]:
+    def answer(self, line: str) -> tuple[int, str]:  # noqa: PLR0911 - a table of commands
         """Return exit code and output of one command."""
         name, *words = line.split() or [""]
         servers = self.servers()

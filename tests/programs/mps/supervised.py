@@ -101,8 +101,11 @@ class Node:
     def rounds(self, count: int = 3) -> None:
         """Let the supervisor write its state as often as that."""
         for _ in range(count):
-            before = self.state().beat_s
-            until(lambda before=before: self.state().beat_s != before, "the supervisor goes on")
+            self._beat()
+
+    def _beat(self) -> None:
+        before = self.state().beat_s
+        until(lambda: self.state().beat_s != before, "the supervisor goes on")
 
     def daemons(self, uuid: str = A) -> tuple[int, ...]:
         """Return the PIDs of a GPU's daemons."""

@@ -134,7 +134,7 @@ def test_the_daemons_that_died_with_their_supervisor_are_started_again(world: No
     for uuid in (A, B):
         (pid,) = world.daemons(uuid)
         os.kill(pid, signal.SIGKILL)
-        until(lambda uuid=uuid: not world.daemons(uuid), "the daemon has ended")
+    until(lambda: not world.daemons(A) and not world.daemons(B), "the daemons have ended")
     world.want(a=4096)
     beat_s = world.state().beat_s
     world.start()
