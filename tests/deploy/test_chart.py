@@ -22,6 +22,7 @@ from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
@@ -67,6 +68,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
+    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps")),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -421,6 +423,8 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"scheduler": {"args": ["--share-size=1GiB"]}},
         {"agent": {"affinity": []}},
         {"agent": {"podAnnotations": {"a": 1}}},
+        {"mps": {"args": ["--share-size=1GiB"]}},
+        {"mps": {"shmSize": "1GiB"}},
         {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
         {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
         {"agent": {"priorityClassName": "System Node"}},
@@ -520,7 +524,11 @@ def schema_of(form: Form[Any]) -> Json:
 
 @pytest.mark.parametrize(
     ("part", "program", "knobs"),
-    [("agent", "agent", knobs_of(NodeSettings)), ("scheduler", "extender", knobs_of(ExtenderSettings))],
+    [
+        ("agent", "agent", knobs_of(NodeSettings)),
+        ("scheduler", "extender", knobs_of(ExtenderSettings)),
+        ("mps", "mps", knobs_of(MpsSettings)),
+    ],
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
     assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}

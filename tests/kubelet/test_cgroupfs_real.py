@@ -27,7 +27,7 @@ RESOURCE = "test.example.com/limited"
 def limited(_: Sequence[str]) -> ContainerAllocateResponse:
     """Answer as for a share, with the mount that the agent's own pod may ask for."""
     mount = Mount(container_path=str(ROOT), host_path=str(ROOT), read_only=True)
-    return ContainerAllocateResponse(envs={"GPUSHARE_LIMITS": "driver", "SECRET": "s" * 300}, mounts=[mount])
+    return ContainerAllocateResponse(envs={"GPUSHARE_MEMORY_LIMIT_BY": "driver", "SECRET": "s" * 300}, mounts=[mount])
 
 
 def process_in(leaf: str) -> int:

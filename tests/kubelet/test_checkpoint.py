@@ -79,15 +79,15 @@ DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "409
 @pytest.mark.parametrize(
     ("envs", "rung"),
     [
-        *(({"GPUSHARE_LIMITS": rung}, rung) for rung in Rung),
-        ({"GPUSHARE_LIMITS": "mps", **DRIVER_PAIR}, Rung.MPS),
+        *(({"GPUSHARE_MEMORY_LIMIT_BY": rung}, rung) for rung in Rung),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "mps", **DRIVER_PAIR}, Rung.MPS),
         (DRIVER_PAIR, Rung.DRIVER),
         ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, ""),
-        ({"GPUSHARE_LIMITS": "of a newer agent", **DRIVER_PAIR}, ""),
-        ({"GPUSHARE_LIMITS": "drivers"}, ""),
-        ({"GPUSHARE_LIMITS": ""}, ""),
-        ({"GPUSHARE_LIMITS_TOO": "driver"}, ""),
-        ({"OTHER": "GPUSHARE_LIMITS"}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "of a newer agent", **DRIVER_PAIR}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "drivers"}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": ""}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY_TOO": "driver"}, ""),
+        ({"OTHER": "GPUSHARE_MEMORY_LIMIT_BY"}, ""),
         ({}, ""),
     ],
 )
@@ -104,9 +104,9 @@ def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dic
 
 
 @given(content=st.binary(max_size=60), before=st.binary(max_size=9))
-@example(b"", b"\n\x0fGPUSHARE_LIMITS\x12")
-@example(b"\xff", b"\n\x0fGPUSHARE_LIMITS\x12")
-@example(b"\x06driver", b"\n\x0fGPUSHARE_LIMITS\x12")
+@example(b"", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+@example(b"\xff", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+@example(b"\x06driver", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
 def test_a_damaged_answer_is_no_damaged_file(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, before: bytes
 ) -> None:

@@ -115,7 +115,6 @@ class NodeAnswers:
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
         verdict = self._judge(resource.kind, device_ids, match)
-        verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
         mps = self._mps if self._mps is not None and self._mps.on else None
         rung: Rung | None = None
         if mps is not None and resource.kind is Kind.MEMORY and not isinstance(verdict, Refused):
@@ -124,6 +123,8 @@ class NodeAnswers:
                 verdict = chosen
             else:
                 rung = chosen
+        if rung is None:
+            verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
         if isinstance(verdict, Refused):
             if mps is not None:
                 mps.given_up()
