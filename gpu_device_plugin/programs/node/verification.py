@@ -56,6 +56,8 @@ class _Verified:
     granted: Mapping[str, int]
     states: Mapping[str, LimitState] = field(default_factory=dict)
     """By the GPU's UUID."""
+    used_mib: Mapping[str, int] = field(default_factory=dict)
+    """What the driver says that the container's cgroup uses, by the GPU's UUID."""
     final: bool = True
     """Whether only the next round of all containers may show something else."""
 
@@ -110,6 +112,11 @@ class Verification:
         """The number of limits in each state."""
         found = Counter(state.held for state in self.states.value.values())
         return {held: found[held] for held in Held}
+
+    @property
+    def measured(self) -> Mapping[Place, int]:
+        """MiB that containers use by the driver's own count of their cgroups, as it was read back last."""
+        return {(*key, uuid): mib for key, found in self._verified.items() for uuid, mib in found.used_mib.items()}
 
     def changed(self, _new: object = None) -> None:
         """Verify soon the limits of containers that have started since the last time."""
@@ -169,7 +176,7 @@ class Verification:
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
         found = {}
         for key, holding in due.items():
-            path, old = paths[key], self._known(key, holding)
+            path, old, used = paths[key], self._known(key, holding), {}
             if path is None:
                 unseen = verifying.unverified(verifying.NO_LEAF if leaves.seen else verifying.NO_CGROUPS)
                 states, final = dict.fromkeys(holding.granted, unseen), not leaves.seen
@@ -181,7 +188,8 @@ class Verification:
                     uuid: verifying.verified(holding, uuid, one.code, one.hard_mib) for uuid, one in read.items()
                 }
                 final = len(read) == len(states)
-            found[key] = _Verified(holding.container_id, holding.granted, states, final)
+                used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
+            found[key] = _Verified(holding.container_id, holding.granted, states, used, final)
         return found
 
     async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:

@@ -47,6 +47,8 @@ class Node:
     codes: dict[str, int] = field(default_factory=dict)
     """NVML's other codes, by container ID."""
     answers: bool = True
+    used: int | None = None
+    """What the driver says that each container uses on each GPU."""
     asked: list[Sequence[tuple[str, str]]] = field(default_factory=list)
     said_held: set[str] = field(default_factory=set)
     """UIDs of the pods for which the driver once said that it has the limit that was granted."""
@@ -90,7 +92,7 @@ class Node:
         await asyncio.sleep(0)
         if not self.answers:
             return None
-        found = [CgroupLimit(gpu, path, *self._has(path)) for gpu, path in wanted]
+        found = [CgroupLimit(gpu, path, *self._has(path), used_mib=self.used) for gpu, path in wanted]
         self.said_held |= {
             Path(each.path).parent.name.removeprefix("pod") for each in found if each.hard_mib == GRANTED
         }
@@ -290,6 +292,25 @@ async def test_the_log_says_what_holds(tmp_path: Path, caplog: pytest.LogCapture
         ("INFO", "the memory limit of a container is held"),
         ("WARNING", "the memory limit of a container is missing"),
     ]
+
+
+async def test_what_the_driver_counts_is_known_as_long_as_it_answers(tmp_path: Path) -> None:
+    async with verifying_on(tmp_path) as there:
+        there.used = 700
+        there.run(UID, 1, gpus=2)
+        there.verification.changed()
+        await there.until(UID, Held.HELD, Held.HELD)
+        assert there.verification.measured == {(UID, "main", uuid(gpu)): 700 for gpu in range(2)}
+        there.used = None
+        there.verification.again()
+        await eventually(lambda: there.verification.measured == {})
+        there.used = 800
+        there.verification.again()
+        await eventually(lambda: set(there.verification.measured.values()) == {800})
+        there.answers = False
+        there.verification.again()
+        await eventually(lambda: there.verification.measured == {})
+        assert there.held_of(UID) == [Held.HELD, Held.HELD]
 
 
 async def test_many_containers_are_read_in_parts(tmp_path: Path) -> None:
