@@ -60,6 +60,14 @@ LEDGER_DRIFT = Count(
     "Device IDs that differed between the agent's ledger and the kubelet's records.",
     ("direction",),
 )
+OVER_USE_EVICTIONS = Count(
+    "gpushare_over_use_evictions_total",
+    "Evictions of pods that used more GPU memory than they were granted, by outcome.",
+    ("outcome",),
+)
+GPU_FAILURE_EVICTIONS = Count(
+    "gpushare_gpu_failure_evictions_total", "Evictions of pods from failed GPUs, by outcome.", ("outcome",)
+)
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
 COUNTS = (
@@ -72,6 +80,8 @@ COUNTS = (
     MALFORMED_ANNOTATIONS,
     API_ERRORS,
     LEDGER_DRIFT,
+    OVER_USE_EVICTIONS,
+    GPU_FAILURE_EVICTIONS,
 )
 DURATIONS = (RPCS,)
 
@@ -174,9 +184,12 @@ class State:
     streams: tuple[StreamState, ...] = ()
     limits: Mapping[str, int] = field(default_factory=dict)
     """The number of memory limits by what was read back, a `core.model.limits.Held`."""
+    containers_over: int = 0
+    """Containers on one GPU each that have used more than they were granted, for the grace."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
+        yield _OVER, [((), self.containers_over)]
         healthy = sum(gpu.healthy for gpu in self.gpus)
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
         yield from _gauges(GpuState, self.gpus)
@@ -184,6 +197,7 @@ class State:
         yield _LIMITS, [((held,), count) for held, count in self.limits.items()]
 
 
+_OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
 _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
 _LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 

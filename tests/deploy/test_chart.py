@@ -265,6 +265,11 @@ def test_the_scheduler_goes_to_the_nodes_that_it_is_told(values: Json, workload:
     assert pod_of(objects, workload)["nodeSelector"] == pool
 
 
+def test_the_agents_view_of_the_nodes_processes_may_be_switched_off() -> None:
+    assert pod_of(CHART.render(), "gpushare-node")["hostPID"] is True
+    assert "hostPID" not in pod_of(CHART.render({"agent": {"hostPID": False}}), "gpushare-node")
+
+
 def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     """k0s moves the one; no kubelet moves the other."""
     objects = CHART.render({"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet", "maxUnavailable": "10%"}})

@@ -184,4 +184,5 @@ def test_what_the_agent_needs_on_its_node_is_all_told() -> None:
     harmless = {"privileged": False, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     assert harmless.items() <= container["securityContext"].items()
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not any(key in spec for key in ("hostNetwork", "hostPID", "hostIPC"))
+    assert ("`hostPID`" in needs) == spec.get("hostPID", False)
+    assert not any(key in spec for key in ("hostNetwork", "hostIPC"))

@@ -25,6 +25,7 @@ from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
+from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -42,6 +43,7 @@ from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
+from gpu_device_plugin.programs.node.responses import Responses
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -140,6 +142,9 @@ class NodeAgent:
             self._prepare,
             self._registration_event,
         )
+        self.use: Latest[UseReading] = Latest(UseReading())
+        self.responses = Responses(self, self.use)
+        self.over_use = self.responses.over_use
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
 
@@ -174,6 +179,7 @@ class NodeAgent:
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self._serve(), name="serve the kubelet")
+                tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 if self.cluster is not None:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
@@ -281,6 +287,7 @@ class NodeAgent:
         if policy != self._answers.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
+        self.responses.show_condition()
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
             self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)

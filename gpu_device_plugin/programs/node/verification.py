@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
@@ -103,6 +103,7 @@ class Verification:
         """The container ID of which an Event was posted last."""
         self._changed = asyncio.Event()
         self._everything = True
+        self._failing = False
 
     def __repr__(self) -> str:
         return f"<Verification: {dict(self.counts)}>"
@@ -127,8 +128,22 @@ class Verification:
         self._everything = True
         self._changed.set()
 
-    async def run(self) -> NoReturn:
-        """Verify until cancelled."""
+    async def run(self, changes: Iterable[Latest[Any]] = (), drivers: Iterable[Latest[Any]] = ()) -> NoReturn:
+        """Verify until cancelled. No failure of a reading ends it.
+
+        Args:
+            changes: every new value of one of these means that `holdings` may have changed.
+            drivers: every new value of one of these means that the driver may be another.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds(), name="verify memory limits")
+            for source in changes:
+                tasks.create_task(source.follow(self.changed), name="follow containers")
+            for source in drivers:
+                tasks.create_task(source.follow(self.again), name="follow the driver")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def _rounds(self) -> NoReturn:
         clock = asyncio.get_running_loop().time
         all_at, retry_s = clock(), _RETRY_S
         while True:
@@ -136,7 +151,14 @@ class Verification:
             if self._everything or clock() >= all_at:
                 self._everything, all_at = False, clock() + self.interval_s
                 self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
-            complete = await self._round()
+            try:
+                complete = await self._round()
+                self._failing = False
+            except Exception:  # noqa: BLE001 - states are for people; no fault here may keep a container from starting
+                complete = False
+                log = _log.debug if self._failing else _log.exception
+                log("memory limits cannot be read back; trying again")
+                self._failing = True
             left_s = max(0.0, all_at - clock())
             if await within(left_s if complete else min(left_s, retry_s), self._changed.wait()):
                 retry_s = _RETRY_S

@@ -248,6 +248,22 @@ async def test_what_cannot_be_read_back_is_unverified_with_the_reason(
         assert there.events == []
 
 
+async def test_a_fault_of_ours_is_logged_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with verifying_on(tmp_path) as there:
+        there.run(UID, 1)
+        del there.limits[container_id(1)]
+        there.verification.interval_s = 0.05
+        there.verification.changed()
+        await eventually(lambda: len(there.asked) > 2)
+        there.limits[container_id(1)] = GRANTED
+        await there.until(UID, Held.HELD)
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == [
+        "memory limits cannot be read back; trying again"
+    ]
+
+
 async def test_a_cgroup_that_appears_late_is_found(tmp_path: Path) -> None:
     async with verifying_on(tmp_path) as there:
         made = there.run(UID, 1)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.model.limits import Held, Rung
-from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.model.limits import Held
 from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
+from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.verification import Verification
 from gpu_device_plugin.testing.pods import pod
 from tests.names import MEM
@@ -19,8 +18,6 @@ from tests.programs.node.harness import T4
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-
-    from gpu_device_plugin.core.node.holdings import Holding
 
 FIRST, SECOND = (f"{number:064x}" for number in (1, 2))
 GIB = 1024
@@ -48,22 +45,17 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back(tmp_path: Pa
         agent = there.node.agent
         assert agent is not None
 
-        def held() -> tuple[Holding, ...]:
-            entries = agent.reconciler.checkpoint_entries.value
-            found = (
-                Allocated(each.pod_uid, each.container, Kind.MEMORY, each.device_ids, Rung(each.rung))
-                for each in entries
-                if each.resource == MEM and each.rung
-            )
-            return holdings(found, there.cluster.followed.pods.values(), agent.state.node.shares)
-
-        made = Verification(held, read_limits, CgroupTree(tmp_path), agent.state, there.cluster.pod_event)
-        tasks = [
-            asyncio.create_task(made.run()),
-            asyncio.create_task(there.cluster.followed.changes.follow(made.changed)),
-            asyncio.create_task(agent.reconciler.checkpoint_entries.follow(made.changed)),
-            asyncio.create_task(agent.hardware.view.follow(made.again)),
-        ]
+        entries, pods = agent.reconciler.checkpoint_entries, there.cluster.followed
+        use = UseWatch(
+            agent.hardware.use,
+            entries,
+            agent.settings.offered,
+            lambda: agent.state.node.shares,
+            interval_s=0,
+            pods=lambda: tuple(pods.pods.values()),
+        )
+        made = Verification(use.holdings, read_limits, CgroupTree(tmp_path), agent.state, there.cluster.pod_event)
+        task = asyncio.create_task(made.run([entries, pods.changes], [agent.hardware.view]))
         try:
             pod_made = await there.run(pod("p", {MEM: 3}))
             await there.node.confirmed()
@@ -85,6 +77,6 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back(tmp_path: Pa
             assert told["note"].startswith("The memory limit of container c0 does not hold: on GPU 0 the driver has no")
             assert (told["type"], made.counts[Held.MISSING]) == ("Warning", 1)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            assert not task.done(), task
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
