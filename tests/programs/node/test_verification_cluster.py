@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.limits import Held
-from gpu_device_plugin.hardware.messages import CgroupLimit
 from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.verification import Verification
@@ -16,11 +15,9 @@ from tests.programs.node.cluster_harness import Cluster, cluster
 from tests.programs.node.harness import T4
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 FIRST, SECOND = (f"{number:064x}" for number in (1, 2))
-GIB = 1024
 
 
 def runs(there: Cluster, name: str, container_id: str, root: Path) -> None:
@@ -33,14 +30,10 @@ def runs(there: Cluster, name: str, container_id: str, root: Path) -> None:
 
 
 async def test_the_limit_of_every_start_of_a_container_is_read_back(tmp_path: Path) -> None:
-    """The second start has lost its limit, as with a pod that another runtime class was given."""
-    has = {FIRST: (0, 3 * GIB), SECOND: (6, None)}
-
-    async def read_limits(wanted: Sequence[tuple[str, str]]) -> tuple[CgroupLimit, ...]:
-        return tuple(CgroupLimit(gpu, path, *has[path[-64:]]) for gpu, path in wanted)
-
-    async with cluster([T4 | {"memory_limits": True}]) as there:
-        there.node.hardware(T4 | {"memory_limits": True}, driver="615.71.09", cgroup=2)
+    """The driver has a limit for the first one's cgroup, and none for the second one's."""
+    card = T4 | {"memory_limits": True, "limits": {f"*/{FIRST}": "3GiB"}}
+    async with cluster([card]) as there:
+        there.node.hardware(card, driver="615.71.09", cgroup=2)
         await there.start_agent()
         agent = there.node.agent
         assert agent is not None
@@ -54,7 +47,9 @@ async def test_the_limit_of_every_start_of_a_container_is_read_back(tmp_path: Pa
             interval_s=0,
             pods=lambda: tuple(pods.pods.values()),
         )
-        made = Verification(use.holdings, read_limits, CgroupTree(tmp_path), agent.state, there.cluster.pod_event)
+        made = Verification(
+            use.holdings, agent.hardware.limits, CgroupTree(tmp_path), agent.state, there.cluster.pod_event
+        )
         task = asyncio.create_task(made.run([entries, pods.changes], [agent.hardware.view]))
         try:
             pod_made = await there.run(pod("p", {MEM: 3}))
