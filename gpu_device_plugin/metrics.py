@@ -177,6 +177,16 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDaemonState:
+    """The MPS daemon that one GPU needs."""
+
+    gpu: str
+    """Its UUID."""
+    up: bool = _read_off("gpushare_mps_up", "1 while the MPS daemon that the GPU needs serves new clients.", "gpu")
+    clients: int = _read_off("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The node at one moment."""
 
@@ -186,6 +196,7 @@ class State:
     """The number of memory limits by what was read back, a `core.model.limits.Held`."""
     containers_over: int = 0
     """Containers on one GPU each that have used more than they were granted, for the grace."""
+    mps: tuple[MpsDaemonState, ...] = ()
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
@@ -195,6 +206,7 @@ class State:
         yield from _gauges(GpuState, self.gpus)
         yield from _gauges(StreamState, self.streams)
         yield _LIMITS, [((held,), count) for held, count in self.limits.items()]
+        yield from _gauges(MpsDaemonState, self.mps)
 
 
 _OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")

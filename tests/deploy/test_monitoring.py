@@ -30,7 +30,7 @@ PODS = [
     for path in sorted(DEPLOY.glob("**/*.yaml"))
     if "chart" not in path.parts
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    if each["kind"] in {"DaemonSet", "Deployment"}
+    if each.get("kind") in {"DaemonSet", "Deployment"}
 ]
 LABELS_OF_A_TARGET = {"node", "pod", "container", "namespace", "job", "instance"}
 """What every sample carries beside its own labels, by the operator or by the page's configuration."""

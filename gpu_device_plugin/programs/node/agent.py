@@ -40,7 +40,10 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.programs.node.handover import Handover
+from gpu_device_plugin.programs.node.limiting import Limiting
+from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
@@ -108,6 +111,7 @@ class NodeAgent:
         gpus_before = None if cluster is None else cluster.gpus_before
         self.equipment = Equipment(self.hardware, self.state, self.metrics, settings.exclude_gpus, gpus_before)
         self.coexistence = Coexistence(settings)
+        self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -126,6 +130,7 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
+        self.mps = MpsLink(settings.mps_dir, self.state, self.reconciler.checkpoint_entries, self.reports.mps_changed)
         self._answers = NodeAnswers(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -135,6 +140,7 @@ class NodeAgent:
             dev=dev,
             on_refusal=self._refused,
             on_grant=self.reconciler.granted,
+            mps=self.mps,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -166,7 +172,7 @@ class NodeAgent:
                     self.settings.http,
                     partial(probes.alive, self),
                     partial(probes.ready, self),
-                    lambda: self.equipment.remarks,
+                    lambda: (*self.equipment.remarks, *self.limiting.remarks),
                     self.metrics,
                 ),
                 asyncio.TaskGroup() as tasks,
@@ -178,6 +184,8 @@ class NodeAgent:
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
+                tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
+                tasks.create_task(self.mps.states.follow(self._apply), name="follow the MPS supervisor's daemons")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
@@ -235,6 +243,7 @@ class NodeAgent:
         self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
+        self.mps.ledger_complete()
         self.advertiser.refresh()
 
     def _servicer(self, resource: Resource) -> PluginServicer:
@@ -276,9 +285,11 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self._answers.delivery = Delivery(
-            frozenset(settings.devices), settings.cdi_kind, cgpu_disable, view.inventory.cgroup
-        )
+        self.limiting.mps = self.mps.states.value if isinstance(self.mps.states.value, str) else self.mps.gpus
+        means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
+        self.mps.ask_for(self.limiting.asks_mps)
+        self.mps.refuse = means.refuse
+        self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -290,7 +301,7 @@ class NodeAgent:
         self.responses.show_condition()
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)
+            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld, self.limiting.node)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
-from tests.programs.node.harness import T4, pod
+from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster
+from tests.programs.node.harness import T4
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
