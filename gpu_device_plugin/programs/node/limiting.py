@@ -9,7 +9,8 @@ from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, NodeLimits
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.limit_grants import Means
-from gpu_device_plugin.core.node.rungs import NO_SUPERVISOR, REFUSE, Abilities, rungs, told, wanted
+from gpu_device_plugin.core.node.mps import NOT_THERE
+from gpu_device_plugin.core.node.rungs import REFUSE, Abilities, rungs, told, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,7 +36,7 @@ class Limiting:
         self._extra = extra
         self._on_missing = on_missing
         self._told = self._missing = self._ignored = ""
-        self.mps: Mapping[str, MpsGpu] | str = NO_SUPERVISOR
+        self.mps: Mapping[str, MpsGpu] | str = NOT_THERE
         """The daemons of the node's MPS supervisor, by the GPU's UUID, or why there is none; apply after a change."""
         self.asks_mps: frozenset[str] = frozenset()
         """The UUIDs of the GPUs whose new containers shall be clients of MPS, whether it is there or not."""
