@@ -226,6 +226,7 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
         await world.rounds(2)
         watch.interval_s = 0.0
         await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert watch.interval_s == 0.0
         assert repr(watch).startswith("<UseWatch every 0 s: ")
 
 
@@ -271,13 +272,13 @@ class Notes:
         return [read_node_use(text) for text in self.written]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[UseNotes]:
         notes = UseNotes(
             self.reading, self.limits, self.over, lambda: SHARES, self.written.append, clock=lambda: self.now
         )
         task = asyncio.create_task(notes.run())
         try:
-            yield
+            yield notes
         finally:
             assert not task.done()
             task.cancel()
@@ -292,13 +293,14 @@ async def settled() -> None:
 
 async def test_nothing_is_said_before_the_first_reading() -> None:
     notes = Notes()
-    async with notes.running():
+    async with notes.running() as made:
         notes.limits.set({})
         await settled()
         assert notes.written == []
         notes.read(WEB)
         await settled()
         assert [part.pod for said in notes.said for part in said.parts] == ["web-0"]
+        assert "web-0" in repr(made)
 
 
 async def test_figures_are_told_after_their_minute_and_states_after_seconds() -> None:
