@@ -28,6 +28,7 @@ from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.kubelet import procfs
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
@@ -42,6 +43,8 @@ from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
+from gpu_device_plugin.programs.node.use import UseWatch
+from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -49,8 +52,10 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.core.model.limits import LimitState
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.over_use import Excess, Place
     from gpu_device_plugin.programs.node.cluster import NodeCluster
     from gpu_device_plugin.settings.node import NodeSettings
 
@@ -82,8 +87,11 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
 class NodeAgent:
     """The parts of an agent, which follow each other's published values."""
 
-    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; no file, socket or GPU is opened before `run`. `dev` is the directory of the device nodes."""
+    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev"), proc: Path = procfs.PROC) -> None:
+        """Prepare; no file, socket or GPU is opened before `run`.
+
+        `dev` is the directory of the device nodes, `proc` that of the processes.
+        """
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self.metrics: m.Metrics = (
@@ -134,6 +142,29 @@ class NodeAgent:
             on_refusal=self._refused,
             on_grant=self.reconciler.granted,
         )
+        self.use_watch = UseWatch(
+            partial(self.hardware.use, utilisation=True),
+            self.reconciler.checkpoint_entries,
+            settings.offered,
+            lambda: self.state.node.shares,
+            interval_s=settings.usage_interval_s,
+            pods=lambda: () if cluster is None else cluster.followed.pods.values(),
+            ended=lambda: self.kubelet_records.over,
+            complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
+            processes=procfs.Processes(proc),
+            host_pids=partial(procfs.in_nodes_namespace, proc),
+        )
+        self.limit_states: Latest[Mapping[Place, LimitState]] = Latest({})
+        """Whether the limits of the containers hold."""
+        self.excesses: Latest[Mapping[Place, Excess]] = Latest({})
+        """The containers that use more than they were granted."""
+        self.use_notes = UseNotes(
+            self.use_watch.reading,
+            self.limit_states,
+            self.excesses,
+            lambda: self.state.node.shares,
+            (lambda _: None) if cluster is None else cluster.show_use,
+        )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
@@ -175,7 +206,9 @@ class NodeAgent:
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
+                tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
                 if self.cluster is not None:
+                    tasks.create_task(self.use_notes.run(), name="publish the use of the GPUs")
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
                     tasks.create_task(self.cluster.node.follow(self._take_node), name="follow our node")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
@@ -192,6 +225,7 @@ class NodeAgent:
         settings = self.settings = outcome.settings
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
+        self.use_watch.interval_s = settings.usage_interval_s
         self.advertiser.limit(settings.refusal_limit)
         self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
         self.coexistence.settings = settings
