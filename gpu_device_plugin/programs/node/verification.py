@@ -37,8 +37,8 @@ PodEvent: TypeAlias = "Callable[[Pod, str, str, str], None]"
 _Container: TypeAlias = tuple[str, str]
 """Pod UID as the kubelet knows it, container name."""
 
-INTERVAL_S = 60.0
-"""Seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
+_LONGEST_INTERVAL_S = 60.0
+"""Most seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
 _SETTLE_S = 0.1
 """Seconds in which several changes become one round; a pod's containers start one after another."""
 _RETRY_S = 1.0
@@ -77,7 +77,7 @@ class Verification:
         state: NodeState,
         event: PodEvent,
         *,
-        interval_s: float = INTERVAL_S,
+        interval_s: float = 0.0,
     ) -> None:
         """Verify the limits of `holdings`; call `changed` when they may have changed.
 
@@ -87,7 +87,7 @@ class Verification:
             tree: finds the containers' cgroups.
             state: the node's state, for the positions of its GPUs.
             event: posts an Event about a pod.
-            interval_s: seconds between two readings of all limits.
+            interval_s: seconds between two readings of all limits, and with them of `measured`; 0: as few as needed.
         """
         self._holdings = holdings
         self._read_limits = read_limits
@@ -109,7 +109,7 @@ class Verification:
         return f"<Verification: {dict(self.counts)}>"
 
     @property
-    def counts(self) -> Mapping[Held, int]:
+    def counts(self) -> Mapping[str, int]:
         """The number of limits in each state."""
         found = Counter(state.held for state in self.states.value.values())
         return {held: found[held] for held in Held}
@@ -148,8 +148,9 @@ class Verification:
         all_at, retry_s = clock(), _RETRY_S
         while True:
             self._changed.clear()
+            every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
             if self._everything or clock() >= all_at:
-                self._everything, all_at = False, clock() + self.interval_s
+                self._everything, all_at = False, clock() + every_s
                 self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
             try:
                 complete = await self._round()
@@ -164,7 +165,7 @@ class Verification:
                 retry_s = _RETRY_S
                 await asyncio.sleep(_SETTLE_S)
             else:
-                retry_s = min(2 * retry_s, self.interval_s)
+                retry_s = min(2 * retry_s, every_s)
 
     async def _round(self) -> bool:
         """Read back what is not known for good; return whether that succeeded."""

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 GRANTED = 4096
-LONG_S = 3600.0
-"""An interval that no test waits for."""
 
 
 def container_id(number: int) -> str:
@@ -62,7 +60,6 @@ class Node:
             CgroupTree(self.root),
             NodeState(node(8, 8)),
             lambda pod, *words: self.events.append((pod.uid, *words)),
-            interval_s=LONG_S,
         )
 
     def run(self, uid: str, number: int, *, mib: int | None = GRANTED, gpus: int = 1, **rest: Any) -> str:
