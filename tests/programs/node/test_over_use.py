@@ -84,7 +84,7 @@ async def scene(
         yield Scene(it, time.monotonic() - 3600)
 
 
-def evictions(it: Cluster, outcome: str) -> str:
+def evictions(outcome: str) -> str:
     return f'gpushare_over_use_evictions_total{{outcome="{outcome}"}}'
 
 
@@ -140,7 +140,7 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         await its.it.node.until(lambda: "big" not in [found.name for found in its.it.cluster.pods.values()])
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))
-        assert f"{evictions(its.it, 'evicted')} 2.0" in await its.it.metrics()
+        assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
 
 
 async def test_when_short_it_goes_only_while_others_lack_their_part() -> None:
@@ -167,7 +167,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.exceed()
         await its.it.node.until(lambda: bool(its.told("GPUEvictionBlocked")))
         assert not its.going()
-        assert f"{evictions(its.it, 'blocked')} 1.0" in await its.it.metrics()
+        assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
         evictor = its.it.node.agent.responses.evictor
