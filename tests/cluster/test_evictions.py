@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.evictions import Eviction, Outcome, evict
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import pod
 from gpu_device_plugin.testing.cluster import Answer, Garbage, Hang
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.testing.cluster import ApiServer
 
-POD = PodRef("default", "p", "u")
+POD = Pod("u", "default", "p")
 
 
 def add(server: ApiServer) -> None:

@@ -28,7 +28,7 @@ OLD = "2026-01-01T00:00:00Z"
 def found(server: ApiServer) -> dict[str, Any]:
     every = {one["type"]: one for one in server.get("nodes", "n")["status"]["conditions"]}
     assert "Ready" in every, "the kubelet's own is left alone"
-    return every.get("GPUHealthy", {})
+    return dict(every.get("GPUHealthy", {}))
 
 
 @asynccontextmanager

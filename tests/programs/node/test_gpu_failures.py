@@ -36,7 +36,7 @@ async def three(it: Cluster) -> None:
 
 
 async def test_the_pods_of_a_failed_gpu_go_one_after_the_other() -> None:
-    settings = {"on_gpu_failure": "evict", "gpu_failure_grace": "100ms"}
+    settings: dict[str, Any] = {"on_gpu_failure": "evict", "gpu_failure_grace": "100ms"}
     async with cluster([T4, T4], allowed=ALL, **settings) as it:
         await it.start_agent()
         await three(it)
@@ -70,7 +70,7 @@ async def test_a_failure_is_only_reported_unless_the_settings_say_otherwise() ->
 
 
 async def test_a_paused_agent_evicts_nobody() -> None:
-    settings = {"on_gpu_failure": "evict", "gpu_failure_grace": "1ms"}
+    settings: dict[str, Any] = {"on_gpu_failure": "evict", "gpu_failure_grace": "1ms"}
     async with cluster([T4, T4], allowed=ALL, **settings) as it:
         agent = await it.node.start_agent()
         await three(it)
@@ -110,3 +110,25 @@ async def test_without_the_right_the_node_tells_what_to_apply() -> None:
         (event,) = it.events("NodeConditionForbidden")
         assert "grant 'patch' on 'nodes/status' to the service account" in event["note"]
         assert "deploy/optional/evict.yaml" in event["note"]
+
+
+async def test_a_condition_of_an_earlier_agent_goes_where_no_setting_asks_for_it() -> None:
+    async with cluster([T4, T4], allowed=ALL) as it:
+        there = it.api.get("nodes", NODE)["status"]["conditions"]
+        left = [*there, {"type": "GPUHealthy", "status": "True"}]
+        it.api.patch("nodes", NODE, {"status": {"conditions": left}}, subresource="status")
+        await it.start_agent()
+        await it.node.until(lambda: not condition(it))
+        assert it.api.get("nodes", NODE)["status"]["conditions"] == there
+
+
+async def test_the_condition_goes_with_the_nodes_label() -> None:
+    async with cluster([T4], allowed=ALL, node_labels={"gpushare": "true"}, node_condition="true") as it:
+        await it.start_agent()
+        await it.node.until(lambda: condition(it).get("status") == "True")
+        await it.node.until(it.takes_pods)
+        ours = it.cluster
+        it.api.patch("nodes", NODE, {"metadata": {"labels": {"gpushare": None}}})
+        await it.node.stop_agent()
+        await ours.cleanup.run(forgotten_within_s=0)
+        assert not condition(it)

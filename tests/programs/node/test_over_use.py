@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
-QUICK = {"over_use_grace": "60s", "http": "127.0.0.1:0"}
+QUICK: dict[str, Any] = {"over_use_grace": "60s", "http": "127.0.0.1:0"}
 GPU_MIB = 15360
 """Of the T4 of the fake hardware."""
 
@@ -71,9 +71,9 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), **settings: str
+    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), over_use: str = "report"
 ) -> AsyncIterator[Scene]:
-    async with cluster(allowed=allowed, **QUICK, **settings) as it:
+    async with cluster(allowed=allowed, over_use=over_use, **QUICK) as it:
         await it.start_agent()
         for name in pods:
             await it.run(pod(name, mem=4), promise(0, 4))
