@@ -40,13 +40,14 @@ async def running(api: Api, name: str, *, ready: bool = True) -> Pod:
     return Pod(made["metadata"]["uid"], "default", name)
 
 
-async def budget(api: Api, name: str, app: str, **status: int) -> None:
+async def budget(api: Api, name: str, app: str, expressions: list[dict[str, Any]] | None = None, **status: int) -> None:
     """Make a PodDisruptionBudget for the pods with a label, with the status that its controller writes."""
+    selector = {"matchExpressions": expressions} if expressions else {"matchLabels": {"app": app}}
     body = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+        "spec": {"minAvailable": 1, "selector": selector},
     }
     code, answer = await api.ask("POST", BUDGETS, body)
     assert code == 201, answer
@@ -145,6 +146,38 @@ async def test_a_budget_does_not_keep_a_pod_that_is_ending(api: Api, name: str) 
     await budget(api, name, name, disruptionsAllowed=0)
     await api.ask("DELETE", f"{IN_DEFAULT}/{name}")
     assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+
+
+async def test_a_budget_does_not_keep_a_pod_that_has_not_started(api: Api, name: str) -> None:
+    status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
+    assert status == 201, made
+    await budget(api, name, name, disruptionsAllowed=0)
+    assert (await evict(api.client, Pod(made["metadata"]["uid"], "default", name))).outcome is Outcome.EVICTED
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({"operator": "In", "values": ["x", "{name}"]}, True),
+        ({"operator": "In", "values": ["x"]}, False),
+        ({"operator": "NotIn", "values": ["x"]}, True),
+        ({"operator": "NotIn", "values": ["x", "{name}"]}, False),
+        ({"operator": "Exists"}, True),
+        ({"operator": "DoesNotExist"}, False),
+    ],
+    ids=str,
+)
+async def test_a_budget_chooses_its_pods_by_expressions(
+    api: Api, name: str, rule: dict[str, Any], *, kept: bool
+) -> None:
+    made = await running(api, name)
+    values = [value.format(name=name) for value in rule.get("values", ())]
+    expressions = [
+        {"key": "app", **rule, **({"values": values} if values else {})},
+        {"key": "app", "operator": "In", "values": [name]},
+    ]
+    await budget(api, name, name, expressions, disruptionsAllowed=0)
+    assert (await evict(api.client, made)).outcome is (Outcome.BLOCKED if kept else Outcome.EVICTED)
 
 
 async def test_two_budgets_are_an_error(api: Api, name: str) -> None:

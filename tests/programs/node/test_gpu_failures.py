@@ -91,6 +91,9 @@ async def test_the_condition_follows_the_gpus() -> None:
         assert condition(it)["message"].startswith("GPU 0: ")
         assert {one["type"] for one in it.api.get("nodes", NODE)["status"]["conditions"]} == {"Ready", "GPUHealthy"}
         assert it.node.agent is not None
+        await it.node.agent.hardware.pause()
+        await it.node.until(lambda: condition(it).get("status") == "Unknown")
+        assert condition(it)["reason"] == "NotWatched"
         it.node.agent.reload(replace(it.node.agent.settings, node_condition=False))
         await it.node.until(lambda: not condition(it))
         assert {one["type"] for one in it.api.get("nodes", NODE)["status"]["conditions"]} == {"Ready"}
