@@ -23,7 +23,6 @@ from gpu_device_plugin.cluster.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.binder import PodRef
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.core.model.pods import Pod
 
