@@ -109,8 +109,15 @@ class GpuKeeper:
             if self.done:
                 return
             if not acted:
-                await within(self._timings.look_s, self._changed.wait())
+                await within(self._pause_s(), self._changed.wait())
                 self._changed.clear()
+
+    def _pause_s(self) -> float:
+        if self._daemon.running or self._daemon.status is not MpsStatus.FAILED:
+            return self._timings.look_s
+        # Without a daemon every look goes through all processes of the node.
+        until_retry_s = self._daemon.retry_s - self._clock()
+        return max(self._timings.look_s, min(until_retry_s, self._timings.mode_soon_s))
 
     async def _step(self) -> bool:
         """Look and act once; return whether there was something to do."""
