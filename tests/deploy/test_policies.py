@@ -18,12 +18,18 @@ from gpu_device_plugin.cluster.events import CONTROLLER
 from gpu_device_plugin.core.contract import keys as wire
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.nodelimits import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
+from gpu_device_plugin.core.node.extra_grant import Owner
+from gpu_device_plugin.core.node.frameworks import VARIABLES
 from gpu_device_plugin.core.node.grants import WAYS, Delivery, grant
+from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.testing.builders import container, pod
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
@@ -144,16 +150,28 @@ def test_resources_are_those_that_the_agent_offers() -> None:
 
 
 def test_variables_are_those_that_the_agent_sets() -> None:
-    """Whatever way the GPU takes into the container, and whichever resource is asked for."""
-    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0, memory_limits=True),))
+    """Whatever way the GPU takes into the container, whichever resource is asked for, and whatever limits it.
+
+    Those of frameworks are the pod's to set.
+    """
+    card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),))
     shares = Shares(1024).with_inventory(card)
     placements = (Placement(Demand(Kind.MEMORY, 3), ((0, 3),)), Placement(Demand(Kind.COUNT, 1), ((0, 15),)))
+    daemon = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/a")
+    every = Owner(frameworks=tuple(VARIABLES))
+
+    def means(rung: Rung) -> Means:
+        return Means({"GPU-a": GpuRung(rung, "")}, {"GPU-a": daemon}, mps_compute=True)
+
     set_by_us = {
         variable
         for placement in placements
         for way in WAYS
-        for variable in grant(placement, shares, Delivery(frozenset({way}), cgpu_disable=True, cgroup=2)).envs
-    }
+        for rung in Rung
+        for variable in grant(
+            placement, shares, Delivery(frozenset({way}), cgpu_disable=True, means=means(rung)), owner=every
+        ).envs
+    } - {variable for variable, _ in VARIABLES.values()}
     assert quoted(variable("gpushare-variables", "ours")) == set_by_us
 
 
@@ -161,13 +179,15 @@ def test_annotations_are_those_of_the_wire_contract() -> None:
     changes = condition("gpushare-placement", "changes-a-placement")
     assert quoted(changes) == wire.POD_ANNOTATIONS
     assert changes.replace("exists(", "filter(") == variable("gpushare-placement", "changed")
-    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS
+    assert quoted(variable("gpushare-size", "annotations")) == wire.POD_ANNOTATIONS | {wire.OVER_USE}
     annotations, labels = (quoted(variable("gpushare-own-node", name)) - {"Node"} for name in ("annotations", "labels"))
-    assert annotations - wire.POD_ANNOTATIONS == set(our_annotations([*annotations, wire.CONFIG_LABEL]))
-    assert annotations >= wire.POD_ANNOTATIONS
+    assert annotations - wire.POD_ANNOTATIONS - {wire.OVER_USE} == wire.AGENT_ANNOTATIONS
+    assert set(our_annotations([*annotations, wire.CONFIG_LABEL])) == wire.AGENT_ANNOTATIONS
+    assert annotations >= wire.POD_ANNOTATIONS | {wire.OVER_USE}
     models = quoted(variable("gpushare-own-node", "mislabelled")) - {"Pod", "metadata.labels"}
     card = Inventory((Gpu("GPU-a", 0, "T4", 15_360, minor=0),), driver_version="570.1")
-    written = node_labels(Shares(1024).with_inventory(card), card, "binpack")
+    limits = NodeLimits({0: GpuRung(Rung.ADVISORY, "")})
+    written = node_labels(Shares(1024).with_inventory(card), card, "binpack", limits)
     assert labels == {label for label in written if not label.startswith(tuple(models))}
     assert {label for label in written if label.startswith(tuple(models))}
     assert set(our_labels(labels | {f"{model}T4" for model in models})) == labels | {f"{model}T4" for model in models}
@@ -254,7 +274,7 @@ MEASURED = {
     r"variables\.added": r"<= 250 &&",
     r"c\.\?env\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
     r"c\.\?volumeMounts\.orValue\(\[\]\)": r"\.sum\(\) > 2000 \? \[\] :",
-    r"variables\.annotations": r"variables\.annotations\.size\(\) > 1007 \? \[\] :|'Node' \? \['gpu-device-plugin/gp",
+    r"variables\.annotations": r"variables\.annotations\.size\(\) > 1008 \? \[\] :|'Node' \? \['gpu-device-plugin/gp",
     r"variables\.annotated\[[01]\]": r"variables\.others\.exists\(number, number > 1000\) \?",
     r"variables\.labelled\[[01]\]": r"variables\.labelled\.exists\(each, each\.size\(\) > 1000\) \?",
 }

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import AGENT_LABELS, MODEL_LABELS, NODE_GPUS, SWITCH_LABEL, SWITCHED_ON
+from gpu_device_plugin.core.contract.keys import (
+    AGENT_ANNOTATIONS,
+    AGENT_LABELS,
+    MODEL_LABELS,
+    SWITCH_LABEL,
+    SWITCHED_ON,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,7 +29,7 @@ def our_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
     """Return the annotations of a node that the agent writes."""
-    return tuple(key for key in annotations if key == NODE_GPUS)
+    return tuple(key for key in annotations if key in AGENT_ANNOTATIONS)
 
 
 @dataclass(frozen=True, slots=True)

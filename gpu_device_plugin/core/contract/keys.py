@@ -73,6 +73,8 @@ AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )
 """All other labels of the agent."""
+AGENT_ANNOTATIONS = frozenset({NODE_GPUS, NODE_LIMITS, NODE_USE})
+"""All annotations of the agent on its node."""
 
 # --- On a node, written by administrators -----------------------------------------------------------------------------
 

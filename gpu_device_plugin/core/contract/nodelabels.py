@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.keys import MODEL_LABELS, NODE_LABELS
+from gpu_device_plugin.core.contract.keys import MODEL_LABELS, NODE_LABELS, NODE_LIMITS
+from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.contract.nodelimits import NodeLimits
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.shares import Shares
 
@@ -16,7 +18,7 @@ _LONGEST = 63
 """Most characters of a label's value, and of its name after the slash."""
 
 
-def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[str, str]:
+def node_labels(shares: Shares, inventory: Inventory, policy: str, limits: NodeLimits = NO_LIMITS) -> Mapping[str, str]:
     """Return the labels of a node, with valid values.
 
     A node with several models has one label for each, so that none hides another.
@@ -32,6 +34,8 @@ def node_labels(shares: Shares, inventory: Inventory, policy: str) -> Mapping[st
     if shares.gpus:
         labels[f"{NODE_LABELS}product"] = label_value(models[0]) if len(models) == 1 else "mixed"
         labels[f"{NODE_LABELS}memory-mib"] = str(min(shared.gpu.total_mib for shared in shares.gpus))
+    if limits.gpus:
+        labels[NODE_LIMITS] = limits.rung.value
     names = (f"{MODEL_LABELS}{value}" for model in models if (value := label_value(model)))
     return labels | {name[: len(NODE_LABELS) + _LONGEST].rstrip("-_."): "true" for name in names}
 

@@ -33,6 +33,10 @@ class NodeLimits:
         return next((gpu.why for gpu in self.gpus.values() if gpu.rung is self.rung), "there is no GPU")
 
 
+NO_LIMITS = NodeLimits({})
+"""Of a node without GPUs, or of an agent that does not tell."""
+
+
 def write_node_limits(limits: NodeLimits) -> str:
     """Return the value of the annotation `NODE_LIMITS`, as compact JSON."""
     gpus = [

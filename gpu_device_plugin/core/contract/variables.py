@@ -6,11 +6,12 @@ MEMORY_LIMIT = "GPUSHARE_MEMORY_LIMIT_MIB"
 """The container's memory on each of its GPUs, in MiB."""
 DRIVER_REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 DRIVER_LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
-"""The soft and the hard limit in MiB. nvidia-container-toolkit (after 1.20.0) requires both variables, and sets them
-for the container's cgroup on each of its GPUs."""
+"""The soft and the hard limit in MiB, set only where the driver has such limits. nvidia-container-toolkit after 1.20.0
+requires both variables, and sets them for the container's cgroup on each of its GPUs."""
 
-LIMITS = "GPUSHARE_LIMITS"
-"""The means that keeps the container within its limit, a `core.model.limits.Rung`."""
+LIMITS = "GPUSHARE_MEMORY_LIMIT_BY"
+"""The means that keeps the container within its limit, a `core.model.limits.Rung`. Not GPUSHARE_LIMITS, which is the
+variable of the setting `limits`: a program of ours may run in a container with shares."""
 
 # Of NVIDIA's MPS, for clients.
 MPS_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"

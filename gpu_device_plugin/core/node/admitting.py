@@ -11,13 +11,17 @@ from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Demand, Placement, Refusal, place
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.grants import parts
+from gpu_device_plugin.core.node.limit_grants import refusal
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gpu_device_plugin.core.contract.promises import Promise
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.node.extra_grant import Owner
+    from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.core.node.node import Node
 
@@ -39,6 +43,7 @@ class Why(StrEnum):
     OTHER_RESOURCE = "held_through_another_resource"
     MPS_NOT_READY = "mps_not_ready"
     MPS_SEVERAL_GPUS = "mps_several_gpus"
+    NO_LIMIT = "memory_limit_not_there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,24 @@ def refuse_request(match: Match | None) -> Refused | None:
             f"more than {MOST_CONTAINERS} containers of this pod ask for GPU memory or GPUs; let fewer ask",
         )
     return None
+
+
+def refuse_unlimited(verdict: Placement | Refused, shares: Shares, means: Means, owner: Owner) -> Placement | Refused:
+    """Refuse a container whose memory cannot be limited although the administrator requires it.
+
+    Args:
+        verdict: the decision without regard to limits.
+        shares: the node's GPUs.
+        means: what keeps containers of this node within their parts.
+        owner: the container, as far as it is known.
+    """
+    if isinstance(verdict, Refused) or verdict.demand.kind is Kind.COUNT:
+        return verdict
+    why = refusal(parts(verdict, shares), means, owner)
+    if not why:
+        return verdict
+    positions = ", ".join(str(position) for position in verdict.positions)
+    return Refused(Why.NO_LIMIT, f"GPU {positions}: {why}")
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.shares import unknown_exclusions
-from gpu_device_plugin.core.node.limiting import enforcement
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,12 +34,6 @@ def out_of_service(reasons: Mapping[str, Sequence[str]], gpus: Iterable[Gpu]) ->
     return mig | {uuid: "; ".join(why) for uuid, why in reasons.items() if why}
 
 
-def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> Mapping[str, bool]:
-    """Return remarks on a node's GPUs, each with whether a person should act on it."""
-    gpus = [shared.gpu for shared in shares.gpus]
-    found = {
-        f"memory limits: {enforcement(gpus, inventory.cgroup)}" if gpus else "": False,
-        unknown_exclusions(excluded, inventory): True,
-        shares.why_none: True,
-    }
-    return {sentence: urgent for sentence, urgent in found.items() if sentence}
+def remarks(shares: Shares, inventory: Inventory, excluded: Collection[str]) -> tuple[str, ...]:
+    """Return remarks on a node's GPUs on which a person should act, in sentences."""
+    return tuple(filter(None, (unknown_exclusions(excluded, inventory), shares.why_none)))

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.limiting import unlimited
+from gpu_device_plugin.core.node.extra_grant import NOBODY, Part
+from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means, limit_grant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.extra_grant import Mount, Owner
 
 WAYS = ("envvar", "device-specs", "cdi")
 """The ways in which a container can get its GPUs."""
@@ -31,17 +33,8 @@ class Delivery:
     cdi_kind: str = "nvidia.com/gpu"
     cgpu_disable: bool = False
     """The node's label turns cGPU's isolation off in every container."""
-    cgroup: int | None = None
-    """The node's cgroup version; None if unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """A file or directory of the host in a container."""
-
-    host_path: str
-    container_path: str
-    read_only: bool = True
+    means: Means = NO_MEANS
+    """What keeps containers within their parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +54,8 @@ def grant(
     delivery: Delivery,
     pod_shares: int | None = None,
     present: Collection[str] = OPTIONAL_NODES,
+    *,
+    owner: Owner = NOBODY,
 ) -> Grant:
     """Return the answer for one container.
 
@@ -74,25 +69,29 @@ def grant(
         delivery: the ways in which containers of this node get their GPUs.
         pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
         present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
+        owner: the container, as far as it is known.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
     # CDI names alone are complete. CUDA images set this variable to `all`, which NVIDIA's runtime would obey as well.
     visible = ",".join(uuids) if delivery.ways & {"envvar", "device-specs"} else "void"
     envs = {variables.VISIBLE_DEVICES: visible}
+    mounts: tuple[Mount, ...] = ()
     if placement.demand.kind is Kind.MEMORY:
         own = sum(count for _, count in placement.shares)
-        # The driver applies the limit to each GPU of the container, so it is the part on one GPU.
+        # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        envs |= {
+        limited = limit_grant(parts(placement, shares), delivery.means, owner)
+        mounts = limited.mounts
+        envs = {
+            **limited.envs,
+            **envs,
             variables.MEMORY_LIMIT: limit,
             variables.IDX: ",".join(str(shared.position) for shared in gpus),
             variables.POD: str(own if pod_shares is None else pod_shares),
             variables.CONTAINER: str(own),
             variables.DEV: str(len(gpus[0].shares)),
         }
-        if not any(unlimited(shared.gpu, delivery.cgroup) for shared in gpus):
-            envs |= {variables.DRIVER_REQUEST: limit, variables.DRIVER_LIMIT: limit}
         if delivery.cgpu_disable:
             envs[variables.CGPU_DISABLE] = "true"
     nodes: list[str] = []
@@ -100,4 +99,18 @@ def grant(
         nodes = [*CONTROL_NODES, *(node for node in OPTIONAL_NODES if node in present)]
         nodes += [f"/dev/nvidia{shared.gpu.minor}" for shared in gpus if shared.gpu.minor is not None]
     cdi = tuple(f"{delivery.cdi_kind}={uuid}" for uuid in uuids) if "cdi" in delivery.ways else ()
-    return Grant(envs, tuple(nodes), cdi)
+    return Grant(envs, tuple(nodes), cdi, mounts)
+
+
+def parts(placement: Placement, shares: Shares) -> tuple[Part, ...]:
+    """Return the parts of a container with shares, by the GPU's number in the container.
+
+    CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
+    """
+    given = sorted(
+        ((shares.gpus[position].gpu, count) for position, count in placement.shares), key=lambda each: each[0].index
+    )
+    return tuple(
+        Part(gpu.uuid, count * shares.share_mib, gpu.total_mib, gpu.total_mib - gpu.reserved_mib)
+        for gpu, count in given
+    )

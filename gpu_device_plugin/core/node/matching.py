@@ -54,6 +54,8 @@ class WaitingPod:
     """gpu-mem of all its app containers."""
     policy: str | None = None
     """The owner's policy for the choice of a GPU, a key of `POLICIES`; None: the node's policy."""
+    frameworks: tuple[str, ...] = ()
+    """The frameworks that its owner names, see `core.node.frameworks`."""
 
 
 @dataclass(frozen=True, slots=True)

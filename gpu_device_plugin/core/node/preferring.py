@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.placing import Demand, Placement, place
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Matched, within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.model.placing import Room
     from gpu_device_plugin.core.model.policy import Rank
@@ -120,6 +121,11 @@ def _by_position(node: Node, kind: Kind, device_ids: Iterable[str]) -> Mapping[i
         if found is not None and (found[1] < 0) == (kind is Kind.COUNT):
             numbers[found[0]].append(found[1])
     return numbers
+
+
+def not_on(device_ids: Iterable[str], uuids: Collection[str]) -> Iterable[str]:
+    """Return the IDs of shares that are not on these GPUs."""
+    return [name for name in device_ids if parse_id(name)[0] not in uuids] if uuids else device_ids
 
 
 def spread_over(node: Node, device_ids: Iterable[str]) -> Mapping[int, int]:

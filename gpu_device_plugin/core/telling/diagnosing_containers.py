@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
+from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT, MEMORY_LIMIT
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
-from gpu_device_plugin.core.node.limiting import enforcement, unlimited
+from gpu_device_plugin.core.node.rungs import REFUSE, Abilities, rungs, told, wanted
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.printing import counted
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.node_symptoms import NodeSymptoms
 
 _LIMITING_TOOLKIT = (1, 20, 1)
+_DRIVER = wanted(Rung.DRIVER, {})
 
 
 def device_nodes(node: NodeSymptoms) -> Iterator[Finding]:
@@ -134,35 +136,73 @@ def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
 
 
 def limits(node: NodeSymptoms) -> Iterator[Finding]:
-    """Check whether the driver enforces the memory limits of containers."""
+    """Check by which means the memory limits of containers hold, and why."""
     if node.invented:
         yield ok("invented GPUs have none")
         return
     if node.driver_problem:
         yield Unknown("advisory as long as no driver answers")
         return
-    inventory, toolkit = node.inventory, node.toolkit
-    version = f"driver {inventory.driver_version}"
-    gpus = [gpu for gpu in inventory.gpus if not gpu.mig]
-    if any(unlimited(gpu, inventory.cgroup) for gpu in gpus) or not gpus:
-        yield note(
-            f"{enforcement(gpus, inventory.cgroup)} ({version})",
-            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that; limits of "
-            "MPS are not set by this version",
+    want = wanted(node.limits, {} if isinstance(node.api, Unknown) else node.api.labels)
+    if want.ignored:
+        yield warning(want.ignored, "correct the label, or remove it")
+    gpus = {gpu.index: gpu for gpu in node.inventory.gpus if not gpu.mig}
+    abilities = Abilities(node.inventory.cgroup, node.mps, node.extra_grant)
+    made = rungs(gpus, abilities, want, refuse=node.limits_fallback == REFUSE)
+    found = {gpu.rung for gpu in made.gpus.values()}
+    version = f"driver {node.inventory.driver_version}"
+    if made.missing:
+        tell = error if node.limits_fallback == REFUSE else warning
+        yield tell(
+            f"{made.missing} ({version})",
+            "provide what is missing, or ask for other means by the setting limits or the node label "
+            "gpu-device-plugin/set-limits; limits_fallback: advisory shares without",
         )
-    elif isinstance(toolkit, Unknown):
-        yield Unknown(
+    elif Rung.ADVISORY in found or not gpus:
+        yield note(
+            f"{told(made.gpus) or 'there is no GPU'} ({version})",
+            f"a container reads in {MEMORY_LIMIT} how much memory it may use, and nothing holds it to that; NVIDIA's "
+            "MPS limits each process with this driver too: limits: mps",
+        )
+    elif found == {Rung.DRIVER}:
+        yield _by_the_driver(version, node.toolkit)
+    else:
+        yield (note if Rung.CUSTOM in found else ok)(told(made.gpus))
+    yield from _left_from_before(node, version)
+
+
+def _by_the_driver(version: str, toolkit: str | Unknown) -> Finding:
+    if isinstance(toolkit, Unknown):
+        return Unknown(
             f"{version} can limit memory (cgroup), if nvidia-container-toolkit is 1.20.1 or newer: {toolkit.found}",
             toolkit.advice,
         )
-    elif _numbers(toolkit) < _LIMITING_TOOLKIT:
-        yield note(
+    if _numbers(toolkit) < _LIMITING_TOOLKIT:
+        return note(
             f"advisory: {version} can limit memory (cgroup), and only nvidia-container-toolkit asks it to, from 1.20.1 "
             f"on (now {toolkit or 'none'})",
             "install a newer nvidia-container-toolkit on the node",
         )
-    else:
-        yield ok(f"cgroup: {version} and nvidia-container-toolkit {toolkit} hold containers to their memory")
+    return ok(f"cgroup: {version} and nvidia-container-toolkit {toolkit} hold containers to their memory")
+
+
+def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
+    """Find containers that the toolkit's hook keeps from starting again: earlier agents always set its variables."""
+    unable = rungs(
+        {gpu.index: gpu for gpu in node.inventory.gpus}, Abilities(node.inventory.cgroup), _DRIVER, refuse=False
+    ).missing
+    toolkit = node.toolkit
+    old = isinstance(toolkit, str) and _numbers(toolkit) < _LIMITING_TOOLKIT
+    if not node.with_driver_limits or not unable or old:
+        return
+    first, *more = node.with_driver_limits
+    several = f" and {counted(len(more), 'other')}" if more else ""
+    which = "1.20.1 or newer" if isinstance(toolkit, Unknown) else str(toolkit)
+    yield warning(
+        f"nvidia-container-toolkit {which} in its CDI modes does not start containers with {DRIVER_LIMIT} on this "
+        f"node, and an earlier agent gave it to {first}{several}: {version} has no memory limits, or cgroups are not of version 2",
+        "delete these pods, so that they are made again without it, before a container of theirs restarts",
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from gpu_device_plugin.core.telling.diagnosing import Unknown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.resources import Resource
@@ -106,6 +107,12 @@ class NodeSymptoms:
     """Whether the GPUs come from a description file."""
     in_container: bool = False
     profiles: Profiles = NO_PROFILES
+    limits: str = "auto"
+    limits_fallback: str = "refuse"
+    extra_grant: bool = False
+    """The setting `extra_grant` names a file."""
+    mps: Mapping[str, MpsGpu] | str = ""
+    """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
 
     # The hardware
     driver_problem: str = ""
@@ -134,6 +141,8 @@ class NodeSymptoms:
     kubelet_listens: bool = True
     pod_resources_problem: str = ""
     checkpoint_problem: str = ""
+    with_driver_limits: tuple[str, ...] = ()
+    """Containers that were given the variables of the driver's limits, as ``<pod's UID>/<name>``."""
     others: tuple[Sighting, ...] = ()
 
     # The agent and the API

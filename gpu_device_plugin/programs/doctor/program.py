@@ -37,7 +37,7 @@ from gpu_device_plugin.kubelet.listening import is_listened_to, listened_to
 from gpu_device_plugin.kubelet.podresources import PodResourcesUnavailableError, listed_pods
 from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, check_directory
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
-from gpu_device_plugin.programs.doctor import runtime
+from gpu_device_plugin.programs.doctor import limiting, runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
 from gpu_device_plugin.settings.knobs import UsageError
@@ -223,6 +223,10 @@ async def examined(
         invented=invented,
         in_container=where.in_container,
         profiles=profiles,
+        limits=settings.limits,
+        limits_fallback=settings.limits_fallback,
+        extra_grant=settings.extra_grant is not None,
+        mps=limiting.mps_daemons(settings.mps_dir),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
@@ -240,6 +244,7 @@ async def examined(
         checkpoint_problem=_problem(
             partial(checkpoint.read, folder / checkpoint.NAME), checkpoint.CheckpointUnreadableError
         ),
+        with_driver_limits=limiting.with_driver_limits(folder / checkpoint.NAME, names[Kind.MEMORY]),
         others=sightings(
             listened_to(folder, PLUGIN_SOCKETS),
             listened_to(settings.plugins_registry, DRIVER_SOCKETS),

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.keys import CGPU_DISABLE_LABEL, PLACEMENT_LABEL
 from gpu_device_plugin.core.model.gpus import NO_LINKS
-from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.policy import POLICIES, policy_in_force
 from gpu_device_plugin.core.model.resources import Kind
@@ -24,8 +23,10 @@ from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
+from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
+from gpu_device_plugin.core.node.rungs import wanted
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -40,7 +41,9 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
+from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.programs.node.handover import Handover
+from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
@@ -108,6 +111,7 @@ class NodeAgent:
         gpus_before = None if cluster is None else cluster.gpus_before
         self.equipment = Equipment(self.hardware, self.state, self.metrics, settings.exclude_gpus, gpus_before)
         self.coexistence = Coexistence(settings)
+        self.limiting = Limiting(read_extra_grant(settings.extra_grant), self.reports.limits_missing)
         self.advertiser = Advertiser(self.state, settings.offered, settings.refusal_limit)
         self.kubelet_records = KubeletRecords(
             settings.device_plugin_dir,
@@ -165,7 +169,7 @@ class NodeAgent:
                     self.settings.http,
                     partial(probes.alive, self),
                     partial(probes.ready, self),
-                    lambda: self.equipment.remarks,
+                    lambda: (*self.equipment.remarks, *self.limiting.remarks),
                     self.metrics,
                 ),
                 asyncio.TaskGroup() as tasks,
@@ -178,6 +182,7 @@ class NodeAgent:
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
+                tasks.create_task(self.mps.states.follow(self._apply), name="publish the MPS daemons")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 if self.cluster is not None:
@@ -276,13 +281,11 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self._answers.delivery = Delivery(
-            frozenset(settings.devices), settings.cdi_kind, cgpu_disable, view.inventory.cgroup
-        )
-        asked = labels.get(SET_LIMITS_LABEL, settings.limits) == Rung.MPS
-        gpus = self.state.node.shares.gpus if asked else ()
-        self.mps.ask_for(shared.gpu.uuid for shared in gpus if not shared.gpu.mig)
-        self.mps.refuse = settings.limits_fallback == "refuse"
+        self.limiting.mps = self.mps.daemons
+        means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
+        self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
+        self.mps.refuse = means.refuse
+        self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
             extra = {"value": placement, "known": sorted(POLICIES), "once_per_s": 3600}
@@ -293,7 +296,7 @@ class NodeAgent:
             self._answers.policy = policy
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
-            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld)
+            self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld, self.limiting.node)
 
     def _reach_cluster(self) -> NodeCluster | None:
         config = reach_api(self.settings)

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.extra_grant import NOBODY, Owner
 from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, grant
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.matching import Call
-from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, spread_over
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.limits import Rung
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
@@ -80,6 +82,8 @@ class NodeAnswers:
     ) -> Sequence[str]:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
+        if resource.kind is Kind.MEMORY:
+            available = not_on(available, self.delivery.means.barred)
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
@@ -110,15 +114,16 @@ class NodeAnswers:
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
-        verdict = self._judge(resource.kind, device_ids, match)
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict, delivery = self._judge(resource.kind, device_ids, match), self.delivery
         mps = self._mps if self._mps is not None and self._mps.on else None
-        rung: Rung | None = None
-        if mps is not None and resource.kind is Kind.MEMORY and not isinstance(verdict, Refused):
-            means = mps.choose([node.shares.gpus[position] for position in verdict.positions])
-            if isinstance(means, Refused):
-                verdict = means
-            else:
-                rung = means
+        means = None if mps is None or isinstance(verdict, Refused) else mps.means(verdict, node.shares, delivery.means)
+        if means is None:
+            verdict = refuse_unlimited(verdict, node.shares, delivery.means, owner)
+        elif isinstance(means, Refused):
+            verdict = means
+        else:
+            delivery = replace(delivery, means=means)
         if isinstance(verdict, Refused):
             if mps is not None:
                 mps.given_up()
@@ -128,8 +133,6 @@ class NodeAnswers:
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
         self._state.update(Ledger.granted, ids, time.monotonic())
-        if mps is not None:
-            mps.granted(ids, rung)
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
@@ -146,11 +149,14 @@ class NodeAnswers:
         made = grant(
             verdict,
             node.shares,
-            self.delivery,
+            delivery,
             match.pod.total_shares if match is not None else None,
             [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
+            owner=owner,
         )
-        return made if mps is None or rung is None else mps.limited(made, rung)
+        if mps is not None:
+            mps.granted(ids, made.envs.get(LIMITS, ""))
+        return made
 
     def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
         """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""

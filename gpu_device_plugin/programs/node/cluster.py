@@ -22,9 +22,10 @@ from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, READ_BY_AGENT
+from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, NODE_LIMITS, READ_BY_AGENT
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
+from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
 from gpu_device_plugin.core.contract.promises import assignment
 from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.model.shares import TooManySharesError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.core.contract.nodelimits import NodeLimits
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.node.ended_pods import PodsInApi
@@ -72,6 +74,8 @@ class _Shown:
     """Why no GPU is shared, for a node without one."""
     withheld: str
     """Why no GPU is advertised although all may be healthy; empty: they are advertised."""
+    limits: NodeLimits
+    """What keeps containers within their parts."""
 
 
 class NodeCluster:
@@ -161,9 +165,11 @@ class NodeCluster:
             _log.warning("the positions of the GPUs may differ from before: our node could not be read yet")
         return self._before
 
-    def show(self, inventory: Inventory, policy: str, sentence: str, withheld: str = "") -> None:
-        """Publish on the node its GPUs and the policy for choosing one, see `_Shown`."""
-        self._shown = _Shown(inventory, policy, sentence, withheld)
+    def show(
+        self, inventory: Inventory, policy: str, sentence: str, withheld: str = "", limits: NodeLimits = NO_LIMITS
+    ) -> None:
+        """Publish on the node its GPUs, their limits and the policy for choosing one, see `_Shown`."""
+        self._shown = _Shown(inventory, policy, sentence, withheld, limits)
         self._note()
 
     def announce_ready(self) -> None:
@@ -227,8 +233,11 @@ class NodeCluster:
         away = self._readiness is _Readiness.SHUTTING_DOWN or (offered and self._readiness is _Readiness.STARTING)
         gpus = node_gpus(shares, shown.inventory, unhealthy, shown.policy, away=away)
         notes = NodeNotes(
-            labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy)},
-            annotations={NODE_GPUS: write_node_gpus(gpus)},
+            labels={**self._outdated, **node_labels(shares, shown.inventory, shown.policy, shown.limits)},
+            annotations={
+                NODE_GPUS: write_node_gpus(gpus),
+                NODE_LIMITS: write_node_limits(shown.limits) if shown.limits.gpus else None,
+            },
         )
         if notes != self._notes.value:
             self._notes.set(notes)

@@ -113,10 +113,10 @@ class Equipment:
             extra = {"uuid": shared.gpu.uuid, "model": shared.gpu.product, "shares": len(shared.shares)}
             _log.info("GPU %s is shared", shared.position, extra=extra)
         found = remarks(shares, view.inventory, self._excluded)
-        for remark, urgent in found.items():
+        for remark in found:
             if remark not in self.remarks:
-                _log.log(logging.WARNING if urgent else logging.INFO, "%s", remark)
-        self.remarks = tuple(found)
+                _log.warning("%s", remark)
+        self.remarks = found
         reasons = {uuid: belief.reasons for uuid, belief in view.beliefs.items()}
         unhealthy = out_of_service(reasons, view.inventory.gpus)
         self._state.equip(shares, unhealthy, shares.links(view.inventory.links))

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
-from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.contract.mpsfiles import (
-    SHM_DIRECTORY,
     STATE_FILE,
     WANTED_FILE,
     MpsFileError,
@@ -24,9 +22,9 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     read_wanted,
     write_wanted,
 )
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node import mps
-from gpu_device_plugin.core.node.grants import Mount
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
@@ -35,9 +33,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.admitting import Refused
-    from gpu_device_plugin.core.node.grants import Grant
+    from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
 
@@ -113,10 +112,16 @@ class MpsLink:
         return bool(self._asked_for or self._wanted.gpus or self._written is not None)
 
     @property
+    def daemons(self) -> Mapping[str, MpsGpu] | str:
+        """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
+        state = self.states.value
+        return state if isinstance(state, str) else state.gpus
+
+    @property
     def gpus(self) -> Mapping[str, MpsGpu]:
         """The daemons of a supervisor that runs, by the GPU's UUID."""
-        state = self.states.value
-        return {} if isinstance(state, str) else state.gpus
+        daemons = self.daemons
+        return {} if isinstance(daemons, str) else daemons
 
     @property
     def wanted(self) -> MpsWanted:
@@ -168,28 +173,32 @@ class MpsLink:
         self._write()
         return self._until(lambda: not isinstance(self._choice(gpus), mps.Await), self.start_s, self.given_up)
 
-    def choose(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | None:
-        """Return the means for a container with shares of these GPUs now; None: MPS has no say in it."""
+    def means(self, placement: Placement, shares: Shares, otherwise: Means) -> Means | Refused | None:
+        """Return the means of limiting a container that is placed so; None: MPS has no say in it.
+
+        Args:
+            placement: the container's.
+            shares: the node's GPUs.
+            otherwise: the node's means.
+        """
+        if placement.demand.kind is not Kind.MEMORY:
+            return None
+        gpus = [shares.gpus[position] for position in placement.positions]
         situations = self._situations(gpus)
         choice = mps.choose(situations, refuse=self.refuse)
-        return mps.in_vain(choice, situations[0], refuse=self.refuse) if isinstance(choice, mps.Await) else choice
+        if isinstance(choice, mps.Await):
+            choice = mps.in_vain(choice, situations[0], refuse=self.refuse)
+        if not isinstance(choice, Rung):
+            return choice
+        # A supervisor that is silent for a moment has not forgotten its directories.
+        daemons = {} if self._written is None else self._written.gpus
+        rungs = {shared.gpu.uuid: GpuRung(choice, "") for shared in gpus}
+        return replace(otherwise, rungs={**otherwise.rungs, **rungs}, mps=daemons)
 
-    def limited(self, grant: Grant, rung: Rung) -> Grant:
-        """Return the grant of a container that is limited by `rung`, with what makes it a client of MPS."""
-        envs = {**grant.envs, variables.LIMITS: str(rung)}
-        envs = {name: envs[name] for name in envs if name not in {variables.DRIVER_REQUEST, variables.DRIVER_LIMIT}}
-        uuid = envs[variables.VISIBLE_DEVICES]
-        if rung is not Rung.MPS or uuid not in self.gpus:
-            return replace(grant, envs=envs)
-        pipe = self.gpus[uuid].pipe_directory
-        envs |= {variables.MPS_PIPE_DIRECTORY: pipe, variables.MPS_MEMORY: f"0={envs[variables.MEMORY_LIMIT]}M"}
-        shm = Mount(str(self._directory / SHM_DIRECTORY), "/dev/shm", read_only=False)  # noqa: S108 - in the container
-        return replace(grant, envs=envs, mounts=(Mount(pipe, pipe, read_only=False), shm))
-
-    def granted(self, device_ids: frozenset[str], rung: Rung | None) -> None:
+    def granted(self, device_ids: frozenset[str], rung: str) -> None:
         """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
         earlier = (each for each in self._granted if not each.device_ids <= device_ids)
-        self._granted = [*earlier, mps.Given(device_ids, rung is Rung.MPS)][-_MOST_GRANTED:]
+        self._granted = [*earlier, mps.Given(device_ids, rung == Rung.MPS)][-_MOST_GRANTED:]
         self.given_up()
 
     def given_up(self) -> None:

@@ -79,6 +79,11 @@ class Reports:
             _log.info("MPS serves %s again", name)
             self._event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
 
+    def limits_missing(self, sentence: str) -> None:
+        """The means of limiting memory that the administrator wants is not there."""
+        _log.warning("memory limits are not there: %s", sentence)
+        self._event("GPULimitsUnavailable", f"Memory limits are not there: {sentence}.", "Limit")
+
     def not_alone(self, others: Iterable[Sighting]) -> None:
         """Other plugins hand out GPUs of this node, so this agent does not."""
         for other in others:

@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from gpu_device_plugin import metrics as m
-from gpu_device_plugin.core.contract.keys import MalformedAnnotationError
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import MOST_CONTAINERS, promises
 from gpu_device_plugin.core.contract.wishes import NO_WISHES, read_wishes
 from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.assigned import kubelet_uid
+from gpu_device_plugin.core.node.frameworks import read_frameworks
 from gpu_device_plugin.core.node.ledger import SETTLING_S
 from gpu_device_plugin.core.node.matching import Matched, WaitingPod, Wanted, match
 
@@ -46,6 +47,7 @@ class _Written:
     pod: Pod
     promises: Mapping[tuple[str, Kind], Promise]
     wishes: Wishes
+    frameworks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ class WaitingPods:
             ),
             sum(amount for c, kind, amount in wanted if kind is Kind.MEMORY and c.kind is ContainerKind.APP),
             wishes.gpu_policy,
+            written.frameworks,
         )
 
     def _is_served(self, slot: Slot) -> bool:
@@ -203,10 +206,14 @@ class WaitingPods:
         if known is None or known.pod != pod:
             promised = partial(promises, pod, self._resources)
             wishes = partial(read_wishes, pod.annotations)
+            frameworks, ignored = read_frameworks(pod.annotations.get(FRAMEWORKS, ""))
+            if ignored:
+                self._complain("frameworks of a pod are ignored", pod, ignored)
             known = self._written[pod.uid] = _Written(
                 pod,
                 self._understood("a promise is ignored", pod, promised, MappingProxyType({})),
                 self._understood("the wishes of a pod are ignored", pod, wishes, NO_WISHES),
+                frameworks,
             )
         return known
 
@@ -215,11 +222,14 @@ class WaitingPods:
         try:
             return read()
         except MalformedAnnotationError as error:
-            if pod.uid not in self._malformed:
-                self._malformed.add(pod.uid)
-                self._metrics.count(m.MALFORMED_ANNOTATIONS)
-                _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": str(error)})
+            self._complain(what, pod, str(error))
             return otherwise
+
+    def _complain(self, what: str, pod: Pod, why: str) -> None:
+        if pod.uid not in self._malformed:
+            self._malformed.add(pod.uid)
+            self._metrics.count(m.MALFORMED_ANNOTATIONS)
+            _log.warning("%s", what, extra={"pod": f"{pod.namespace}/{pod.name}", "why": why})
 
     def _swap(self, guessed: Slot, owner: Slot, actual: Mapping[Slot, Slot | None]) -> None:
         """`owner` has the devices promised to `guessed`, so `guessed` takes over the promise that this left unused.

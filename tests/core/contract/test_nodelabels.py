@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.nodelabels import label_value, node_labels
+from gpu_device_plugin.core.contract.nodelimits import NodeLimits
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.shares import Shares
 
 T4 = Gpu("GPU-a", 0, "Tesla T4", 15_360, 450, minor=0, pci_bus_id="0000:3b:00.0", numa_node=0)
@@ -32,6 +34,12 @@ def test_a_node_with_one_model_is_labelled_with_it() -> None:
         "gpu-device-plugin/memory-mib": "15109",
         "gpu-device-plugin/product.Tesla-T4": "true",
     }
+
+
+def test_the_label_of_limits_is_the_weakest_means_of_the_node_and_absent_without_gpus() -> None:
+    limits = NodeLimits({0: GpuRung(Rung.DRIVER, "a"), 1: GpuRung(Rung.MPS, "b")})
+    assert node_labels(SHARES, INVENTORY, "binpack", limits)["gpu-device-plugin/limits"] == "mps"
+    assert "gpu-device-plugin/limits" not in node_labels(SHARES, INVENTORY, "binpack")
 
 
 def test_a_node_with_several_models_has_a_label_for_each() -> None:

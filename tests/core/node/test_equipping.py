@@ -10,8 +10,6 @@ from gpu_device_plugin.core.model.gpus import Inventory
 from gpu_device_plugin.core.node.equipping import out_of_service, remarks, share_size
 from tests.nodes import node
 
-LIMITS = "memory limits: advisory: its driver has no memory limits, which come with r615"
-
 
 @pytest.mark.parametrize(
     ("before", "holders", "ended", "expected"),
@@ -43,19 +41,18 @@ def test_a_gpu_is_out_of_service_for_its_health_or_in_mig_mode() -> None:
 
 
 def test_a_node_without_gpus_has_no_remarks() -> None:
-    assert remarks(node().shares, Inventory(), ()) == {}
+    assert remarks(node().shares, Inventory(), ()) == ()
 
 
-def test_limits_are_a_remark_and_an_exclusion_of_no_gpu_is_a_mistake() -> None:
+def test_an_exclusion_of_no_gpu_is_a_mistake() -> None:
     shares = node(8).shares
     inventory = Inventory(tuple(shared.gpu for shared in shares.gpus))
-    assert remarks(shares, inventory, ()) == {LIMITS: False}
-    (limits, unknown), urgent = zip(*remarks(shares, inventory, ("9",)).items(), strict=True)
-    assert (limits, urgent) == (LIMITS, (False, True))
+    assert remarks(shares, inventory, ()) == ()
+    (unknown,) = remarks(shares, inventory, ("9",))
     assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU")
 
 
 def test_gpus_none_of_which_is_shared_are_a_mistake_too() -> None:
     found = Inventory(tuple(shared.gpu for shared in node(8).shares.gpus))
     shares = node().shares.with_inventory(found, ("0",))
-    assert remarks(shares, found, ("0",)) == {shares.why_none: True}
+    assert remarks(shares, found, ("0",)) == (shares.why_none,)

@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares
-from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, WAYS, Delivery, Grant, grant
+from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.grants import CONTROL_NODES, OPTIONAL_NODES, WAYS, Delivery, Grant, grant, parts
+from gpu_device_plugin.core.node.limit_grants import Means, limit_grant
 
 # Two cards of 15 GiB whose minor numbers are 3 and 0.
 CARDS = (Gpu("GPU-aaaa", 0, "Tesla T4", 15_360, minor=3), Gpu("GPU-bbbb", 1, "Tesla T4", 15_360, minor=0))
@@ -26,6 +29,7 @@ def test_a_container_gets_the_variables_of_gpushare_and_a_limit() -> None:
         {
             "NVIDIA_VISIBLE_DEVICES": "GPU-bbbb",
             "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "1",
             "ALIYUN_COM_GPU_MEM_POD": "3",
             "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
@@ -34,20 +38,25 @@ def test_a_container_gets_the_variables_of_gpushare_and_a_limit() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("limited", "cgroup", "asked"),
-    [((True, True), 2, "4096"), ((True, False), 2, None), ((False, True), 2, None), ((True, True), 1, None)],
-)
-def test_the_toolkit_is_asked_for_a_limit_only_where_each_gpu_of_the_container_can_be_limited(
-    limited: tuple[bool, bool], cgroup: int, asked: str | None
-) -> None:
-    """Its hook sets one on each GPU of the container, and the container does not start where that fails."""
-    cards = tuple(replace(gpu, memory_limits=can) for gpu, can in zip(CARDS, limited, strict=True))
+def test_what_keeps_a_container_within_its_parts_is_added() -> None:
+    """The GPUs are numbered as CUDA numbers them, by NVML's index and not by their positions."""
+    cards = (replace(CARDS[0], index=1, reserved_mib=447), replace(CARDS[1], index=0))
     shares = Shares(1024).with_inventory(Inventory(cards))
-    placement = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
-    envs = grant(placement, shares, Delivery(cgroup=cgroup)).envs
-    assert envs.get("NVIDIA_GPU_MEMORY_REQUEST") == envs.get("NVIDIA_GPU_MEMORY_LIMIT") == asked
-    assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+    two = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
+    assert parts(two, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
+    extra = ExtraGrant((("LIMIT_{ordinal}", "{limit_mib}"),), (Mount("/opt/{container}", "/lib"),))
+    means = Means({gpu.uuid: GpuRung(Rung.CUSTOM, "") for gpu in cards}, extra=extra)
+    given = grant(two, shares, Delivery(means=means), owner=Owner("u", "main"))
+    limited = limit_grant(parts(two, shares), means, Owner("u", "main"))
+    assert given.mounts == limited.mounts == (Mount("/opt/main", "/lib"),)
+    assert limited.envs == {"LIMIT_0": "4096", "LIMIT_1": "2048", "GPUSHARE_MEMORY_LIMIT_BY": "custom"}
+    assert given.envs.items() >= limited.envs.items()
+    assert given.envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "4096"
+
+
+def test_a_whole_gpu_gets_nothing_that_limits_it() -> None:
+    means = Means({gpu.uuid: GpuRung(Rung.DRIVER, "") for gpu in CARDS})
+    assert grant(BOTH, SHARES, Delivery(means=means)) == grant(BOTH, SHARES, Delivery())
 
 
 def test_the_shares_of_the_whole_pod_are_set_if_known() -> None:

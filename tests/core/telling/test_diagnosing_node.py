@@ -225,15 +225,66 @@ def test_who_holds_containers_to_their_memory() -> None:
     old = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
     (told,) = of("memory limits", inventory=old)
     assert told == (
-        "note: advisory: its driver has no memory limits, which come with r615 (driver 580.95.05) -> a container "
-        "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; limits of MPS "
-        "are not set by this version"
+        "note: advisory: the driver has no memory limits, which come with r615 (driver 580.95.05) -> a container "
+        "reads in GPUSHARE_MEMORY_LIMIT_MIB how much memory it may use, and nothing holds it to that; NVIDIA's MPS "
+        "limits each process with this driver too: limits: mps"
     )
     assert of("memory limits", inventory=replace(WELL.inventory, cgroup=1))[0].startswith(
-        "note: advisory: the node's cgroup version is 1, and must be 2 (driver 615.71.09) -> "
+        "note: advisory: the node's cgroup version is 1, and must be 2 for the driver's limits (driver 615.71.09) -> "
     )
     one_in_mig = replace(WELL.inventory, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
     assert of("memory limits", inventory=one_in_mig)[0].startswith("ok: cgroup: driver 615.71.09")
+
+
+OLD = Inventory(tuple(replace(gpu, memory_limits=False) for gpu in GPUS), driver_version="580.95.05", cgroup=2)
+
+
+def test_a_wanted_means_that_is_missing_is_an_error_where_shares_are_refused_for_it() -> None:
+    missing = (
+        "GPU 0, 1: the setting limits=driver asks for driver: the driver has no memory limits, which come with r615; "
+    )
+    (told,) = of("memory limits", inventory=OLD, limits="driver")
+    assert told.startswith(
+        f"error: {missing}containers are refused shares (limits_fallback: refuse) (driver 580.95.05) -> provide what is"
+    )
+    (told,) = of("memory limits", inventory=OLD, limits="driver", limits_fallback="advisory")
+    assert told.startswith(f"warning: {missing}the limits are advisory there (driver 580.95.05) -> provide what is")
+
+
+def test_a_node_label_chooses_the_means_and_one_of_an_unknown_value_is_told() -> None:
+    asked = api(labels={"gpushare": "true", "gpu-device-plugin/set-limits": "mps"})
+    (told,) = of("memory limits", inventory=OLD, api=asked, mps={})
+    assert told == (
+        "ok: mps: the node label gpu-device-plugin/set-limits=mps asks for it, and the server of MPS limits each "
+        "process"
+    )
+    (told,) = of("memory limits", inventory=OLD, api=Unknown("hidden"), limits="custom", extra_grant=True)
+    assert told.startswith("note: custom: the setting limits=custom asks for it, and the setting extra_grant adds a")
+    ignored, held = of("memory limits", api=api(labels={"gpu-device-plugin/set-limits": "all"}))
+    assert ignored.startswith("warning: the node label gpu-device-plugin/set-limits=all is ignored: its value is none")
+    assert held.startswith("ok: cgroup: ")
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "which"), [("1.20.1", "1.20.1"), ("1.21.0", "1.21.0"), (Unknown("hidden"), "1.20.1 or newer")]
+)
+def test_containers_that_a_toolkit_will_not_start_again_are_named(toolkit: str | Unknown, which: str) -> None:
+    """An older agent gave them the variables on a driver without limits; the hook fails at their next start."""
+    carrying = ("0f6b8c1e/main", "1a2b3c4d/main", "1a2b3c4d/side")
+    _, told = of("memory limits", inventory=OLD, toolkit=toolkit, with_driver_limits=carrying)
+    assert told.startswith(
+        f"warning: nvidia-container-toolkit {which} in its CDI modes does not start containers with "
+        "NVIDIA_GPU_MEMORY_LIMIT on this node, and an earlier agent gave it to 0f6b8c1e/main and 2 others: driver 580.95.05 has no memory limits"
+    )
+    assert told.endswith(" before a container of theirs restarts")
+    _, told = of("memory limits", inventory=OLD, toolkit=toolkit, with_driver_limits=carrying[:1])
+    assert "gave it to 0f6b8c1e/main: driver" in told
+
+
+def test_an_older_toolkit_and_a_driver_with_limits_start_them() -> None:
+    carrying = ("0f6b8c1e/main",)
+    assert len(of("memory limits", inventory=OLD, toolkit="1.19.0", with_driver_limits=carrying)) == 1
+    assert len(of("memory limits", with_driver_limits=carrying)) == 1
 
 
 def test_limits_of_the_driver_need_a_toolkit_that_asks_for_them() -> None:

@@ -367,7 +367,7 @@ async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_th
     [
         (["--jsn"], "--jsn: there is no such argument; did you mean --json?"),
         (["--share-size=no"], "--share-size: "),
-        (["extra"], "extra: there is no such argument; see gpu-device-plugin doctor --help"),
+        (["more"], "more: there is no such argument; see gpu-device-plugin doctor --help"),
     ],
 )
 def test_misuse_is_told_in_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

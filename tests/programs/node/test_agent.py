@@ -26,6 +26,7 @@ async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
         assert envs_of(made) == {
             "NVIDIA_VISIBLE_DEVICES": uuid,
             "GPUSHARE_MEMORY_LIMIT_MIB": "3072",
+            "GPUSHARE_MEMORY_LIMIT_BY": "advisory",
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "3",
             "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
@@ -33,20 +34,22 @@ async def test_a_pod_gets_shares_of_one_gpu_and_is_told_its_limit() -> None:
         }
 
 
-@pytest.mark.parametrize(("cgroup", "limit"), [(2, "3072"), (1, None)])
+@pytest.mark.parametrize(("cgroup", "limit", "request_mib"), [(2, "3072", "0"), (1, None, None)])
 async def test_the_toolkit_is_asked_for_a_limit_where_the_node_can_hold_it(
-    caplog: pytest.LogCaptureFixture, cgroup: int, limit: str | None
+    caplog: pytest.LogCaptureFixture, cgroup: int, limit: str | None, request_mib: str | None
 ) -> None:
     async with world([]) as node:
         node.hardware(T4 | {"memory_limits": True}, driver="615.71.09", cgroup=cgroup)
         with caplog.at_level("INFO"):
             await node.start_agent()
         envs = envs_of(await node.kubelet.admit(pod("a", mem=3)))
-        assert envs.get("NVIDIA_GPU_MEMORY_REQUEST") == envs.get("NVIDIA_GPU_MEMORY_LIMIT") == limit
+        assert (envs.get("NVIDIA_GPU_MEMORY_REQUEST"), envs.get("NVIDIA_GPU_MEMORY_LIMIT")) == (request_mib, limit)
         assert envs["GPUSHARE_MEMORY_LIMIT_MIB"] == "3072"
     (told,) = [message for message in caplog.messages if message.startswith("memory limits: ")]
     assert told.startswith(
-        "memory limits: enforced by the driver" if limit else "memory limits: advisory: the node's cgroup version is 1"
+        "memory limits: driver: the driver limits"
+        if limit
+        else "memory limits: advisory: the node's cgroup version is 1"
     )
 
 

@@ -55,6 +55,7 @@ async def test_the_node_says_what_gpus_it_has() -> None:
             "product": "Tesla-T4",
             "memory-mib": "15360",
             "product.Tesla-T4": "true",
+            "limits": "advisory",
         }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.programs.node.probes import metrics_state
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT
@@ -26,12 +27,12 @@ SERVER_MIB = 300
 
 
 @asynccontextmanager
-async def mps_node(*gpus: dict[str, object], **settings: str) -> AsyncIterator[tuple[NodeWorld, Supervisor]]:
+async def mps_node(*gpus: dict[str, Any], **settings: str) -> AsyncIterator[tuple[NodeWorld, Supervisor]]:
     """Make a node on which memory is limited by MPS; neither agent nor supervisor runs yet. GPUs have 14 shares."""
-    async with world(gpus or "fake:2xT4", limits="mps", **settings) as node:
+    async with world(gpus or "fake:2xT4") as node:
         directory = node.folder / "mps"
         directory.mkdir()
-        node.settings["mps_dir"] = str(directory)
+        node.settings |= {"limits": "mps", "mps_dir": str(directory), **settings}
         supervisor = Supervisor(directory)
         try:
             yield node, supervisor
@@ -70,7 +71,7 @@ async def test_the_first_share_of_a_gpu_is_answered_when_its_daemon_is_ready() -
         assert supervisor.history == [(gpu, MpsStatus.STARTING), (gpu, MpsStatus.READY)]
         assert supervisor.wanted == {gpu: 3 * 1024}
         envs = envs_of(first)
-        assert envs["GPUSHARE_LIMITS"] == "mps"
+        assert envs[LIMITS] == "mps"
         assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
         assert envs["CUDA_MPS_PIPE_DIRECTORY"] == str(supervisor.directory / gpu[:8])
         assert {mount.container_path for mount in first.only.received.mounts} == {
@@ -118,17 +119,17 @@ async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_n
         await node.start_agent()
         advisory = await node.kubelet.admit(pod("p", mem=3))
         assert advisory.only.running
-        assert envs_of(advisory)["GPUSHARE_LIMITS"] == "advisory"
+        assert envs_of(advisory)[LIMITS] == "advisory"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
         supervisor.start()
         await node.until(lambda: not isinstance(agent_of(node).mps.states.value, str))
         beside = await node.kubelet.admit(pod("q", mem=3))
-        assert envs_of(beside)["GPUSHARE_LIMITS"] == "advisory"
+        assert envs_of(beside)[LIMITS] == "advisory"
         assert supervisor.wanted == {}
         await node.confirmed()
         await ended(node, advisory, beside)
         await node.until(lambda: not node.held)
-        assert envs_of(await node.kubelet.admit(pod("r", mem=3)))["GPUSHARE_LIMITS"] == "mps"
+        assert envs_of(await node.kubelet.admit(pod("r", mem=3)))[LIMITS] == "mps"
 
 
 async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it() -> None:
@@ -310,7 +311,7 @@ async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
         assert supervisor.wanted == {gpu: 3 * 1024}
         await seen(node, gpu, MpsStatus.READY)
         beside = await node.kubelet.admit(pod("q", mem=3))
-        assert envs_of(beside)["GPUSHARE_LIMITS"] == "mps"
+        assert envs_of(beside)[LIMITS] == "mps"
         await node.confirmed()
         await ended(node, client, beside)
         await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)

@@ -1,0 +1,125 @@
+"""Derive from the rungs of a container's GPUs the variables and mounts that keep it within its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.node.extra_grant import NOBODY, Mount
+from gpu_device_plugin.core.node.frameworks import framework_envs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.model.limits import GpuRung
+    from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Owner, Part
+
+SHM = "/dev/shm"  # noqa: S108 - a mount point in the container, not a file of ours
+"""Client and server of MPS share memory there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The means by which new containers of a node are kept within their parts."""
+
+    rungs: Mapping[str, GpuRung] = field(default_factory=dict)
+    """By UUID; a GPU that is not among them has advisory limits."""
+    mps: Mapping[str, MpsGpu] = field(default_factory=dict)
+    """The MPS daemons of GPUs, by UUID."""
+    mps_shm: str = ""
+    """The directory of the host that clients of MPS have as /dev/shm."""
+    mps_compute: bool = False
+    """Under MPS the multiprocessors are limited in proportion to the memory."""
+    soft_is_share: bool = False
+    """The driver's soft limit is the container's part; otherwise zero."""
+    extra: ExtraGrant | None = None
+    """What the setting `extra_grant` adds under `CUSTOM`."""
+    refuse: bool = False
+    """A container that cannot have what the rung of its GPUs adds is refused; otherwise its limits are advisory."""
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """The UUIDs of GPUs whose shares every container is refused."""
+        return frozenset(uuid for uuid, gpu in self.rungs.items() if gpu.refusal)
+
+
+NO_MEANS = Means()
+"""Of a node all of whose limits are advisory."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitGrant:
+    """What the limit of one container adds to its grant."""
+
+    rung: Rung
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+
+
+def refusal(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> str:
+    """Return why a container is refused its parts although they are free, in a sentence; empty: it is not refused."""
+    found = (means.rungs[part.uuid].refusal for part in parts if part.uuid in means.rungs)
+    if why := next(filter(None, found), ""):
+        return why
+    if means.refuse and means.extra is not None and _weakest(parts, means) is Rung.CUSTOM:
+        unknown = " and ".join(f"{{{name}}}" for name in means.extra.unknown(owner))
+        return unknown and (
+            f"the node's extra_grant needs {unknown}, and the pod of this container is not known: the node's agent has "
+            "no access to the Kubernetes API, or has not seen the pod there; delete the pod to try again"
+        )
+    return ""
+
+
+def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> LimitGrant:
+    """Return what keeps a container within its parts; of GPUs with different means the weakest one counts.
+
+    Args:
+        parts: by the GPU's number in the container; not empty.
+        means: the means of the node.
+        owner: the container.
+    """
+    made = _grant(_weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
+    # Ours come last: no other variable says what was given.
+    envs = {**framework_envs(owner.frameworks, made.rung, parts), **made.envs, variables.LIMITS: made.rung.value}
+    return LimitGrant(made.rung, envs, made.mounts)
+
+
+def _weakest(parts: Sequence[Part], means: Means) -> Rung:
+    rungs = [means.rungs[part.uuid].rung if part.uuid in means.rungs else Rung.ADVISORY for part in parts]
+    return min(rungs, key=lambda rung: rung.strength)
+
+
+def _grant(rung: Rung, parts: Sequence[Part], means: Means, owner: Owner) -> LimitGrant | None:
+    """Return what a rung adds; None if this container cannot have that."""
+    if rung is Rung.DRIVER:
+        # The toolkit's hook sets the pair for each GPU of the container. It takes base-10 MiB without a suffix, and a
+        # request up to the limit. The driver adds soft limits to the cgroups above and leaves them there.
+        limit = str(max(part.mib for part in parts))
+        request = limit if means.soft_is_share else "0"
+        return LimitGrant(rung, {variables.DRIVER_REQUEST: request, variables.DRIVER_LIMIT: limit})
+    if rung is Rung.MPS:
+        daemon = means.mps.get(parts[0].uuid)
+        # A container has one directory of sockets, and there is a daemon for each GPU. An ordinal that the container
+        # does not have would remove all of its limits.
+        return None if len(parts) > 1 or daemon is None or not daemon.pipe_directory else _mps(parts[0], daemon, means)
+    if rung is Rung.CUSTOM and means.extra is not None and not means.extra.unknown(owner):
+        envs, mounts = means.extra.filled(parts, owner)
+        return LimitGrant(rung, envs, mounts)
+    return None
+
+
+def _mps(part: Part, daemon: MpsGpu, means: Means) -> LimitGrant:
+    envs = {variables.MPS_PIPE_DIRECTORY: daemon.pipe_directory, variables.MPS_MEMORY: f"0={part.mib}M"}
+    if means.mps_compute:
+        envs[variables.MPS_THREADS] = str(min(max(-(-100 * part.mib // part.whole_mib), 1), 100))
+    return LimitGrant(
+        Rung.MPS,
+        envs,
+        (
+            Mount(daemon.pipe_directory, daemon.pipe_directory, read_only=False),
+            Mount(means.mps_shm, SHM, read_only=False),
+        ),
+    )

@@ -1,0 +1,194 @@
+"""Choose the means by which the memory limits of new containers hold on each GPU of a node, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.model.gpus import Gpu
+
+AUTO = "auto"
+"""A value of the setting `limits`: the driver's limits where they are, and nothing is asked for where they are not."""
+REFUSE = "refuse"
+"""A value of the setting `limits_fallback`."""
+CGROUP = 2
+"""The cgroup version for which NVIDIA's toolkit can limit GPU memory."""
+NO_SUPERVISOR = "the node has no MPS supervisor (gpu-device-plugin mps)"
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a node has, beside its GPUs, to keep containers within their parts."""
+
+    cgroup: int | None = None
+    """Its cgroup version; None if unknown."""
+    mps: Mapping[str, MpsGpu] | str = NO_SUPERVISOR
+    """The daemons of its MPS supervisor, by the GPU's UUID, or why there is none."""
+    extra_grant: bool = False
+    """The setting `extra_grant` names a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The means that the administrator wants, by settings and node labels."""
+
+    rungs: tuple[Rung, ...]
+    """The first of these that is there is used; none: the driver's limits where they are, else none."""
+    source: str
+    """The setting or label that says so, for a person."""
+    compute: bool = False
+    """Under MPS the multiprocessors are limited too."""
+    ignored: str = ""
+    """Why a node label is ignored, as a sentence without a full stop; empty: none is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rungs:
+    """The means on each GPU of a node, by position."""
+
+    gpus: Mapping[int, GpuRung] = field(default_factory=dict)
+    missing: str = ""
+    """The wanted means that are not there, and what comes of it, in a sentence for an Event; empty: all are there."""
+
+
+_SCHEDULES: Mapping[str, tuple[tuple[Rung, ...], bool]] = MappingProxyType(
+    {
+        "cgpu": ((Rung.DRIVER, Rung.MPS), False),
+        "core_mem": ((Rung.MPS,), True),
+        "mps": ((Rung.MPS,), False),
+        "share": ((Rung.ADVISORY,), False),
+    }
+)
+"""The meaning of ACK's label for limits: the wanted means, and whether multiprocessors are limited too. Its other
+values (`default`, `topology`) say nothing of limits."""
+
+_REASONS: Mapping[Rung, str] = MappingProxyType(
+    {
+        Rung.DRIVER: "the driver limits the memory of cgroups where nvidia-container-toolkit from 1.20.1 on asks it to",
+        Rung.MPS: "the server of MPS limits each process",
+        Rung.CUSTOM: "the setting extra_grant adds a library, which nothing proves to hold",
+        Rung.ADVISORY: "nothing but the container's variables names the limit",
+    }
+)
+
+
+def wanted(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> Wanted:
+    """Return the wanted means of a node.
+
+    Args:
+        limits: the setting of this name, `AUTO` or a `Rung`.
+        labels: of the node; `SET_LIMITS_LABEL` takes precedence over `SCHEDULE_LABEL`, and that over the setting.
+        compute: whether the setting `mps_compute` limits multiprocessors under MPS.
+    """
+    own, schedule = labels.get(SET_LIMITS_LABEL, ""), labels.get(SCHEDULE_LABEL, "")
+    known = (AUTO, *Rung)
+    if own in known:
+        return Wanted(_rungs(own), f"the node label {SET_LIMITS_LABEL}={own}", compute)
+    ignored = own and f"the node label {SET_LIMITS_LABEL}={own} is ignored: its value is none of {', '.join(known)}"
+    if schedule in _SCHEDULES:
+        rungs, with_compute = _SCHEDULES[schedule]
+        return Wanted(rungs, f"the node label {SCHEDULE_LABEL}={schedule}", compute or with_compute, ignored)
+    return Wanted(_rungs(limits), f"the setting limits={limits}", compute, ignored)
+
+
+def _rungs(limits: str) -> tuple[Rung, ...]:
+    return () if limits == AUTO else (Rung(limits),)
+
+
+def rungs(gpus: Mapping[int, Gpu], abilities: Abilities, want: Wanted, *, refuse: bool) -> Rungs:
+    """Return the means on each of these GPUs, given by position.
+
+    Args:
+        gpus: the shared GPUs.
+        abilities: of their node.
+        want: the wanted means.
+        refuse: where no wanted means is there, containers are refused shares; otherwise their limits are advisory.
+    """
+    chosen: dict[int, GpuRung] = {}
+    missing: dict[str, list[int]] = {}
+    for position, gpu in gpus.items():
+        lacks = {rung: _LACKS[rung](gpu, abilities) for rung in want.rungs or (Rung.DRIVER,)}
+        there = next((rung for rung, lack in lacks.items() if not lack), None)
+        if there is not None:
+            asked = f"{want.source} asks for it, and " if want.rungs else ""
+            chosen[position] = GpuRung(there, asked + _REASONS[there])
+        elif not want.rungs:
+            chosen[position] = GpuRung(Rung.ADVISORY, lacks[Rung.DRIVER])
+        else:
+            why = f"{want.source} asks for {' or '.join(lacks)}: " + ", and ".join(lacks.values())
+            refusal = f"memory limits that hold are required here and not there: {why}" if refuse else ""
+            chosen[position] = GpuRung(Rung.ADVISORY, why, refusal)
+            missing.setdefault(why, []).append(position)
+    comes = "containers are refused shares (limits_fallback: refuse)" if refuse else "the limits are advisory there"
+    told = "; ".join(f"GPU {_listed(positions)}: {why}" for why, positions in missing.items())
+    return Rungs(chosen, told and f"{told}; {comes}")
+
+
+def told(gpus: Mapping[int, GpuRung]) -> str:
+    """Return the means of a node with their reasons in a sentence for a log; empty for a node without GPUs."""
+    alike: dict[tuple[Rung, str, bool], list[int]] = {}
+    for position, gpu in sorted(gpus.items()):
+        alike.setdefault((gpu.rung, gpu.why, bool(gpu.refusal)), []).append(position)
+    return "; ".join(
+        f"{'refused' if refused else rung}{f' on GPU {_listed(positions)}' if len(alike) > 1 else ''}: {why}"
+        for (rung, why, refused), positions in alike.items()
+    )
+
+
+def _listed(positions: list[int]) -> str:
+    return ", ".join(map(str, positions))
+
+
+# --- What a means lacks on a GPU, as a clause; empty: it is there -----------------------------------------------------
+
+
+def _lacks_driver(gpu: Gpu, abilities: Abilities) -> str:
+    # If one of these is missing, the hook of nvidia-container-toolkit after 1.20.0 fails, and the container with it.
+    if gpu.mig:
+        return "the GPU is in MIG mode"
+    if not gpu.memory_limits:
+        return "the driver has no memory limits, which come with r615"
+    if abilities.cgroup is None:
+        return "the node's cgroup version is unknown, and must be 2 for the driver's limits"
+    if abilities.cgroup != CGROUP:
+        return f"the node's cgroup version is {abilities.cgroup}, and must be 2 for the driver's limits"
+    return ""
+
+
+def _lacks_mps(gpu: Gpu, abilities: Abilities) -> str:
+    if isinstance(abilities.mps, str):
+        return abilities.mps
+    if gpu.mig:
+        return "the GPU is in MIG mode"
+    # A GPU that the supervisor has not listed yet has no daemon yet, as one without shares in use.
+    daemon = abilities.mps.get(gpu.uuid)
+    if daemon is not None and daemon.status in {MpsStatus.FAULT, MpsStatus.FAILED}:
+        return f"the MPS daemon of the GPU is in the state {daemon.status}{daemon.why and f' ({daemon.why})'}"
+    return ""
+
+
+def _lacks_custom(_gpu: Gpu, abilities: Abilities) -> str:
+    return "" if abilities.extra_grant else "the setting extra_grant names no file"
+
+
+def _lacks_nothing(_gpu: Gpu, _abilities: Abilities) -> str:
+    return ""
+
+
+_LACKS: Mapping[Rung, Callable[[Gpu, Abilities], str]] = MappingProxyType(
+    {
+        Rung.DRIVER: _lacks_driver,
+        Rung.MPS: _lacks_mps,
+        Rung.CUSTOM: _lacks_custom,
+        Rung.ADVISORY: _lacks_nothing,
+    }
+)

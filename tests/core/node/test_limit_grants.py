@@ -1,0 +1,126 @@
+"""What a container gets so that its memory limit holds, by the means that its GPUs have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, Owner, Part
+from gpu_device_plugin.core.node.limit_grants import LimitGrant, Means, limit_grant, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+A = Part("GPU-a", 4096, 143_771, 143_156)
+B = replace(A, uuid="GPU-b", mib=2048)
+BY = "GPUSHARE_MEMORY_LIMIT_BY"
+ADVISORY = LimitGrant(Rung.ADVISORY, {BY: "advisory"})
+POD = Owner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
+
+
+def by(a: Rung, b: Rung = Rung.ADVISORY) -> Mapping[str, GpuRung]:
+    return {"GPU-a": GpuRung(a, "why"), "GPU-b": GpuRung(b, "why")}
+
+
+def test_without_any_means_the_limit_is_advisory() -> None:
+    assert limit_grant([A], Means()) == limit_grant([A], Means(by(Rung.ADVISORY))) == ADVISORY
+
+
+@pytest.mark.parametrize(("soft_is_share", "request_mib"), [(False, "0"), (True, "4096")])
+def test_the_driver_is_asked_for_a_hard_limit_and_no_soft_one_by_default(
+    request_mib: str, *, soft_is_share: bool
+) -> None:
+    """Base-10 MiB; the soft limit would stay in the cgroups above. Of two GPUs the larger part counts."""
+    pair = {"NVIDIA_GPU_MEMORY_REQUEST": request_mib, "NVIDIA_GPU_MEMORY_LIMIT": "4096", BY: "driver"}
+    means = Means(by(Rung.DRIVER, Rung.DRIVER), soft_is_share=soft_is_share)
+    assert limit_grant([A], means) == limit_grant([B, A], means) == LimitGrant(Rung.DRIVER, pair)
+
+
+@pytest.mark.parametrize("weaker", [Rung.ADVISORY, Rung.CUSTOM])
+def test_of_several_gpus_the_weakest_means_counts(weaker: Rung) -> None:
+    """The toolkit's hook would fail on the GPU without the driver's limits."""
+    made = limit_grant([A, B], Means(by(Rung.DRIVER, weaker), extra=ExtraGrant((("X", "1"),))))
+    assert made.rung is weaker
+    assert "NVIDIA_GPU_MEMORY_LIMIT" not in made.envs
+
+
+READY = MpsGpu(MpsStatus.READY, pipe_directory="/run/gpushare/mps/GPU-a")
+MPS = Means(by(Rung.MPS, Rung.MPS), {"GPU-a": READY}, "/run/gpushare/mps/shm")
+
+
+def test_a_client_of_mps_gets_its_daemon_its_limit_and_the_memory_that_it_shares_with_the_server() -> None:
+    assert limit_grant([A], MPS) == LimitGrant(
+        Rung.MPS,
+        {
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushare/mps/GPU-a",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=4096M",
+            BY: "mps",
+        },
+        (
+            Mount("/run/gpushare/mps/GPU-a", "/run/gpushare/mps/GPU-a", read_only=False),
+            Mount("/run/gpushare/mps/shm", "/dev/shm", read_only=False),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mib", "percent"), [(4096, "3"), (71_886, "51"), (143_771, "100"), (1, "1"), (150_000, "100")]
+)
+def test_multiprocessors_are_limited_in_proportion_and_rounded_up(mib: int, percent: str) -> None:
+    """4,096 of 143,771 MiB are 2.8 %."""
+    envs = limit_grant([replace(A, mib=mib)], replace(MPS, mps_compute=True)).envs
+    assert envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == percent
+
+
+@pytest.mark.parametrize(
+    "means", [replace(MPS, mps={}), replace(MPS, mps={"GPU-a": MpsGpu(MpsStatus.STOPPED)})], ids=["none", "stopped"]
+)
+def test_without_a_daemon_no_variable_of_mps_is_set(means: Means) -> None:
+    """A wrong directory would remove all limits in silence."""
+    assert limit_grant([A], means) == ADVISORY
+
+
+def test_a_container_with_parts_of_two_gpus_cannot_have_two_daemons() -> None:
+    assert limit_grant([A, B], replace(MPS, mps={"GPU-a": READY, "GPU-b": READY})) == ADVISORY
+
+
+EXTRA = ExtraGrant((("CACHE", "/cache/{pod_uid}"),), (Mount("/opt/{container}", "/opt/lib"),))
+CUSTOM = Means(by(Rung.CUSTOM, Rung.CUSTOM), extra=EXTRA)
+
+
+def test_an_extra_grant_is_added_where_the_means_is_custom_and_nowhere_else() -> None:
+    assert limit_grant([A], CUSTOM, POD) == LimitGrant(
+        Rung.CUSTOM, {"CACHE": f"/cache/{POD.pod_uid}", BY: "custom"}, (Mount("/opt/main", "/opt/lib"),)
+    )
+    assert limit_grant([A], replace(CUSTOM, rungs={}), POD) == ADVISORY
+    assert limit_grant([A], replace(CUSTOM, extra=None), POD) == ADVISORY
+
+
+def test_an_extra_grant_for_an_unknown_pod_is_left_out_as_a_whole_or_refused() -> None:
+    """Half of what a library needs is worse than none."""
+    assert limit_grant([A], CUSTOM) == ADVISORY
+    assert refusal([A], CUSTOM) == ""
+    strict = replace(CUSTOM, refuse=True)
+    assert refusal([A], strict).startswith(
+        "the node's extra_grant needs {container} and {pod_uid}, and the pod of this"
+    )
+    assert refusal([A], strict, POD) == ""
+    assert refusal([A, B], replace(strict, rungs=by(Rung.CUSTOM)), POD) == ""
+    assert refusal([A], replace(strict, extra=ExtraGrant((("X", "{limit_mib}"),)))) == ""
+
+
+def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
+    means = Means({"GPU-b": GpuRung(Rung.ADVISORY, "why", "there is no daemon")})
+    assert refusal([A], means) == ""
+    assert refusal([A, B], means) == "there is no daemon"
+
+
+def test_frameworks_get_their_fraction_beside_the_limit() -> None:
+    owner = replace(POD, frameworks=("jax",))
+    assert limit_grant([A], Means(), owner).envs == {"XLA_CLIENT_MEM_FRACTION": "0.0286", BY: "advisory"}
+    assert "XLA_CLIENT_MEM_FRACTION" not in limit_grant([A], Means(by(Rung.DRIVER)), owner).envs
+    assert limit_grant([A], MPS, owner).envs["XLA_CLIENT_MEM_FRACTION"] == "0.0286"

@@ -1,0 +1,173 @@
+"""Which means keeps containers within their parts of each GPU, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
+from gpu_device_plugin.core.model.gpus import Gpu
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.node.rungs import NO_SUPERVISOR, Abilities, Wanted, rungs, told, wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+GPU = Gpu("GPU-a", 0, "NVIDIA H200", 143_771, memory_limits=True)
+OLD = replace(GPU, uuid="GPU-b", index=1, memory_limits=False)
+MIG = replace(GPU, uuid="GPU-c", index=2, mig=True)
+NONE = "the driver has no memory limits, which come with r615"
+IN_MIG = "the GPU is in MIG mode"
+V1 = "the node's cgroup version is 1, and must be 2 for the driver's limits"
+UNKNOWN = "the node's cgroup version is unknown, and must be 2 for the driver's limits"
+NO_FILE = "the setting extra_grant names no file"
+FAILED = "the MPS daemon of the GPU is in the state failed (it has ended)"
+FAULT = "the MPS daemon of the GPU is in the state fault"
+DRIVER, MPS, CUSTOM, ADVISORY = Rung.DRIVER, Rung.MPS, Rung.CUSTOM, Rung.ADVISORY
+
+TWO = Abilities(cgroup=2)
+
+
+def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
+    return Abilities(cgroup=2, mps={uuid: MpsGpu(status, why)})
+
+
+@pytest.mark.parametrize(
+    ("wants", "gpu", "abilities", "rung", "lack"),
+    [
+        # auto: the driver's limits where the driver answers for them, the node has cgroup v2, and there is no MIG
+        ("auto", GPU, TWO, DRIVER, ""),
+        ("auto", GPU, Abilities(cgroup=1), ADVISORY, V1),
+        ("auto", GPU, Abilities(), ADVISORY, UNKNOWN),
+        ("auto", OLD, TWO, ADVISORY, NONE),
+        ("auto", MIG, TWO, ADVISORY, IN_MIG),
+        # auto never joins failure domains, and trusts no library
+        ("auto", OLD, daemon(MpsStatus.READY), ADVISORY, NONE),
+        ("auto", OLD, Abilities(cgroup=2, extra_grant=True), ADVISORY, NONE),
+        ("driver", GPU, TWO, DRIVER, ""),
+        ("driver", GPU, Abilities(cgroup=1), None, V1),
+        ("driver", OLD, TWO, None, NONE),
+        ("mps", OLD, daemon(MpsStatus.READY), MPS, ""),
+        ("mps", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), MPS, ""),
+        ("mps", OLD, daemon(MpsStatus.STOPPED), MPS, ""),
+        ("mps", OLD, daemon(MpsStatus.STARTING), MPS, ""),
+        ("mps", OLD, daemon(MpsStatus.STOPPING), MPS, ""),
+        ("mps", OLD, Abilities(mps={}), MPS, ""),
+        ("mps", OLD, daemon(MpsStatus.FAILED, "it has ended"), None, FAILED),
+        ("mps", OLD, daemon(MpsStatus.FAULT), None, FAULT),
+        ("mps", OLD, TWO, None, NO_SUPERVISOR),
+        ("mps", OLD, Abilities(mps="it has not written for 60 s"), None, "it has not written for 60 s"),
+        ("mps", MIG, Abilities(mps={}), None, IN_MIG),
+        ("custom", OLD, Abilities(extra_grant=True), CUSTOM, ""),
+        ("custom", GPU, TWO, None, NO_FILE),
+        ("advisory", GPU, TWO, ADVISORY, ""),
+        ("cgpu", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), DRIVER, ""),
+        ("cgpu", OLD, daemon(MpsStatus.READY), MPS, ""),
+        ("cgpu", OLD, TWO, None, f"{NONE}, and {NO_SUPERVISOR}"),
+    ],
+)
+@pytest.mark.parametrize("refuse", [False, True])
+def test_the_rung_of_a_gpu(
+    wants: str, gpu: Gpu, abilities: Abilities, rung: Rung | None, lack: str, *, refuse: bool
+) -> None:
+    want = wanted("auto", {"ack.node.gpu.schedule": "cgpu"}) if wants == "cgpu" else wanted(wants, {})
+    made = rungs({3: gpu}, abilities, want, refuse=refuse)
+    (found,) = made.gpus.values()
+    assert found.rung is (rung or ADVISORY)
+    assert lack in found.why
+    assert bool(found.refusal) == (rung is None and refuse)
+    assert bool(made.missing) == (rung is None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "labels", "compute", "expected"),
+    [
+        ("auto", {}, False, Wanted((), "the setting limits=auto")),
+        ("mps", {}, True, Wanted((MPS,), "the setting limits=mps", compute=True)),
+        (
+            "mps",
+            {"ack.node.gpu.schedule": "cgpu"},
+            False,
+            Wanted((DRIVER, MPS), "the node label ack.node.gpu.schedule=cgpu"),
+        ),
+        (
+            "auto",
+            {"ack.node.gpu.schedule": "core_mem"},
+            False,
+            Wanted((MPS,), "the node label ack.node.gpu.schedule=core_mem", compute=True),
+        ),
+        (
+            "driver",
+            {"ack.node.gpu.schedule": "mps"},
+            False,
+            Wanted((MPS,), "the node label ack.node.gpu.schedule=mps"),
+        ),
+        (
+            "driver",
+            {"ack.node.gpu.schedule": "share"},
+            False,
+            Wanted((ADVISORY,), "the node label ack.node.gpu.schedule=share"),
+        ),
+        ("driver", {"ack.node.gpu.schedule": "topology"}, False, Wanted((DRIVER,), "the setting limits=driver")),
+        ("driver", {"ack.node.gpu.schedule": "default"}, False, Wanted((DRIVER,), "the setting limits=driver")),
+        (
+            "driver",
+            {"ack.node.gpu.schedule": "core_mem", "gpu-device-plugin/set-limits": "custom"},
+            False,
+            Wanted((CUSTOM,), "the node label gpu-device-plugin/set-limits=custom"),
+        ),
+        (
+            "driver",
+            {"gpu-device-plugin/set-limits": "auto"},
+            False,
+            Wanted((), "the node label gpu-device-plugin/set-limits=auto"),
+        ),
+        (
+            "mps",
+            {"ack.node.gpu.schedule": "share", "gpu-device-plugin/set-limits": "MPS"},
+            False,
+            Wanted(
+                (ADVISORY,),
+                "the node label ack.node.gpu.schedule=share",
+                ignored="the node label gpu-device-plugin/set-limits=MPS is ignored: its value is none of auto, "
+                "driver, mps, custom, advisory",
+            ),
+        ),
+    ],
+)
+def test_labels_of_the_node_override_the_setting(
+    setting: str, labels: Mapping[str, str], expected: Wanted, *, compute: bool
+) -> None:
+    assert wanted(setting, labels, compute=compute) == expected
+
+
+def test_a_reason_names_who_asked_and_what_is_missing() -> None:
+    made = rungs({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=True)
+    why = f"the setting limits=driver asks for driver: {NONE}"
+    refusal = f"memory limits that hold are required here and not there: {why}"
+    assert made.gpus == {
+        0: GpuRung(
+            DRIVER,
+            "the setting limits=driver asks for it, and the driver limits the memory of cgroups where "
+            "nvidia-container-toolkit from 1.20.1 on asks it to",
+        ),
+        1: GpuRung(ADVISORY, why, refusal),
+        3: GpuRung(ADVISORY, why, refusal),
+    }
+    assert made.missing == f"GPU 1, 3: {why}; containers are refused shares (limits_fallback: refuse)"
+    advisory = rungs({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=False)
+    assert advisory.gpus[1] == GpuRung(ADVISORY, why)
+    assert advisory.missing == f"GPU 1, 3: {why}; the limits are advisory there"
+
+
+def test_a_node_tells_its_rungs_in_a_sentence() -> None:
+    assert told({}) == ""
+    assert told(rungs({0: OLD, 1: OLD}, TWO, wanted("auto", {}), refuse=True).gpus) == f"advisory: {NONE}"
+    mixed = rungs({0: GPU, 1: OLD, 3: OLD}, TWO, wanted("driver", {}), refuse=True).gpus
+    assert told(mixed) == (
+        "driver on GPU 0: the setting limits=driver asks for it, and the driver limits the memory of cgroups where "
+        "nvidia-container-toolkit from 1.20.1 on asks it to; refused on GPU 1, 3: the setting limits=driver asks for "
+        f"driver: {NONE}"
+    )
