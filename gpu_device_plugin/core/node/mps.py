@@ -175,6 +175,8 @@ class Situation:
     tenants: Tenants
     daemon: MpsGpu | str
     """See `daemon`."""
+    part_mib: int = 0
+    """The container's part of this GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +209,29 @@ def choose(situations: Sequence[Situation], *, refuse: bool) -> Rung | Refused |
         )
         return refused if refuse or clients else Rung.ADVISORY
     (only,) = situations
-    if only.tenants.others:
-        problem = f"{only.name} has containers that were started without MPS, and gets MPS when they have ended"
-    elif isinstance(only.daemon, str):
-        problem = f"{only.name} needs MPS: {only.daemon}"
-    elif only.daemon.status is MpsStatus.READY:
-        return Rung.MPS
-    elif only.daemon.status in _BROKEN:
-        problem = f"the MPS daemon of {only.name} does not serve new clients ({_told(only.daemon)})"
-    else:
-        return Await(f"the MPS daemon of {only.name} is not ready ({_told(only.daemon)})")
+    lacks = _lacks(only)
+    if isinstance(lacks, Await) or not lacks:
+        return lacks or Rung.MPS
     if refuse:
-        return Refused(Why.MPS_NOT_READY, problem)
+        return Refused(Why.MPS_NOT_READY, lacks)
     # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
     return Rung.MPS if clients else Rung.ADVISORY
+
+
+def _lacks(situation: Situation) -> Await | str:
+    """Return what a GPU lacks for a client of MPS, in a sentence; empty: nothing."""
+    name, gpu = situation.name, situation.daemon
+    if situation.tenants.others:
+        return f"{name} has containers that were started without MPS, and gets MPS when they have ended"
+    if isinstance(gpu, str):
+        return f"{name} needs MPS: {gpu}"
+    if gpu.status in _BROKEN:
+        return f"the MPS daemon of {name} does not serve new clients ({_told(gpu)})"
+    if gpu.status is not MpsStatus.READY:
+        return Await(f"the MPS daemon of {name} is not ready ({_told(gpu)})")
+    if 0 < gpu.limit_mib < situation.part_mib:
+        return Await(f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only")
+    return ""
 
 
 def in_vain(waited: Await, situation: Situation, *, refuse: bool) -> Rung | Refused:

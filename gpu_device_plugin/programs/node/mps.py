@@ -167,11 +167,11 @@ class MpsLink:
             shares: of each, by position.
         """
         self._look()
-        if not isinstance(self._choice(gpus), mps.Await):
+        if not isinstance(self._choice(gpus, shares), mps.Await):
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         self._write()
-        return self._until(lambda: not isinstance(self._choice(gpus), mps.Await), self.start_s, self.given_up)
+        return self._until(lambda: not isinstance(self._choice(gpus, shares), mps.Await), self.start_s, self.given_up)
 
     def means(self, placement: Placement, shares: Shares, otherwise: Means) -> Means | Refused | None:
         """Return the means of limiting a container that is placed so; None: MPS has no say in it.
@@ -184,7 +184,7 @@ class MpsLink:
         if placement.demand.kind is not Kind.MEMORY:
             return None
         gpus = [shares.gpus[position] for position in placement.positions]
-        situations = self._situations(gpus)
+        situations = self._situations(gpus, dict(placement.shares))
         choice = mps.choose(situations, refuse=self.refuse)
         if isinstance(choice, mps.Await):
             choice = mps.in_vain(choice, situations[0], refuse=self.refuse)
@@ -234,10 +234,10 @@ class MpsLink:
                 return why
         return ""
 
-    def _choice(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | mps.Await | None:
-        return mps.choose(self._situations(gpus), refuse=self.refuse)
+    def _choice(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Rung | Refused | mps.Await | None:
+        return mps.choose(self._situations(gpus, shares), refuse=self.refuse)
 
-    def _situations(self, gpus: Sequence[SharedGpu]) -> list[mps.Situation]:
+    def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
         present = mps.tenants(self._state.node.ledger, self._given())
         return [
             mps.Situation(
@@ -245,6 +245,7 @@ class MpsLink:
                 shared.gpu.uuid in self._asked_for,
                 present.get(shared.gpu.uuid, mps.NOBODY),
                 mps.daemon(self.states.value, shared.gpu.uuid),
+                shares[shared.position] * self._state.node.shares.share_mib,
             )
             for shared in gpus
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,20 @@ async def test_the_daemons_limit_for_all_is_the_largest_part_of_one_container() 
         assert supervisor.status(gpu) is MpsStatus.READY
 
 
+async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part() -> None:
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        await node.kubelet.admit(pod("s", mem=2))
+        supervisor.held = True
+        agent.mps.start_s = 0.3
+        refused = await node.kubelet.admit(pod("l", mem=5))
+        assert "the MPS daemon of GPU 0 lets a process have 2048 MiB only, after 15 s" in refused.message
+        assert supervisor.wanted == {node.uuids[0]: 2 * 1024}
+        supervisor.held, agent.mps.start_s = False, 15.0
+        assert (await node.kubelet.admit(pod("m", mem=5))).only.running
+
+
 async def test_a_daemon_that_does_not_become_ready_is_told_and_wanted_no_longer() -> None:
     async with mps_node() as (node, supervisor):
         supervisor.held = True
@@ -141,6 +156,18 @@ async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it()
         await node.rounds(1, now=True)
         assert not agent.mps.on
         assert list(directory.iterdir()) == []
+
+
+async def test_a_call_of_the_kubelet_that_ends_while_it_waits_leaves_no_daemon_behind() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.held = True
+        supervisor.start()
+        await node.start_agent()
+        admission = asyncio.create_task(node.kubelet.admit(pod("p", mem=3)))
+        await node.until(lambda: bool(supervisor.wanted))
+        await node.stop_agent()
+        assert (await admission).phase == "Failed"
+        assert supervisor.wanted == {}
 
 
 # --- The daemon's troubles --------------------------------------------------------------------------------------------
