@@ -83,7 +83,10 @@ class NodeAnswers:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
         if resource.kind is Kind.MEMORY:
-            available = not_on(available, self.delivery.means.barred)
+            barred = self.delivery.means.barred
+            if self._mps is not None and self._mps.on:
+                barred |= self._mps.barred
+            available = not_on(available, barred)
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy

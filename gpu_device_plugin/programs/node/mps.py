@@ -124,6 +124,14 @@ class MpsLink:
         return {} if isinstance(daemons, str) else daemons
 
     @property
+    def barred(self) -> frozenset[str]:
+        """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
+        if not (self.refuse and self._asked_for):
+            return frozenset()
+        present = mps.tenants(self._state.node.ledger, self._given())
+        return frozenset(uuid for uuid in self._asked_for if present.get(uuid, mps.NOBODY).others)
+
+    @property
     def wanted(self) -> MpsWanted:
         """The daemons that the supervisor was last told to run."""
         return self._wanted

@@ -346,6 +346,28 @@ async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(await node.kubelet.admit(pod("r", mem=3)))
 
 
+async def test_containers_from_before_keep_their_gpu_without_mps_and_new_ones_get_another() -> None:
+    """The administrator has just switched to MPS: binpack alone would choose the GPU that is in use."""
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent(limits="advisory")
+        before = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await node.stop_agent()
+        await node.start_agent(limits="mps")
+        client = await node.kubelet.admit(pod("q", mem=3))
+        assert (envs_of(before)[LIMITS], envs_of(client)[LIMITS]) == ("advisory", "mps")
+        assert supervisor.wanted == {node.uuids[1]: 3 * 1024}
+        assert (await node.kubelet.restart_container(before, "main")).only.running
+        assert envs_of(await node.kubelet.admit(pod("r", mem=11)))[LIMITS] == "mps"
+        refused = await node.kubelet.admit(pod("t", mem=3))
+        assert "GPU 0 has containers that were started without MPS" in refused.message
+        await node.confirmed()
+        await ended(node, before)
+        await node.until(lambda: not any(name.startswith(node.uuids[0]) for name in node.held))
+        assert envs_of(await node.kubelet.admit(pod("s", mem=12)))[LIMITS] == "mps"
+
+
 async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemon() -> None:
     async with mps_node() as (node, supervisor):
         supervisor.start()
