@@ -18,9 +18,11 @@ import yaml
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
+from tests.deploy.patches import patched
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ SCHEMA: Json = json.loads((CHART.root / "values.schema.json").read_text(encoding
 DOCS = DEPLOY.parent / "docs" / "chart.md"
 PAGES = (DOCS, CHART.root / "README.md")
 
+AGENT = ("DaemonSet", "gpushare", "gpushare-node")
+
 SECOND = {"scheduler": {"mode": "second"}}
 LOOPBACK = {"scheduler": {"mode": "loopback"}}
 SERVICE = {"scheduler": {"mode": "service"}}
@@ -48,7 +52,11 @@ BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
 
 def manifests(*names: str) -> Objects:
     texts = [(DEPLOY / f"{name}.yaml").read_text(encoding="utf-8") for name in names]
-    return by_name(document for text in texts for document in yaml.safe_load_all(text))
+    documents = [document for text in texts for document in yaml.safe_load_all(text)]
+    found = by_name(each for each in documents if "kind" in each)
+    for patch in (each for each in documents if "kind" not in each):
+        found[AGENT] = patched(found[AGENT], patch)
+    return found
 
 
 # --- The same objects ------------------------------------------------------------------------------------------------
@@ -58,6 +66,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
+    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps", "patches/mps-agent")),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -76,7 +85,7 @@ def test_the_chart_renders_what_the_manifests_are(values: Json, names: tuple[str
 
 def test_every_manifest_is_in_the_chart() -> None:
     """But for what is no object of the API: the configuration of the cluster's own scheduler."""
-    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))
+    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"), *DEPLOY.glob("patches/*.yaml"))
     files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
     in_chart = {name for _, names in SAME for name in names}
     assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
@@ -376,6 +385,8 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"scheduler": {"args": ["--share-size=1GiB"]}},
         {"agent": {"affinity": []}},
         {"agent": {"podAnnotations": {"a": 1}}},
+        {"mps": {"args": ["--share-size=1GiB"]}},
+        {"mps": {"shmSize": "1GiB"}},
         {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
         {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
         {"agent": {"priorityClassName": "System Node"}},
@@ -471,7 +482,11 @@ def schema_of(form: Form[Any]) -> Json:
 
 @pytest.mark.parametrize(
     ("part", "program", "knobs"),
-    [("agent", "agent", knobs_of(NodeSettings)), ("scheduler", "extender", knobs_of(ExtenderSettings))],
+    [
+        ("agent", "agent", knobs_of(NodeSettings)),
+        ("scheduler", "extender", knobs_of(ExtenderSettings)),
+        ("mps", "mps", knobs_of(MpsSettings)),
+    ],
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
     assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}

@@ -15,6 +15,7 @@ DEFAULT = "DEFAULT"
 EXCLUSIVE = "EXCLUSIVE_PROCESS"
 """Compute modes, as `nvidia-smi -c` takes them. Under EXCLUSIVE one process may use the GPU, which is the server of
 MPS: a container that goes around the daemon gets an error, and under DEFAULT it would run without a limit."""
+MODES = frozenset({DEFAULT, EXCLUSIVE, "EXCLUSIVE_THREAD", "PROHIBITED"})
 
 QUIT_S = 60.0
 """How long a daemon that was told to quit may take: its server waits for clients. It is killed after that."""
@@ -186,6 +187,10 @@ def _run(daemon: Daemon, seen: Seen, wanted_mib: int, now_s: float) -> tuple[Dae
         why = f"the compute mode is {seen.mode}, in which clients could go without a limit"
         daemon = replace(daemon, status=MpsStatus.FAILED, why=why)
         return daemon, Act.SET_EXCLUSIVE if now_s >= daemon.retry_s else None
+    return _serve(daemon, seen, wanted_mib, now_s)
+
+
+def _serve(daemon: Daemon, seen: Seen, wanted_mib: int, now_s: float) -> tuple[Daemon, Act | None]:
     if daemon.limit_mib != wanted_mib:
         # The clients that run go on under the old limit; a ready daemon stays ready meanwhile.
         status = MpsStatus.READY if daemon.status is MpsStatus.READY else MpsStatus.STARTING

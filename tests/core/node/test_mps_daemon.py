@@ -138,7 +138,7 @@ def test_a_daemon_without_answers_is_out_of_service_and_killed_after_a_while() -
     assert (again.status, again.silent_s) == (MpsStatus.READY, None)
     daemon, act = decide(daemon, silent, 100 + SILENT_S)
     assert (daemon.status, act) == (MpsStatus.FAILED, Act.KILL)
-    daemon, act = decide(did(daemon, act, silent, 160), replace(READY, alive=False), 165)
+    daemon, act = decide(did(daemon, Act.KILL, silent, 160), replace(READY, alive=False), 165)
     assert (daemon.status, act) == (MpsStatus.STARTING, Act.START)
 
 
