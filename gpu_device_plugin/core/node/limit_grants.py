@@ -41,6 +41,11 @@ class Means:
     """A container that cannot have what the rung of its GPUs adds is refused; otherwise its limits are advisory."""
 
     @property
+    def may_refuse(self) -> bool:
+        """Whether there may be a container to refuse."""
+        return bool(self.barred) or (self.refuse and self.extra is not None)
+
+    @property
     def barred(self) -> frozenset[str]:
         """The UUIDs of GPUs whose shares every container is refused."""
         return frozenset(uuid for uuid, gpu in self.rungs.items() if gpu.refusal)

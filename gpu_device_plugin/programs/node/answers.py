@@ -97,9 +97,9 @@ class NodeAnswers:
         verdict = (
             refuse_request(match)
             or self._missing_device_node()
+            or refuse_unlimited(node, resource.kind, ids, self.delivery.means, owner)
             or admit(node, resource.kind, device_ids, promise, after_init=None if match is None else match.after_init)
         )
-        verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
         if isinstance(verdict, Refused):
             if waiting is not None and match is not None:
                 waiting.refused(match)

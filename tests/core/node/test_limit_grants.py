@@ -114,7 +114,10 @@ def test_an_extra_grant_for_an_unknown_pod_is_left_out_as_a_whole_or_refused() -
 
 
 def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
-    means = Means({"GPU-b": GpuRung(Rung.ADVISORY, "why", "there is no daemon")})
+    means = Means({"GPU-b": GpuRung(Rung.ADVISORY, "why", "there is no daemon"), "GPU-a": GpuRung(Rung.ADVISORY, "")})
+    assert (means.barred, means.may_refuse) == (frozenset({"GPU-b"}), True)
+    assert [Means().may_refuse, Means(refuse=True).may_refuse, CUSTOM.may_refuse] == [False, False, False]
+    assert replace(CUSTOM, refuse=True).may_refuse
     assert refusal([A], means) == ""
     assert refusal([A, B], means) == "there is no daemon"
 
