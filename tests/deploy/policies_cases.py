@@ -458,7 +458,7 @@ AGENT_CASES = (
                                "labels": {f"{wire.NODE_LABELS}{name}": "2"
                                           for name in ("count", "limits", "product.Tesla-T4")}}},
                  MERGE)),
-    Case("an agent that names over-use on a pod of its node", AGENT_A, annotate("plain", {wire.OVER_USE: "6 of 4 GiB"})),
+    Case("an agent that names over-use on a pod of its node", AGENT_A, annotate("plain", {wire.OVER_USE: "6 GiB"})),
     Case("a person on any node", PERSON, annotate_node("node-b")),
     Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
 )  # fmt: skip

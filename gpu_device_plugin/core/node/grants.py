@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.extra_grant import NOBODY, Part
-from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means, limit_grant
+from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, limit_grant
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -81,7 +81,8 @@ def grant(
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        limited = limit_grant(parts(placement.shares, shares), delivery.means, owner)
+        advisory = delivery.means.advisory and not owner.frameworks
+        limited = ADVISORY if advisory else limit_grant(parts(placement.shares, shares), delivery.means, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
