@@ -201,8 +201,9 @@ class NodeSettings(ProgramSettings):
     extra_grant: Path | None = knob(
         "",
         OPTIONAL_PATH,
-        "A .yaml file with variables and mounts that every container with shares gets where limits is custom. "
-        "Empty: none.",
+        "A YAML file with variables and mounts that every container with shares gets where limits is custom, read when "
+        "the agent starts. In a directory of settings it needs another suffix than .yaml, as in "
+        "/etc/gpushare/extra.grant. Empty: none.",
     )
     usage_interval_s: float = knob(
         "15s",
@@ -293,6 +294,12 @@ class NodeSettings(ProgramSettings):
                 f"GPUs checked every {self.probe_interval_s:g}s would be unhealthy after {self.blind_after_s:g}s "
                 "without an answer; make the second longer than the first",
                 ("probe_interval", "blind_after"),
+            )
+        if self.limits == Rung.CUSTOM and self.extra_grant is None:
+            yield SettingsError(
+                "limits is custom, and no file says what containers get for that; name it in extra_grant, or choose "
+                "another value of limits",
+                ("limits", "extra_grant"),
             )
         if self.api not in {"auto", "off"} and not self.node_name:
             yield SettingsError(

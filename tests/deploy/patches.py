@@ -13,8 +13,9 @@ def patched(body: Json, patch: Json) -> Json:
     made = deepcopy(body)
     pod, more = made["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
     (container,), (added,) = pod["containers"], more["containers"]
-    assert (patch.keys(), more.keys()) == ({"spec"}, {"containers", "volumes"})
-    assert added.keys() == {"name", "volumeMounts"}
+    assert set(patch) == {"spec"}
+    assert set(more) == {"containers", "volumes"}
+    assert set(added) == {"name", "volumeMounts"}
     assert added["name"] == container["name"]
     container["volumeMounts"] += added["volumeMounts"]
     pod["volumes"] += more["volumes"]

@@ -16,10 +16,13 @@ import pytest
 import yaml
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import flag, knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
+from gpu_device_plugin.settings.sources import Sources
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.patches import patched
@@ -46,6 +49,10 @@ SERVICE = {"scheduler": {"mode": "service"}}
 NONE = {"scheduler": {"mode": "none"}}
 PROFILES = {
     "agent": {"profiles": {"small": {"share_size": "256MiB"}, "large": {"fatal_xids": [31], "pre_start": True}}}
+}
+EXTRA = {
+    "envs": {"LIMIT_{ordinal}": "{limit_mib}m", "SM": 30},
+    "mounts": [{"host_path": "/opt/{container}", "container_path": "/opt/lib", "read_only": False}],
 }
 BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
 
@@ -250,6 +257,21 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     assert {mount["mountPath"].rpartition("/")[0] for mount in made["volumeMounts"]} == {"/var/lib/kubelet", "/etc"}
 
 
+def test_an_extra_grant_lies_beside_the_settings_and_is_no_profile(tmp_path: Path) -> None:
+    """The kubelet makes a file of each key of the ConfigMap."""
+    settings = {"limits": "custom", "extra_grant": f"{tmp_path}/extra.grant"}
+    objects = CHART.render({"agent": {"extraGrant": EXTRA, "settings": settings}})
+    for key, text in objects["ConfigMap", "gpushare", "gpushare-node"]["data"].items():
+        (tmp_path / key).write_text(text, encoding="utf-8")
+    sources = Sources(NodeSettings, {"config": str(tmp_path)}, {})
+    texts = sources.texts()
+    assert (texts.default is not None, texts.profiles) == (True, {})
+    assert read_extra_grant(sources.read(texts=texts).extra_grant) == ExtraGrant(
+        (("LIMIT_{ordinal}", "{limit_mib}m"), ("SM", "30")), (Mount("/opt/{container}", "/opt/lib", read_only=False),)
+    )
+    assert "extra.grant" not in CHART.render({})["ConfigMap", "gpushare", "gpushare-node"]["data"]
+
+
 @pytest.mark.parametrize(
     ("server", "tag", "image"),
     [
@@ -407,6 +429,9 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"scheduler": {"settings": {"vanished_grace": "30"}}},
         {"agent": {"profiles": {"default": {"share_size": "1GiB"}}}},
         {"agent": {"profiles": {"large.": {"share_size": "1GiB"}}}},
+        {"agent": {"extraGrant": {"env": {"A": "b"}}}},
+        {"agent": {"extraGrant": {"mounts": [{"host_path": "/a"}]}}},
+        {"agent": {"extraGrant": {"mounts": [{"host_path": "/a", "container_path": "b"}]}}},
         {"agent": {"profiles": {"large": "share_size: 1GiB"}}},
         {"agent": {"kubeletDir": "/var/lib/kubelet/"}},
         {"agent": {"resources": {"limit": {}}}},
@@ -427,6 +452,7 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
     "right",
     [
         {"agent": {"settings": {"share_size": "256 MiB", "devices": ["cdi"], "pre_start": True, "refusal_limit": 0}}},
+        {"agent": {"extraGrant": EXTRA}},
         {"agent": {"profiles": {"large": {"share_size": "4Gi", "ignored_xids": [31], "process_wait": "1.5m"}}}},
         {"agent": {"settings": {"reserve": "0MiB", "process_wait": "0s", "http": "off", "probe_interval": "0.5s"}}},
         {

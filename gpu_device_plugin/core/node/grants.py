@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.extra_grant import NOBODY, Part
-from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means, limit_grant
+from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, limit_grant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
@@ -81,7 +81,8 @@ def grant(
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        limited = limit_grant(parts(placement, shares), delivery.means, owner)
+        advisory = delivery.means.advisory and not owner.frameworks
+        limited = ADVISORY if advisory else limit_grant(parts(placement.shares, shares), delivery.means, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
@@ -102,15 +103,13 @@ def grant(
     return Grant(envs, tuple(nodes), cdi, mounts)
 
 
-def parts(placement: Placement, shares: Shares) -> tuple[Part, ...]:
-    """Return the parts of a container with shares, by the GPU's number in the container.
+def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
+    """Return the parts of a container by the GPU's number in the container; `given` are shares by position.
 
     CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
     """
-    given = sorted(
-        ((shares.gpus[position].gpu, count) for position, count in placement.shares), key=lambda each: each[0].index
-    )
+    ordered = sorted(((shares.gpus[position].gpu, count) for position, count in given), key=lambda each: each[0].index)
     return tuple(
         Part(gpu.uuid, count * shares.share_mib, gpu.total_mib, gpu.total_mib - gpu.reserved_mib)
-        for gpu, count in given
+        for gpu, count in ordered
     )

@@ -200,7 +200,8 @@ def _left_from_before(node: NodeSymptoms, version: str) -> Iterator[Finding]:
     which = "1.20.1 or newer" if isinstance(toolkit, Unknown) else str(toolkit)
     yield warning(
         f"nvidia-container-toolkit {which} in its CDI modes does not start containers with {DRIVER_LIMIT} on this "
-        f"node, and an earlier agent gave it to {first}{several}: {version} has no memory limits, or cgroups are not of version 2",
+        f"node, and an earlier agent gave it to {first}{several}: {version} has no memory limits, or cgroups are not "
+        "of version 2",
         "delete these pods, so that they are made again without it, before a container of theirs restarts",
     )
 

@@ -102,7 +102,8 @@ class NodeAnswers:
         if self._mps is None or not self._mps.on or resource.kind is not Kind.MEMORY:
             return None
         match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
-        verdict = self._judge(resource.kind, device_ids, match)
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict = self._judge(resource.kind, device_ids, match, owner)
         if isinstance(verdict, Refused):
             return None
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
@@ -118,14 +119,12 @@ class NodeAnswers:
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict, delivery = self._judge(resource.kind, device_ids, match), self.delivery
+        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self.delivery
         mps = self._mps if self._mps is not None and self._mps.on else None
         means = None if mps is None or isinstance(verdict, Refused) else mps.means(verdict, node.shares, delivery.means)
-        if means is None:
-            verdict = refuse_unlimited(verdict, node.shares, delivery.means, owner)
-        elif isinstance(means, Refused):
+        if isinstance(means, Refused):
             verdict = means
-        else:
+        elif means is not None:
             delivery = replace(delivery, means=means)
         if isinstance(verdict, Refused):
             if mps is not None:
@@ -192,15 +191,23 @@ class NodeAnswers:
         on = spread_over(self._state.node, ids)
         return waiting.find_now(Call(kind, len(ids), on)).match
 
-    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None) -> Placement | Refused:
+    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: Owner) -> Placement | Refused:
         promise = match.wanted.promise if match is not None else None
         return (
             refuse_request(match)
             or self._missing_device_node()
+            or self._unlimited(kind, device_ids, owner)
             or admit(
                 self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
             )
         )
+
+    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: Owner) -> Refused | None:
+        """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
+        node, mps = self._state.node, self._mps
+        if mps is not None and mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
+            return None
+        return refuse_unlimited(node, kind, device_ids, self.delivery.means, owner)
 
     def _missing_device_node(self) -> Refused | None:
         """Look for the device nodes that CUDA needs, at each call: nvidia-uvm often appears late after a boot."""

@@ -93,6 +93,8 @@ class _Reader:
         for item in items:
             before = len(self.problems)
             texts = self._mapping(item, _MOUNT, "lines like host_path: /path are needed here")
+            if len(self.problems) > before:
+                continue
             paths = [self._path(item, texts, key) for key in _MOUNT[:2]]
             read_only = texts.get("read_only")
             if read_only is not None and str(read_only.value).lower() not in _BOOLS:

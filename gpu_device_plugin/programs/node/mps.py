@@ -28,7 +28,7 @@ from gpu_device_plugin.core.node import mps
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
@@ -180,6 +180,14 @@ class MpsLink:
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         self._write()
         return self._until(lambda: not isinstance(self._choice(gpus, shares), mps.Await), self.start_s, self.given_up)
+
+    def decides_on(self, positions: Collection[int], shares: Shares) -> bool:
+        """Return whether these GPUs are one on which MPS is wanted, or has clients."""
+        if len(positions) != 1:
+            return False
+        (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
+        present = mps.tenants(self._state.node.ledger, self._given())
+        return uuid in self._asked_for or present.get(uuid, mps.NOBODY).clients
 
     def means(self, placement: Placement, shares: Shares, otherwise: Means) -> Means | Refused | None:
         """Return the means of limiting a container that is placed so; None: MPS has no say in it.

@@ -39,8 +39,19 @@ def test_what_is_written_is_read(gpus: dict[int, GpuRung]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", "{}", '{"gpus": 1}', '{"gpus": [1]}', '{"gpus": [{"index": 0}]}', "[" * 100_000]
-    + ['{"gpus": [{"index": 0, "rung": "iron", "why": ""}]}', '{"gpus": [{"rung": "mps"}]}', '{"gpus": {"a": 1}}'],
+    [
+        "",
+        "[]",
+        "{",
+        "{}",
+        "[" * 100_000,
+        '{"gpus": 1}',
+        '{"gpus": [1]}',
+        '{"gpus": {"a": 1}}',
+        '{"gpus": [{"index": 0}]}',
+        '{"gpus": [{"rung": "mps"}]}',
+        '{"gpus": [{"index": 0, "rung": "iron", "why": ""}]}',
+    ],
 )
 def test_another_text_is_refused_in_a_sentence(text: str) -> None:
     with pytest.raises(

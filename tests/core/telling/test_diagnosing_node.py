@@ -274,7 +274,8 @@ def test_containers_that_a_toolkit_will_not_start_again_are_named(toolkit: str |
     _, told = of("memory limits", inventory=OLD, toolkit=toolkit, with_driver_limits=carrying)
     assert told.startswith(
         f"warning: nvidia-container-toolkit {which} in its CDI modes does not start containers with "
-        "NVIDIA_GPU_MEMORY_LIMIT on this node, and an earlier agent gave it to 0f6b8c1e/main and 2 others: driver 580.95.05 has no memory limits"
+        "NVIDIA_GPU_MEMORY_LIMIT on this node, and an earlier agent gave it to 0f6b8c1e/main and 2 others: driver "
+        "580.95.05 has no memory limits"
     )
     assert told.endswith(" before a container of theirs restarts")
     _, told = of("memory limits", inventory=OLD, toolkit=toolkit, with_driver_limits=carrying[:1])

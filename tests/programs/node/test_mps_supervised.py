@@ -52,9 +52,8 @@ async def test_from_the_first_share_to_the_whole_gpu() -> None:
             node.kubelet.finish(each)
             await node.kubelet.delete(each)
         await node.healthy_is(COUNT, 2)
-        for each in ("w", "v"):
-            whole = await node.kubelet.admit(pod(each, count=1))
-            assert whole.only.running
+        for name in ("w", "v"):
+            assert (await node.kubelet.admit(pod(name, count=1))).only.running
         assert mps.programs.modes == {A: DEFAULT, B: DEFAULT}
 
 
