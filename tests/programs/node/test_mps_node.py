@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.programs.node.probes import metrics_state
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT
+from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
 from tests.programs.node.mps_supervisor import Supervisor
 
@@ -388,3 +390,47 @@ async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
         assert "is not ready" in refused.message
         (supervisor.directory / WANTED_FILE).rmdir()
         assert (await node.kubelet.admit(pod("q", mem=3))).only.running
+
+
+# --- With the Kubernetes API ------------------------------------------------------------------------------------------
+
+
+async def test_a_nodes_label_asks_for_mps_and_its_daemons_troubles_are_events_on_the_node() -> None:
+    async with cluster(node_labels={SET_LIMITS_LABEL: "mps"}) as there:
+        node = there.node
+        directory = node.folder / "mps"
+        directory.mkdir()
+        supervisor = Supervisor(directory)
+        supervisor.start()
+        await there.start_agent(mps_dir=str(directory))
+        await node.until(lambda: agent_of(node).mps.on)
+        client = await there.run(pod("p", mem=3))
+        assert envs_of(client)[LIMITS] == "mps"
+        gpu = node.uuids[0]
+        supervisor.broken[gpu] = MpsGpu(MpsStatus.FAULT, "a client crashed")
+        await node.until(lambda: bool(there.events("MPSNotReady")))
+        (event,) = there.events("MPSNotReady")
+        assert event["note"] == f"MPS does not serve GPU 0 ({gpu}): fault: a client crashed"
+        assert event["regarding"]["kind"] == "Node"
+        supervisor.broken.clear()
+        await node.until(lambda: bool(there.events("MPSReady")))
+        await supervisor.stop()
+
+
+@pytest.mark.parametrize("fallback", ["refuse", "advisory"])
+async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str) -> None:
+    """A scheduler promised it two parts, and a container has one directory of sockets."""
+    async with cluster(limits="mps", limits_fallback=fallback) as there:
+        directory = there.node.folder / "mps"
+        directory.mkdir()
+        supervisor = Supervisor(directory)
+        supervisor.start()
+        await there.start_agent(mps_dir=str(directory))
+        await there.node.until(lambda: not isinstance(agent_of(there.node).mps.states.value, str))
+        made = await there.run(pod("p", mem=4), allocation({0: 2, 1: 2}))
+        if fallback == "advisory":
+            assert envs_of(made)[LIMITS] == "advisory"
+        else:
+            assert "parts of GPU 0, GPU 1 asked, and under MPS a container has one daemon" in made.message
+        assert supervisor.wanted == {}
+        await supervisor.stop()
