@@ -281,6 +281,7 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
+        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
         self.limiting.mps = self.mps.daemons
         means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
         self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))

@@ -109,7 +109,7 @@ class MpsLink:
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        return bool(self._asked_for or self._wanted.gpus or self._written is not None)
+        return bool(self._asked_for or self._wanted.gpus or self._unwritten or self._written is not None)
 
     @property
     def daemons(self) -> Mapping[str, MpsGpu] | str:
@@ -168,13 +168,13 @@ class MpsLink:
     def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
         """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
 
-        It never raises: `choose` says what came of it, and `granted` or `given_up` has to be called then.
+        It never raises: `means` says what came of it, and `granted` or `given_up` has to be called then.
 
         Args:
             gpus: the GPUs.
             shares: of each, by position.
         """
-        self._look()
+        self.look()
         if not isinstance(self._choice(gpus, shares), mps.Await):
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
@@ -226,7 +226,7 @@ class MpsLink:
         """Return what waits until a container with these devices may start, or for a while; None: it need not wait."""
         if not self.on:
             return None
-        self._look()
+        self.look()
         ids = tuple(device_ids)
         return self._until(lambda: not self.why_not_start(ids), self.stop_s) if self.why_not_start(ids) else None
 
@@ -299,7 +299,7 @@ class MpsLink:
             pass
         except (OSError, MpsFileError) as error:
             _log.warning("what the MPS supervisor was told to run is not known: %s", error)
-        self._look()
+        self.look()
 
     def _holders_changed(self, _new: object = None) -> None:
         if self._granted:
@@ -345,7 +345,7 @@ class MpsLink:
         while True:
             self._wake.clear()
             if self.on:
-                self._look()
+                self.look()
                 self._write()
                 self._report()
             await within(self._pause_s(), self._wake.wait())
@@ -355,7 +355,7 @@ class MpsLink:
             return None
         return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
         path = self._directory / STATE_FILE
         try:

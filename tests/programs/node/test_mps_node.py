@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -368,6 +369,39 @@ async def test_containers_from_before_keep_their_gpu_without_mps_and_new_ones_ge
         await ended(node, before)
         await node.until(lambda: not any(name.startswith(node.uuids[0]) for name in node.held))
         assert envs_of(await node.kubelet.admit(pod("s", mem=12)))[LIMITS] == "mps"
+
+
+async def test_an_administrator_who_asks_for_mps_while_the_agent_runs_hears_no_complaint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with mps_node() as (node, supervisor):
+        agent = await node.start_agent(limits="advisory")
+        supervisor.start()
+        await node.until((supervisor.directory / STATE_FILE).exists)
+        agent.reload(replace(agent.settings, limits="mps"))
+        assert envs_of(await node.kubelet.admit(pod("p", mem=3)))[LIMITS] == "mps"
+        assert "memory limits are not there" not in caplog.text
+
+
+async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
+    """MPS is not asked for any more, and its last client ended while the file could not be written."""
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        agent.reload(replace(agent.settings, limits="advisory"))
+        file = supervisor.directory / WANTED_FILE
+        text = file.read_text()
+        file.unlink()
+        file.mkdir()
+        (supervisor.directory / STATE_FILE).unlink(missing_ok=True)
+        await supervisor.stop()
+        await ended(node, client)
+        await node.until(lambda: not agent.mps.wanted.gpus)
+        file.rmdir()
+        file.write_text(text)
+        await node.until(lambda: supervisor.wanted == {})
 
 
 async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemon() -> None:
