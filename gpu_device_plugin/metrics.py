@@ -182,8 +182,9 @@ class MpsDaemonState:
 
     gpu: str
     """Its UUID."""
-    up: bool = _read_off("gpushare_mps_up", "1 while the MPS daemon that the GPU needs serves new clients.", "gpu")
-    clients: int = _read_off("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", "gpu")
+    ready: bool = _read_off(
+        "gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", "gpu"
+    )
 
 
 @dataclass(frozen=True, slots=True)

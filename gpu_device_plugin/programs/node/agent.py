@@ -23,8 +23,10 @@ from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
+from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
+from gpu_device_plugin.core.node.rungs import wanted
 from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
@@ -228,7 +230,7 @@ class NodeAgent:
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
-                tasks.create_task(self.mps.states.follow(self._apply), name="follow the MPS supervisor's daemons")
+                tasks.create_task(self.mps.states.follow(self._apply), name="publish the MPS daemons")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
@@ -336,9 +338,10 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self.limiting.mps = self.mps.states.value if isinstance(self.mps.states.value, str) else self.mps.gpus
+        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        self.limiting.mps = self.mps.daemons
         means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
-        self.mps.ask_for(self.limiting.asks_mps)
+        self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")

@@ -89,8 +89,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
         mps=tuple(
             m.MpsDaemonState(
                 gpu=uuid,
-                up=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
-                clients=0 if daemon is None else daemon.clients,
+                ready=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
             )
             for uuid in agent.mps.wanted.gpus
         ),
