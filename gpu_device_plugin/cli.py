@@ -19,6 +19,7 @@ from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings,
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=Settings)
-P = TypeVar("P", bound=ProgramSettings)
+P = TypeVar("P", bound=ProgramSettings | MpsSettings)
 
 
 def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
@@ -73,6 +74,13 @@ def _node(arguments: argparse.Namespace) -> int:
 def _extender(arguments: argparse.Namespace) -> int:
     sources, texts, settings = _begin(ExtenderSettings, arguments)
     from gpu_device_plugin.programs.extender import program  # noqa: PLC0415 - a quarter of a second that --help need not take
+
+    return program.main(sources, texts, settings)
+
+
+def _mps(arguments: argparse.Namespace) -> int:
+    sources, texts, settings = _begin(MpsSettings, arguments)
+    from gpu_device_plugin.programs.mps import program  # noqa: PLC0415 - a fifth of a second that --help need not take
 
     return program.main(sources, texts, settings)
 
@@ -145,10 +153,10 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
-    {"node": _node, "extender": _extender, "inspect": _inspect, "doctor": _doctor, "demo": _demo}
+    {"node": _node, "extender": _extender, "mps": _mps, "inspect": _inspect, "doctor": _doctor, "demo": _demo}
 )
 
-_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings)
+_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings, MpsSettings)
 
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
@@ -223,6 +231,14 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         usage=_USAGE,
         epilog=_PRECEDENCE,
     )
+    mps = commands.add_parser(
+        "mps",
+        help="the MPS supervisor, which runs the control daemons of NVIDIA's MPS where the agent wants them",
+        description="Run a control daemon of NVIDIA's MPS on each GPU of this node whose memory the agent limits by "
+        "MPS, with the compute mode that it needs.",
+        usage=_USAGE,
+        epilog=_PRECEDENCE,
+    )
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
@@ -244,7 +260,12 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )
-    for command, make in ((node, NodeSettings), (extender, ExtenderSettings), (doctor, NodeSettings)):
+    for command, make in (
+        (node, NodeSettings),
+        (extender, ExtenderSettings),
+        (mps, MpsSettings),
+        (doctor, NodeSettings),
+    ):
         command.add_argument(
             _CONFIG,
             metavar="PATH",
@@ -253,4 +274,4 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
         add_settings(command, knobs_of(make))
-    return parser, {"node": node, "extender": extender, "doctor": doctor, "demo": demo}
+    return parser, {"node": node, "extender": extender, "mps": mps, "doctor": doctor, "demo": demo}

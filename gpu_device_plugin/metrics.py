@@ -60,6 +60,14 @@ LEDGER_DRIFT = Count(
     "Device IDs that differed between the agent's ledger and the kubelet's records.",
     ("direction",),
 )
+OVER_USE_EVICTIONS = Count(
+    "gpushare_over_use_evictions_total",
+    "Evictions of pods that used more GPU memory than they were granted, by outcome.",
+    ("outcome",),
+)
+GPU_FAILURE_EVICTIONS = Count(
+    "gpushare_gpu_failure_evictions_total", "Evictions of pods from failed GPUs, by outcome.", ("outcome",)
+)
 RPCS = Duration("gpushare_rpc_duration_seconds", "Time to answer the kubelet.", ("method",))
 
 COUNTS = (
@@ -72,6 +80,8 @@ COUNTS = (
     MALFORMED_ANNOTATIONS,
     API_ERRORS,
     LEDGER_DRIFT,
+    OVER_USE_EVICTIONS,
+    GPU_FAILURE_EVICTIONS,
 )
 DURATIONS = (RPCS,)
 
@@ -167,20 +177,36 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsDaemonState:
+    """The MPS daemon that one GPU needs."""
+
+    gpu: str
+    """Its UUID."""
+    up: bool = _read_off("gpushare_mps_up", "1 while the MPS daemon that the GPU needs serves new clients.", "gpu")
+    clients: int = _read_off("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """The node at one moment."""
 
     gpus: tuple[GpuState, ...] = ()
     streams: tuple[StreamState, ...] = ()
+    containers_over: int = 0
+    """Containers on one GPU each that have used more than they were granted, for the grace."""
+    mps: tuple[MpsDaemonState, ...] = ()
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
+        yield _OVER, [((), self.containers_over)]
         healthy = sum(gpu.healthy for gpu in self.gpus)
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
         yield from _gauges(GpuState, self.gpus)
         yield from _gauges(StreamState, self.streams)
+        yield from _gauges(MpsDaemonState, self.mps)
 
 
+_OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
 _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
 
 

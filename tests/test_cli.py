@@ -14,6 +14,7 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 
-FIRST = "begin with a command, node, extender, inspect, doctor or demo; see gpu-device-plugin --help"
+FIRST = "begin with a command, node, extender, mps, inspect, doctor or demo; see gpu-device-plugin --help"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,8 @@ def test_the_version_is_the_packages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "knobs"), [("node", knobs_of(NodeSettings)), ("extender", knobs_of(ExtenderSettings))]
+    ("command", "knobs"),
+    [("node", knobs_of(NodeSettings)), ("extender", knobs_of(ExtenderSettings)), ("mps", knobs_of(MpsSettings))],
 )
 def test_help_explains_every_setting_with_its_variable_and_default(command: str, knobs: tuple[Knob, ...]) -> None:
     done = run(command, "--help", COLUMNS="500")
@@ -144,7 +146,7 @@ def test_help_is_there_for_everything(arguments: list[str]) -> None:
     assert done.stdout.startswith("usage: gpu-device-plugin")
 
 
-@pytest.mark.parametrize("command", ["node", "extender"])
+@pytest.mark.parametrize("command", ["node", "extender", "mps"])
 def test_help_loads_nothing_that_takes_long(command: str) -> None:
     """What the programs need is loaded when they run."""
     code = (

@@ -8,6 +8,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant, Usage
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT, NodeReport
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def node_view(
     amounts: tuple[Mapping[str, int], Mapping[str, int]] | None = None,
     ready: bool = True,
     unschedulable: bool = False,
+    report: NodeReport = NO_REPORT,
 ) -> NodeView:
     """Return a node.
 
@@ -64,6 +66,7 @@ def node_view(
         amounts: its capacity and its allocatable resources; without them all of both.
         ready: whether its kubelet is well.
         unschedulable: whether it is cordoned.
+        report: what its agent tells of limits and of real use.
     """
     named = share_mib is not None
     by_position = dict(sizes) if not isinstance(sizes, tuple) else dict(enumerate(sizes))
@@ -96,4 +99,5 @@ def node_view(
         unschedulable=unschedulable,
         capacity=capacity,
         allocatable=allocatable,
+        report=report,
     )

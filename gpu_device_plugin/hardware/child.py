@@ -3,11 +3,15 @@
 `hardware/monitor.py` starts it as ``python -m gpu_device_plugin.hardware.child SOURCE ORIGIN SINCE``. It writes one
 JSON object per line to its standard output, with one of these keys:
 
-    answer   at the start, the inventory and a first reading of every GPU; for each line read afterwards, a new reading
+    answer   at the start, the inventory and a first reading of every GPU; for each empty line read afterwards, a new
+             reading
+    use      for a line ``{"use": UTILISATION}``, the processes on every GPU, with their use of the multiprocessors if
+             UTILISATION is true
+    limits   for a line ``{"limits": [[UUID, PATH], ...]}``, the memory limits of these cgroups
     events   events that the driver reported
     error    why the driver cannot be used; no further answer follows
 
-It reads one line for each requested answer, and exits at the end of its standard input. It lists the hardware once: a
+It answers the lines in their order, and exits at the end of its standard input. It lists the hardware once: a
 new listing needs a new process.
 """
 
@@ -75,10 +79,18 @@ def serve(opening: Callable[[], Driver], requests: BinaryIO, answers: BinaryIO) 
         gpus = opening()
         write({"answer": {"inventory": gpus.inventory(), "probes": gpus.probe()}})
         threading.Thread(target=reporting_errors, args=(lambda: report(gpus),), name="events", daemon=True).start()
-        while requests.readline():
-            write({"answer": {"probes": gpus.probe()}})
+        while line := requests.readline():
+            write(_answer(gpus, json.loads(line) if line.strip() else {}))
 
     reporting_errors(answer)
+
+
+def _answer(gpus: Driver, request: dict[str, Any]) -> dict[str, Any]:
+    if "use" in request:
+        return {"use": gpus.use(utilisation=request["use"])}
+    if "limits" in request:
+        return {"limits": gpus.limits([(uuid, path) for uuid, path in request["limits"]])}
+    return {"answer": {"probes": gpus.probe()}}
 
 
 def main(source: str, origin_s: str, since_s: str) -> None:

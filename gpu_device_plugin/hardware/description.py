@@ -18,7 +18,9 @@ changes::
       - {at: 20s, gpu: 0, lost: false}
       - {at: 30s, gpu: 1, ecc: 2, remap: pending, recovery_action: gpu-reset}
       - {at: 40s, gpu: 1, reset: true}
-      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}
+      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}     # a number, or each with its ID, memory and percentage:
+      - {at: 46s, gpu: 1, processes: [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]}
+      - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
       - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
@@ -252,6 +254,7 @@ def _gpu(model: str | None, fields: Fields, position: int, count: int) -> Fields
         "memory_limits": False,
         **_AFTER_RESET,
         "processes": 0,
+        "limits": {},
         "used": 0,
         **fields,
     }
@@ -334,6 +337,25 @@ def _or_null(read: Reader) -> Reader:
     return lambda value: None if value is None else read(value)
 
 
+def _process(value: object) -> Fields:
+    fields = _Where("").fields(value, {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_whole)})
+    if "pid" not in fields:
+        raise ValueError(f"{value!r} has no pid")
+    return {"used": None, "sm": None, **fields}
+
+
+def _processes(value: object) -> int | list[Fields] | None:
+    """Read the processes of a GPU: their number, or each of them; null means that the driver does not report them."""
+    return [_process(each) for each in value] if isinstance(value, list) else _or_null(_whole)(value)
+
+
+def _limits(value: object) -> dict[str, int]:
+    """Read the memory limits of cgroups, in MiB by a pattern of their path."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r} is not a mapping of paths to sizes")  # noqa: TRY004 - as in _switch
+    return {_text(pattern): _size(size) for pattern, size in value.items()}
+
+
 def _count(value: object) -> int:
     if not 1 <= (count := _whole(value)) <= _MOST_GPUS:
         raise ValueError(f"{count} is not a number of GPUs; write 1 to {_MOST_GPUS}")
@@ -400,7 +422,8 @@ _STATE: Readers = {
     "ecc": _or_null(_whole),
     "remap": _one_of(("none", "pending", "failed")),
     "recovery_action": _action,
-    "processes": _or_null(_whole),
+    "processes": _processes,
+    "limits": _limits,
     "used": _size,
 }
 _AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}

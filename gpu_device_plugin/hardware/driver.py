@@ -114,6 +114,20 @@ if TYPE_CHECKING:
                 HardwareError: the driver as a whole no longer answers.
             """
 
+        def use(self, *, utilisation: bool) -> list[UseRecord]:
+            """Read the processes on every GPU of the inventory, with their use of the multiprocessors if asked for.
+
+            Raises:
+                HardwareError: the driver as a whole no longer answers.
+            """
+
+        def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+            """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
+
+            Raises:
+                HardwareError: the driver as a whole no longer answers.
+            """
+
         def wait_events(self, timeout_s: float) -> list[EventRecord]:
             """Wait at most `timeout_s` for an event.
 

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
-from typing import TYPE_CHECKING, cast
+from collections import deque
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.driver import HardwareError
-from gpu_device_plugin.hardware.messages import Answer, Events, Listing, MalformedError, Message, Stream
+from gpu_device_plugin.hardware.messages import (
+    Answer,
+    CgroupLimit,
+    Events,
+    LimitsAnswer,
+    Listing,
+    MalformedError,
+    Message,
+    Stream,
+    UseAnswer,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from gpu_device_plugin.core.node.health import Probe, Xid
+    from gpu_device_plugin.core.node.use import GpuReading
 
+A = TypeVar("A")
 _NAME = "the process that speaks to the driver"
 
 
@@ -27,7 +41,10 @@ class DriverProcess(asyncio.SubprocessProtocol):
         self._on_failure = on_failure
         self._transport: asyncio.SubprocessTransport | None = None
         self._stream = Stream()
-        self._answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._first: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        """The answer that comes by itself."""
+        self._answers = deque((self._first,))
+        """One for each answer that has not come yet, in the order of the requests."""
         self._failure: HardwareError | None = None
         self._events: list[Xid | Probe] = []
         self._on_events: Callable[[Iterable[Xid | Probe]], None] = self._events.extend
@@ -49,25 +66,40 @@ class DriverProcess(asyncio.SubprocessProtocol):
         Raises:
             HardwareError: the driver or the process failed, or did not answer within `within_s`.
         """
-        if self._failure is not None:
-            raise self._failure
-        self._answer = asyncio.get_running_loop().create_future()
-        self._input.write(b"\n")
-        return await self._answered(within_s)
+        return await self._request("", within_s, Answer)
+
+    async def use(self, within_s: float, *, utilisation: bool) -> tuple[GpuReading, ...]:
+        """Request the processes on every GPU; raises the same as `ask`."""
+        return (await self._request({"use": utilisation}, within_s, UseAnswer)).readings
+
+    async def limits(self, wanted: Sequence[tuple[str, str]], within_s: float) -> tuple[CgroupLimit, ...]:
+        """Request the memory limits of cgroups, by UUID and path; raises the same as `ask`."""
+        return (await self._request({"limits": wanted}, within_s, LimitsAnswer)).limits
 
     async def first_answer(self, within_s: float) -> tuple[Answer, Listing]:
         """Wait for the unrequested answer at the start and return it with its inventory; raises the same as `ask`."""
-        answer = await self._answered(within_s)
+        answer = await self._answered(self._first, within_s, Answer)
         if answer.inventory is None:
             raise HardwareError(driver.OTHER, f"{_NAME} wrote an invalid answer (the first one has no inventory)")
         return answer, answer.inventory
 
-    async def _answered(self, within_s: float) -> Answer:
+    async def _request(self, request: object, within_s: float, kind: type[A]) -> A:
+        if self._failure is not None:
+            raise self._failure
+        answer = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._input.write((json.dumps(request) if request else "").encode() + b"\n")
+        return await self._answered(answer, within_s, kind)
+
+    async def _answered(self, answer: asyncio.Future[Any], within_s: float, kind: type[A]) -> A:
         try:
             async with asyncio.timeout(within_s):
-                return await self._answer
+                found = await asyncio.shield(answer)
         except TimeoutError:
             raise HardwareError(driver.HUNG, f"the driver did not answer within {within_s:g} s") from None
+        if not isinstance(found, kind):
+            raise HardwareError(driver.OTHER, f"{_NAME} answered another request than was made")
+        return found
 
     def deliver(self, on_events: Callable[[Iterable[Xid | Probe]], None]) -> None:
         """Deliver the events received so far to `on_events`, and every later one as it arrives."""
@@ -77,7 +109,7 @@ class DriverProcess(asyncio.SubprocessProtocol):
     def kill(self) -> None:
         """Kill the process, if it was started, and close its pipes."""
         self._on_failure = lambda: None
-        self._answer.cancel()  # no caller waits for it any more
+        self._end_answers(HardwareError(driver.OTHER, f"{_NAME} was ended"))
         if self._transport is None:
             self._exit.set()
             return
@@ -113,9 +145,9 @@ class DriverProcess(asyncio.SubprocessProtocol):
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Answer() as answer:
-                if not self._answer.done():  # after a timeout no caller waits any more
-                    self._answer.set_result(answer)
+            case Answer() | UseAnswer() | LimitsAnswer() as answer:
+                if self._answers:
+                    self._answers.popleft().set_result(answer)
             case Events(records):
                 self._on_events(records)
             case HardwareError() as failure:
@@ -125,9 +157,14 @@ class DriverProcess(asyncio.SubprocessProtocol):
         if self._failure is not None:
             return
         self._failure = failure
-        if not self._answer.done():
-            self._answer.set_exception(failure)
+        self._end_answers(failure)
         self._on_failure()
+
+    def _end_answers(self, failure: HardwareError) -> None:
+        for answer in self._answers:
+            answer.set_exception(failure)
+            answer.exception()  # after a timeout no caller waits for it, and it must not be called unretrieved
+        self._answers.clear()
 
     def _how_it_ended(self) -> str:
         code = None if self._transport is None else self._transport.get_returncode()

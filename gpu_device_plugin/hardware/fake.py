@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from fnmatch import fnmatchcase
 
 from gpu_device_plugin.hardware import driver
 from gpu_device_plugin.hardware.description import DescriptionError, read
@@ -14,9 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpu_device_plugin.hardware.description import Description, Fields
-    from gpu_device_plugin.hardware.driver import EventRecord, GpuRecord, InventoryRecord, ProbeRecord
+    from gpu_device_plugin.hardware.driver import (
+        EventRecord,
+        GpuRecord,
+        InventoryRecord,
+        LimitRecord,
+        ProbeRecord,
+        UseRecord,
+    )
 
 _LOOK_EVERY_S = 0.02
+_NOT_FOUND, _FUNCTION_NOT_FOUND = 6, 13  # NVML's codes
 _LOUD = {"xid", "ecc", "remap", "recovery_action"}  # a driver reports events for these
 
 
@@ -74,6 +83,18 @@ class Fake:
         """Read every GPU; see `Driver.probe`."""
         gpus, _ = self._hardware()
         return list(self._readings(gpus, self._listed))
+
+    def use(self, *, utilisation: bool) -> list[UseRecord]:
+        """Read the processes on every GPU; see `Driver.use`."""
+        gpus, _ = self._hardware()
+        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+        return [_use(uuid, by_uuid.get(uuid), utilisation=utilisation) for uuid in self._listed]
+
+    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+        """Read the memory limits of cgroups; see `Driver.limits`."""
+        gpus, _ = self._hardware()
+        by_uuid = {gpu["uuid"]: gpu for gpu in gpus}
+        return [_limit(uuid, path, by_uuid[uuid]) for uuid, path in wanted if uuid in self._listed and uuid in by_uuid]
 
     def wait_events(self, timeout_s: float) -> list[EventRecord]:
         """Wait for events; see `Driver.wait_events`."""
@@ -155,8 +176,8 @@ class Fake:
                     "remap_pending": gpu["remap"] == "pending",
                     "remap_failed": gpu["remap"] == "failed",
                     "recovery_action": gpu["recovery_action"],
-                    "processes": gpu["processes"],
-                    "used_mib": gpu["used"],
+                    "processes": len(gpu["processes"]) if isinstance(gpu["processes"], list) else gpu["processes"],
+                    "used_mib": _used_mib(gpu),
                     "mig": gpu["mig"],
                 }
 
@@ -189,4 +210,42 @@ def _gpu_record(gpu: Fields) -> GpuRecord:
         "numa_node": gpu["numa"],
         "mig": gpu["mig"],
         "memory_limits": gpu["memory_limits"],
+    }
+
+
+def _used_mib(gpu: Fields) -> int:
+    """Return the memory in use: that of the described processes, unless the description says more."""
+    processes = gpu["processes"] if isinstance(gpu["processes"], list) else []
+    used: int = gpu["used"]
+    return max(used, sum(process["used"] or 0 for process in processes))
+
+
+def _use(uuid: str, gpu: Fields | None, *, utilisation: bool) -> UseRecord:
+    if gpu is None or gpu["lost"] or gpu["error"] is not None:
+        return {"uuid": uuid, "processes": None, "used_mib": None}
+    listed = gpu["processes"]
+    if gpu["mig"] or listed is None:
+        return {"uuid": uuid, "processes": None, "used_mib": _used_mib(gpu)}
+    return {
+        "uuid": uuid,
+        # A number of processes without their IDs is what a reader in another PID namespace knows: none of them.
+        "processes": [
+            {"pid": each["pid"], "used_mib": each["used"], "sm_percent": each["sm"] if utilisation else None}
+            for each in (listed if isinstance(listed, list) else ())
+        ],
+        "used_mib": _used_mib(gpu),
+    }
+
+
+def _limit(uuid: str, path: str, gpu: Fields) -> LimitRecord:
+    limit = next((size for pattern, size in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
+    code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else 0
+    known = code == 0
+    return {
+        "uuid": uuid,
+        "path": path,
+        "code": code,
+        "hard_mib": limit if known else None,
+        "soft_mib": 0 if known else None,
+        "used_mib": 0 if known else None,
     }

@@ -8,6 +8,7 @@ import msgspec
 
 from gpu_device_plugin.core.model.gpus import Gpu, Link  # noqa: TC001 - msgspec looks them up
 from gpu_device_plugin.core.node.health import Probe, Xid
+from gpu_device_plugin.core.node.use import GpuReading  # noqa: TC001 - as above
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 
 if TYPE_CHECKING:
@@ -63,7 +64,19 @@ class Events(msgspec.Struct, frozen=True):
     records: tuple[Xid | Probe, ...]
 
 
-Message: TypeAlias = Answer | Events | HardwareError
+class UseAnswer(msgspec.Struct, frozen=True):
+    """The processes on every GPU."""
+
+    readings: tuple[GpuReading, ...]
+
+
+class LimitsAnswer(msgspec.Struct, frozen=True):
+    """The memory limits of cgroups."""
+
+    limits: tuple[CgroupLimit, ...]
+
+
+Message: TypeAlias = Answer | UseAnswer | LimitsAnswer | Events | HardwareError
 
 
 class _Failure(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,6 +86,8 @@ class _Failure(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     answer: Answer | None = None
+    use: tuple[GpuReading, ...] | None = None
+    limits: tuple[CgroupLimit, ...] | None = None
     events: list[dict[str, Any]] | None = None
     error: _Failure | None = None
 
@@ -107,13 +122,17 @@ def read(line: bytes) -> Message:
     """
     try:
         decoded = _LINES.decode(line)
-        match decoded:
-            case _Line(answer=Answer() as answer, events=None, error=None):
+        match [part for part in msgspec.structs.astuple(decoded) if part is not None], decoded:
+            case [Answer() as answer], _:
                 return _plausible(answer)
-            case _Line(answer=None, events=list() as records, error=None):
+            case [readings], _Line(use=tuple()):
+                return UseAnswer(_plausible_use(readings))
+            case [limits], _Line(limits=tuple()):
+                return LimitsAnswer(limits)
+            case [records], _Line(events=list()):
                 convert = msgspec.convert
                 return Events(tuple(convert(one, Xid) if "code" in one else convert(one, Probe) for one in records))
-            case _Line(answer=None, events=None, error=_Failure() as failure) if failure.kind in ADVICE:
+            case [_Failure() as failure], _ if failure.kind in ADVICE:
                 return HardwareError(failure.kind, failure.what)
     # Too deep nesting raises RecursionError; input that is not UTF-8, a ValueError like msgspec's own.
     except (ValueError, RecursionError) as error:
@@ -126,3 +145,11 @@ def _plausible(answer: Answer) -> Answer:
         if not 0 <= gpu.total_mib <= _MOST_MIB:
             raise MalformedError(f"GPU {gpu.index} has {gpu.total_mib} MiB")
     return answer
+
+
+def _plausible_use(readings: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
+    for reading in readings:
+        for process in reading.processes or ():
+            if process.pid < 0 or not 0 <= (process.used_mib or 0) <= _MOST_MIB:
+                raise MalformedError(f"GPU {reading.uuid} has process {process.pid} with {process.used_mib} MiB")
+    return readings

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.node.health import Rules
@@ -20,10 +20,13 @@ from gpu_device_plugin.hardware.driver import HardwareError
 from gpu_device_plugin.hardware.driver_process import DriverProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from gpu_device_plugin.core.model.gpus import Gpu
-    from gpu_device_plugin.hardware.messages import Answer, Listing
+    from gpu_device_plugin.core.node.use import GpuReading
+    from gpu_device_plugin.hardware.messages import Answer, CgroupLimit, Listing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,21 @@ class Hardware:
         except TimeoutError:
             pass
 
+    async def use(self, *, utilisation: bool = False) -> tuple[GpuReading, ...] | None:
+        """Read the processes on every GPU; None while no process answers for the driver."""
+        child = self.child
+        return (
+            None if child is None else await _answered(child.use(self.timings.answer_within_s, utilisation=utilisation))
+        )
+
+    async def limits(self, wanted: Sequence[tuple[str, str]]) -> tuple[CgroupLimit, ...] | None:
+        """Read the memory limits of cgroups, each given as (UUID of the GPU, path of the cgroup's directory).
+
+        None while no process answers for the driver. GPUs that it does not list are left out.
+        """
+        child = self.child
+        return None if child is None else await _answered(child.limits(wanted, self.timings.answer_within_s))
+
     async def _watch(self, for_s: float) -> None:
         """Read the GPUs at intervals until it is time for a new listing, or `pause` is called.
 
@@ -359,6 +377,14 @@ class Hardware:
                 continue
             if match := _VERSION.search(text):
                 return match["version"]
+        return None
+
+
+async def _answered(answer: Awaitable[T]) -> T | None:
+    """Return an answer of the driver process; None if it fails. The next reading of the GPUs finds the same failure."""
+    try:
+        return await answer
+    except HardwareError:
         return None
 
 

@@ -8,7 +8,7 @@ import time
 
 import pynvml
 
-from gpu_device_plugin.hardware import driver, library
+from gpu_device_plugin.hardware import driver, library, nvml_use
 from gpu_device_plugin.hardware.driver import HardwareError
 
 TYPE_CHECKING = False  # see hardware/driver.py
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from gpu_device_plugin.hardware.driver import EventRecord, GpuRecord, InventoryRecord, LinkRecord, ProbeRecord
+    from gpu_device_plugin.hardware.driver import (
+        EventRecord,
+        GpuRecord,
+        InventoryRecord,
+        LimitRecord,
+        LinkRecord,
+        ProbeRecord,
+        UseRecord,
+    )
 
 _NO_LIBRARY = 12
 # Kinds of failure of nvmlInit, by its return code; all other codes are OTHER.
@@ -86,6 +94,8 @@ class Nvml:
         self.pause_s = 0.0
         """The pause after the next failed wait for events, in seconds; it doubles with each failure."""
         self._worked = False
+        self._sampled_us: dict[str, int] = {}
+        """When the newest known sample of each GPU's use was taken, by NVML's clock."""
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
@@ -134,6 +144,14 @@ class Nvml:
             raise HardwareError(driver.CONTEXT_LOST, "NVML answers Unknown Error (999) for every GPU")
         self._worked = self._worked or None in codes
         return [record for record, _ in readings]
+
+    def use(self, *, utilisation: bool) -> list[UseRecord]:
+        """Read the processes on every GPU; see `Driver.use`."""
+        return [self._use(uuid, handle, utilisation=utilisation) for uuid, handle in self._gpus.items()]
+
+    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+        """Read the memory limits of cgroups; see `Driver.limits`."""
+        return [nvml_use.limit(self._nvml, self._gpus[uuid], uuid, path) for uuid, path in wanted if uuid in self._gpus]
 
     def wait_events(self, timeout_s: float) -> list[EventRecord]:
         """Wait for events; see `Driver.wait_events`."""
@@ -252,6 +270,20 @@ class Nvml:
         except self._nvml.NVMLError as error:
             code = error.value
             return {"uuid": uuid, "error": f"the driver cannot read it: {_text(error)}", "lost": code in _LOST}, code
+
+    def _use(self, uuid: str, handle: Any, *, utilisation: bool) -> UseRecord:
+        try:
+            memory, _ = self._memory(handle)
+            if self._mig(handle):  # the processes are on its instances
+                return {"uuid": uuid, "processes": None, "used_mib": memory.used // _MIB}
+        except self._nvml.NVMLError:
+            return {"uuid": uuid, "processes": None, "used_mib": None}
+        percents: dict[int, int] = {}
+        if utilisation:
+            since = self._sampled_us.get(uuid, 0)
+            percents, self._sampled_us[uuid] = nvml_use.sm_percents(self._nvml, handle, since)
+        listed = nvml_use.processes(self._nvml, handle, percents)
+        return {"uuid": uuid, "processes": listed, "used_mib": memory.used // _MIB}
 
     def _processes(self, handle: Any) -> int | None:
         # By version: the function without one does not raise an NVMLError where the driver has only an older version.

@@ -6,11 +6,14 @@ rename when a plugin's list arrives or a container's devices are allocated, and 
 
 from __future__ import annotations
 
+import binascii
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin import files
+from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.kubelet.sockets import advice
 
 if TYPE_CHECKING:
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 NAME = "kubelet_internal_checkpoint"
 _LARGEST = 64 << 20
 """Bytes. 8,000 devices, each in use by another container, take 4 MB."""
+
+# A variable in a serialized ContainerAllocateResponse: an entry of a map is a message with the key as field 1 and the
+# value as field 2, each after its length. Every serializer writes the key first.
+_RUNG, _LIMITED_BY_DRIVER = (
+    b"\n%c%s\x12" % (len(name), name.encode()) for name in (variables.LIMITS, variables.DRIVER_LIMIT)
+)
+_WORDS = {bytes([len(rung)]) + rung.encode(): rung for rung in Rung}
 
 Stamp: TypeAlias = tuple[int, int, int]
 """Identity of one version of the file: inode, modification time in ns, size."""
@@ -37,6 +47,9 @@ class Entry:
     container: str
     resource: str
     device_ids: frozenset[str]
+    rung: str = ""
+    """The `core.model.limits.Rung` in the answer that the container got; empty: the answer names none. The rest of the
+    answer, with the container's variables, is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +130,20 @@ def _entry(found: Any) -> Entry:
     names: frozenset[Any] = frozenset().union(*(ids or () for ids in by_numa_node.values()))
     if not set(map(type, names)) <= {str}:
         raise TypeError("device IDs must be strings")
-    return Entry(str(found["PodUID"]), str(found["ContainerName"]), str(found["ResourceName"]), names)
+    rung = _rung(found.get("AllocResp"))
+    return Entry(str(found["PodUID"]), str(found["ContainerName"]), str(found["ResourceName"]), names, rung)
+
+
+def _rung(answer: Any) -> str:
+    """Find the means of limiting in a plugin's answer; parsing it whole would take twice as long.
+
+    An older agent does not name it, and asks the driver for a limit by other variables.
+    """
+    try:
+        content = binascii.a2b_base64(answer)
+    except (ValueError, TypeError):  # the answer is the kubelet's affair: we need no more of it than this word
+        return ""
+    if (found := content.find(_RUNG)) >= 0:
+        value = found + len(_RUNG)
+        return _WORDS.get(content[value : value + 1 + sum(content[value : value + 1])], "")
+    return Rung.DRIVER if _LIMITED_BY_DRIVER in content else ""

@@ -12,7 +12,7 @@ from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from grpc import aio
 
@@ -38,8 +38,16 @@ class Answers(Protocol):
         """Return the preferred IDs; never raises."""
         ...
 
+    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
+        """Return what has to be awaited before `allocate`; None, as a rule: nothing."""
+        ...
+
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """Allocate these IDs to a container. Raises RefusedError."""
+        ...
+
+    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
+        """Return what has to be awaited before `before_start`; None, as a rule: nothing."""
         ...
 
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
@@ -151,9 +159,12 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> pb.AllocateResponse:
         began = time.perf_counter()
         try:
-            grants = [
-                self._answers.allocate(self._resource, tuple(asked.devices_ids)) for asked in request.container_requests
-            ]
+            grants = []
+            for asked in request.container_requests:
+                device_ids = tuple(asked.devices_ids)
+                if (until := self._answers.until_allocatable(self._resource, device_ids)) is not None:
+                    await until
+                grants.append(self._answers.allocate(self._resource, device_ids))
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(refused))
         finally:
@@ -167,7 +178,10 @@ class PluginServicer(deviceplugin_pb2_grpc.DevicePluginServicer):
     ) -> pb.PreStartContainerResponse:
         began = time.perf_counter()
         try:
-            self._answers.before_start(self._resource, tuple(request.devices_ids))
+            device_ids = tuple(request.devices_ids)
+            if (until := self._answers.until_startable(self._resource, device_ids)) is not None:
+                await until
+            self._answers.before_start(self._resource, device_ids)
         except RefusedError as refused:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refused))
         finally:

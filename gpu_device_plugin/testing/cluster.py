@@ -1,8 +1,8 @@
 """An API server for development and tests: real HTTP, real conflicts, and injected faults.
 
-It keeps pods, nodes, events and leases by the rules in `cluster_kinds` and serves them as Kubernetes does: list and
-watch with selectors, pages, bookmarks and 410; patches; bindings; ``Status`` objects for errors. Troubles are ordered
-with `ApiServer.fail` and the methods named after them.
+It keeps pods, nodes, events, leases and budgets by the rules in `cluster_kinds` and serves them as Kubernetes does:
+list and watch with selectors, pages, bookmarks and 410; patches; bindings; evictions; ``Status`` objects for errors.
+Troubles are ordered with `ApiServer.fail` and the methods named after them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import web
 
+from gpu_device_plugin.testing.cluster_evictions import evict
 from gpu_device_plugin.testing.cluster_kinds import KINDS, LEASES, PODS, RefusedError, Served, invalid, kind_of
 from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 from gpu_device_plugin.testing.cluster_reads import Reads
@@ -331,6 +332,9 @@ class ApiServer:
         body = await http.json()
         if request.resource == "pods/binding":
             self.store.bind((request.namespace, request.name), body)
+            return web.json_response({**_SUCCESS, "code": 201}, status=201)
+        if request.resource == "pods/eviction":
+            evict(self.store, (request.namespace, request.name), body)
             return web.json_response({**_SUCCESS, "code": 201}, status=201)
         return web.json_response(self.store.create(served, request.namespace, body), status=201)
 

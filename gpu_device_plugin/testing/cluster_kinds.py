@@ -152,6 +152,16 @@ def _check_lease(lease: Json) -> None:
             raise invalid(LEASES, lease["metadata"]["name"], f"spec.{number}", "FieldValueInvalid", message)
 
 
+def _create_budget(new: Json) -> None:
+    new["metadata"].setdefault("generation", 1)
+    new.setdefault("status", {})
+
+
+def _change_budget(before: Json, after: Json) -> None:
+    if before.get("spec") != after.get("spec"):  # its controller has to look at it again
+        after["metadata"]["generation"] = before["metadata"]["generation"] + 1
+
+
 def canonical_quantity(text: str) -> str:
     """Format a whole number like the API server: ``1000`` becomes ``1k``; other text stays as it is."""
     if not (text.isascii() and text.isdigit()):
@@ -166,7 +176,7 @@ def canonical_quantity(text: str) -> str:
 PODS = Served(
     "pods",
     "Pod",
-    subresources=frozenset({"status", "binding"}),
+    subresources=frozenset({"status", "binding", "eviction"}),
     fields={
         "spec.nodeName": lambda found: found["spec"].get("nodeName", ""),
         "spec.schedulerName": lambda found: found["spec"].get("schedulerName", ""),
@@ -188,7 +198,15 @@ LEASES = Served(
     on_create=_check_lease,
     on_change=lambda _before, after: _check_lease(after),
 )
-KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES)}
+BUDGETS = Served(
+    "poddisruptionbudgets",
+    "PodDisruptionBudget",
+    group="policy",
+    subresources=frozenset({"status"}),
+    on_create=_create_budget,
+    on_change=_change_budget,
+)
+KINDS = {(kind.group, kind.plural): kind for kind in (PODS, NODES, EVENTS, LEASES, BUDGETS)}
 
 
 def kind_of(plural: str) -> Served:

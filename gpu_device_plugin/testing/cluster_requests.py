@@ -59,7 +59,7 @@ def understood(http: web.Request) -> tuple[Served, Request]:
         raise RefusedError(
             405, "MethodNotAllowed", "this double has Events in the group events.k8s.io for all but lists"
         )
-    creating_inside = subresource == "binding"
+    creating_inside = subresource in {"binding", "eviction"}
     if not verb or (verb != "create" and creating_inside) or (verb in {"update", "patch", "delete"} and not name):
         raise RefusedError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
     resource = f"{plural}/{subresource}" if subresource else plural

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
-from gpu_device_plugin.testing.cluster_kinds import KINDS, PODS, RefusedError, Served, invalid
+from gpu_device_plugin.testing.cluster_kinds import BUDGETS, KINDS, PODS, RefusedError, Served, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +130,7 @@ class Store:
         if not as_given:
             for ours in ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"):
                 meta.pop(ours, None)
-            if served is PODS:
+            if served in {PODS, BUDGETS}:
                 new.pop("status", None)
         meta.setdefault("uid", str(uuid.uuid4()))
         meta.setdefault("creationTimestamp", _time(datetime.now(UTC)))

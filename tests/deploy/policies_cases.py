@@ -463,7 +463,10 @@ AGENT_CASES = (
     Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
 )  # fmt: skip
 
-FORGED = "a node agent tells of its own node, as 'gpu-device-plugin' of that node; this token is of node 'node-a'"
+FORGED = (
+    "a node agent tells of its own node, and of pods for reasons that begin with GPU, as 'gpu-device-plugin' of that "
+    "node; this token is of node 'node-a'"
+)
 A_POD = {"apiVersion": "v1", "kind": "Pod", "name": "plain", "namespace": "default", "uid": "1"}
 
 EVENT_CASES = (
@@ -474,8 +477,23 @@ EVENT_CASES = (
     Case("an agent rewrites what another told", AGENT_A, tell_again("theirs"), {OWN_EVENTS: "Node 'node-b'"}),
     Case("an agent tells of another node in its own name", AGENT_A, tell(event("node-b", reportingInstance="node-a")),
          {OWN_EVENTS: "Node 'node-b' as 'gpu-device-plugin' of 'node-a': a node agent"}),
-    Case("an agent tells of a pod", AGENT_A, tell(event("node-a", regarding=A_POD)),
+    Case("an agent tells of a pod that its limit is not held", AGENT_A,
+         tell(event("node-a", regarding=A_POD, reason="GPULimitNotHeld"))),
+    Case("an agent tells of a pod in the kubelet's words", AGENT_A,
+         tell(event("node-a", regarding=A_POD, reason="Killing")),
          {OWN_EVENTS: f"Pod 'plain' as 'gpu-device-plugin' of 'node-a': {FORGED}"}),
+    Case("an agent tells of a pod in the name of another agent", AGENT_A,
+         tell(event("node-b", regarding=A_POD, reason="GPULimitNotHeld")),
+         {OWN_EVENTS: f"Pod 'plain' as 'gpu-device-plugin' of 'node-b': {FORGED}"}),
+    Case("an agent tells of a pod as the kubelet", AGENT_A,
+         tell(event("node-a", regarding=A_POD, reason="GPULimitNotHeld", reportingController="kubelet")),
+         {OWN_EVENTS: "Pod 'plain' as 'kubelet' of 'node-a': a node agent"}),
+    Case("an agent in no pod tells of a pod", AGENT_UNBOUND,
+         tell(event("node-a", regarding=A_POD, reason="GPULimitNotHeld")), {OWN_EVENTS: "this token is of node ''"}),
+    Case("an agent tells of a deployment", AGENT_A,
+         tell(event("node-a", regarding={"apiVersion": "apps/v1", "kind": "Deployment", "name": "d",
+                                         "namespace": "default"}, reason="GPULimitNotHeld")),
+         {OWN_EVENTS: "Deployment 'd' as 'gpu-device-plugin' of 'node-a': a node agent"}),
     Case("an agent speaks as the kubelet", AGENT_A, tell(event("node-a", reportingController="kubelet")),
          {OWN_EVENTS: "Node 'node-a' as 'kubelet' of 'node-a': a node agent"}),
     Case("an agent in no pod tells of a node", AGENT_UNBOUND, tell(event("node-a")),

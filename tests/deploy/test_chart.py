@@ -17,9 +17,12 @@ import yaml
 
 from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
+from gpu_device_plugin.core.node.verifying import NO_CGROUPS
+from gpu_device_plugin.kubelet import cgroupfs
 from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import flag, knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
@@ -65,6 +68,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
+    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps")),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -285,6 +289,11 @@ def test_the_scheduler_goes_to_the_nodes_that_it_is_told(values: Json, workload:
     assert pod_of(objects, workload)["nodeSelector"] == pool
 
 
+def test_the_agents_view_of_the_nodes_processes_may_be_switched_off() -> None:
+    assert pod_of(CHART.render(), "gpushare-node")["hostPID"] is True
+    assert "hostPID" not in pod_of(CHART.render({"agent": {"hostPID": False}}), "gpushare-node")
+
+
 def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     """k0s moves the one; no kubelet moves the other."""
     objects = CHART.render({"agent": {"kubeletRootDir": "/var/lib/k0s/kubelet", "maxUnavailable": "10%"}})
@@ -296,6 +305,22 @@ def test_the_kubelets_root_may_be_elsewhere_than_its_device_plugins() -> None:
     }
     agent = objects["DaemonSet", "gpushare", "gpushare-node"]["spec"]
     assert agent["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": "10%"}
+
+
+def test_the_mount_that_verifies_limits_is_the_one_in_comments_of_the_manifest() -> None:
+    """By default the agent's pod does not ask for the node's cgroups."""
+    text = (DEPLOY / "daemonset.yaml").read_text(encoding="utf-8")
+    block = re.compile(r"^( +)# - name: cgroup\n(?:\1#   .+\n)+", re.MULTILINE)
+    uncommented, count = block.subn(lambda found: re.sub(r"(?m)^( +)# ", r"\1", found[0]), text)
+    assert count == 2
+    key = ("DaemonSet", "gpushare", "gpushare-node")
+    rendered = CHART.render({"agent": {"verifyLimits": True}})
+    assert rendered[key] == by_name(yaml.safe_load_all(uncommented))[key] != CHART.render()[key]
+    mounts = container(rendered, "gpushare-node", "agent")["volumeMounts"]
+    assert [each for each in mounts if each["name"] == "cgroup"] == [
+        {"name": "cgroup", "mountPath": str(cgroupfs.ROOT), "readOnly": True}
+    ]
+    assert "verifyLimits" in NO_CGROUPS
 
 
 def test_behind_an_address_of_its_own_the_extender_takes_no_port_of_the_nodes() -> None:
@@ -398,6 +423,8 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"scheduler": {"args": ["--share-size=1GiB"]}},
         {"agent": {"affinity": []}},
         {"agent": {"podAnnotations": {"a": 1}}},
+        {"mps": {"args": ["--share-size=1GiB"]}},
+        {"mps": {"shmSize": "1GiB"}},
         {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
         {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
         {"agent": {"priorityClassName": "System Node"}},
@@ -497,7 +524,11 @@ def schema_of(form: Form[Any]) -> Json:
 
 @pytest.mark.parametrize(
     ("part", "program", "knobs"),
-    [("agent", "agent", knobs_of(NodeSettings)), ("scheduler", "extender", knobs_of(ExtenderSettings))],
+    [
+        ("agent", "agent", knobs_of(NodeSettings)),
+        ("scheduler", "extender", knobs_of(ExtenderSettings)),
+        ("mps", "mps", knobs_of(MpsSettings)),
+    ],
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:
     assert SCHEMA["properties"][part]["properties"]["args"] == {"$ref": f"#/definitions/{program}Flags"}

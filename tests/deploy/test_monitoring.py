@@ -13,6 +13,7 @@ import yaml
 
 from gpu_device_plugin import cli, metrics
 from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
 from tests.docs.pages import blocks
@@ -30,7 +31,7 @@ PODS = [
     for path in sorted(DEPLOY.glob("**/*.yaml"))
     if "chart" not in path.parts
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
-    if each["kind"] in {"DaemonSet", "Deployment"}
+    if each.get("kind") in {"DaemonSet", "Deployment"}
 ]
 LABELS_OF_A_TARGET = {"node", "pod", "container", "namespace", "job", "instance"}
 """What every sample carries beside its own labels, by the operator or by the page's configuration."""
@@ -53,9 +54,11 @@ def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
     (container,) = (each for each in body["spec"]["template"]["spec"]["containers"] if "args" in each)
     environ = {each["name"]: each.get("value", "name") for each in container.get("env", ())}
     arguments = cli.parse(container["args"])
-    found: NodeSettings | ExtenderSettings
+    found: NodeSettings | ExtenderSettings | MpsSettings
     if container["args"][0] == "node":
         found = cli.sources_of(NodeSettings, arguments, environ).read(texts=Texts())
+    elif container["args"][0] == "mps":
+        found = cli.sources_of(MpsSettings, arguments, environ).read(texts=Texts())
     else:
         found = cli.sources_of(ExtenderSettings, arguments, environ).read(texts=Texts())
     return found.http, container

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 POLICY: Json = yaml.safe_load((DEPLOY / "optional" / "networkpolicy.yaml").read_text(encoding="utf-8"))
-MANIFESTS = ("daemonset", "scheduler", "optional/extender-alone", "optional/extender-loopback")
+MANIFESTS = ("daemonset", "scheduler", "optional/extender-alone", "optional/extender-loopback", "optional/mps")
 PODS: dict[str, Json] = {
     name: each["spec"]["template"]
     for name in MANIFESTS

@@ -46,6 +46,7 @@ PODS = {
 }
 AGENT = ("DaemonSet", "gpushare-node")
 LOOPBACK = ("DaemonSet", "gpushare-extender")
+MPS = ("DaemonSet", "gpushare-mps")
 
 
 def containers(pod: Json) -> list[Json]:
@@ -150,13 +151,27 @@ def test_what_the_agent_needs_beyond_restricted_is_listed_with_its_reason() -> N
     assert sorted(beyond) == offences(PODS[AGENT])
 
 
-@pytest.mark.parametrize("name", sorted(PODS.keys() - {AGENT, LOOPBACK}), ids=" ".join)
+@pytest.mark.parametrize("name", sorted(PODS.keys() - {AGENT, LOOPBACK, MPS}), ids=" ".join)
 def test_everybody_else_is_restricted(name: tuple[str, str]) -> None:
     assert offences(PODS[name]) == []
 
 
 def test_on_the_loopback_of_its_node_the_extender_needs_what_the_page_says() -> None:
     assert sorted(listed("What the extender needs")) == offences(PODS[LOOPBACK])
+
+
+def test_the_mps_supervisor_is_privileged_and_needs_no_network_of_the_node() -> None:
+    """It sets compute modes, mounts for others, and knows clients by their PIDs; and it calls no API."""
+    assert offences(PODS[MPS]) == [
+        "allowPrivilegeEscalation",
+        "capabilities",
+        "hostPID",
+        "hostPath /run/gpushare/mps",
+        "privileged",
+        "runAsUser: 0",
+        "seccompProfile",
+    ]
+    assert PODS[MPS]["automountServiceAccountToken"] is False
 
 
 @pytest.mark.parametrize(

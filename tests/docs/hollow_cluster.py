@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 from aiohttp import web
 
+from gpu_device_plugin.core.contract.keys import NODE_LIMITS
 from tests.cluster.conftest import processes
 from tests.docs.pages import ROOT
 from tests.patience import REAL_S, eventually
+from tests.reports import part, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
@@ -99,7 +101,9 @@ class Hollow:
 
     async def _nodes(self) -> None:
         for name, labels in _NODES.items():
-            note = {"gpu-device-plugin/gpus": json.dumps(_SAID)} if name == NODE else {}
+            # As the agent reports: the label by which pods select limits, and who uses what.
+            note = {"gpu-device-plugin/gpus": json.dumps(_SAID), **written(part("web"))} if name == NODE else {}
+            labels = {**labels, NODE_LIMITS: "advisory"} if name == NODE else labels  # noqa: PLW2901
             meta = {"name": name, "labels": labels, "annotations": note}
             await self.ask("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": meta})
             merge = "application/merge-patch+json"

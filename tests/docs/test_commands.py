@@ -83,7 +83,7 @@ def test_a_program_that_is_named_explains_itself(words: str) -> None:
     assert subprocess.run(program, capture_output=True, check=False).returncode == 0
 
 
-PROGRAMS_OF_OURS = ("node", "extender", "doctor", "demo", "inspect", "inspect why", "inspect uninstall")
+PROGRAMS_OF_OURS = ("node", "extender", "mps", "doctor", "demo", "inspect", "inspect why", "inspect uninstall")
 FLAGS_OF_OTHERS = {
     "helm": {"set", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},
@@ -184,4 +184,5 @@ def test_what_the_agent_needs_on_its_node_is_all_told() -> None:
     harmless = {"privileged": False, "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     assert harmless.items() <= container["securityContext"].items()
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not any(key in spec for key in ("hostNetwork", "hostPID", "hostIPC"))
+    assert ("`hostPID`" in needs) == spec.get("hostPID", False)
+    assert not any(key in spec for key in ("hostNetwork", "hostIPC"))

@@ -6,9 +6,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.model.limits import Held, Rung
 from gpu_device_plugin.programs.inspect.program import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
 PAGE = text_of(DOCS / "inspect.md")
 REASON = "0/1 nodes are available: 1 no GPU has 8 GiB free"
+ADVISORY: dict[str, Any] = {"rung": Rung.ADVISORY, "held": Held.UNVERIFIED}
 WAITING = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": REASON}
 
 
@@ -41,6 +45,21 @@ def test_why_a_pod_waits_is_told_as_shown(tmp_path: Path, capsys: pytest.Capture
     assert command == "kubectl inspect gpushare why train-0"
     assert cluster(tmp_path).inspect("why", "train-0") == 0
     assert [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()] == shown.splitlines()
+
+
+def test_use_beside_granted_is_shown_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table stands below those of the allocation."""
+    commands = dict(each for block in blocks(PAGE, "console") for each in block.commands)
+    shown = commands["kubectl inspect gpushare -d node-b"]
+    world = World(tmp_path)
+    over = part("web-0", granted=5120, used=9011, over_since=SINCE, **ADVISORY)
+    kept = part("web-1", granted=5120, used=4310, **ADVISORY)
+    reporting = node("node-b", gpu(0))
+    reporting["metadata"]["annotations"] |= written(over, kept, gpus={0: UsedGpu(13_633, 312)})
+    world.has(reporting, pod("web-0", 5, on="node-b", idx=0), pod("web-1", 5, on="node-b", idx=0))
+    assert world.inspect("-d", "node-b") == 0
+    printed = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert printed.endswith(f"\n\n{shown}"), printed
 
 
 def test_every_field_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

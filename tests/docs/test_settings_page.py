@@ -10,6 +10,7 @@ import pytest
 
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ EXTENDER = """
 ## The scheduler extender: `gpu-device-plugin extender`
 
 """
+MPS = """
+## The MPS supervisor: `gpu-device-plugin mps`
+
+"""
 
 
 def table(knobs: Iterable[Knob]) -> str:
@@ -110,14 +115,15 @@ def table(knobs: Iterable[Knob]) -> str:
 
 
 def page() -> str:
-    return HEAD + AGENT + table(knobs_of(NodeSettings)) + EXTENDER + table(knobs_of(ExtenderSettings))
+    parts = ((AGENT, NodeSettings), (EXTENDER, ExtenderSettings), (MPS, MpsSettings))
+    return HEAD + "".join(head + table(knobs_of(settings)) for head, settings in parts)
 
 
 def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/docs/test_settings_page.py"
 
 
-@pytest.mark.parametrize("knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings)])
+@pytest.mark.parametrize("knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings), knobs_of(MpsSettings)])
 def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}

@@ -17,7 +17,7 @@ from gpu_device_plugin.hardware.driver import HardwareError
 from tests.patience import stretched
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.hardware.driver import EventRecord, InventoryRecord, ProbeRecord
+    from gpu_device_plugin.hardware.driver import EventRecord, InventoryRecord, LimitRecord, ProbeRecord, UseRecord
 
 CHILD = (sys.executable, "-m", "gpu_device_plugin.hardware.child")
 
@@ -39,6 +39,15 @@ class OneGpu:
             self.reported.wait(10)
             raise HardwareError(driver.CONTEXT_LOST, "nothing answers")
         return [{"uuid": "GPU-a"}]
+
+    def use(self, *, utilisation: bool) -> list[UseRecord]:
+        return [{"uuid": "GPU-a", "processes": None, "used_mib": 1 + utilisation}]
+
+    def limits(self, wanted: list[tuple[str, str]]) -> list[LimitRecord]:
+        return [
+            {"uuid": uuid, "path": path, "code": 6, "hard_mib": None, "soft_mib": None, "used_mib": None}
+            for uuid, path in wanted
+        ]
 
     def wait_events(self, timeout_s: float) -> list[EventRecord]:
         if self.events:
@@ -63,6 +72,17 @@ def test_it_answers_the_start_and_every_line_reports_events_and_says_why_it_ends
     ]
     assert {"events": [{"uuid": "GPU-a", "code": 31}]} in messages
     assert messages[-1] == {"error": {"kind": "context-lost", "what": "nothing answers"}}
+
+
+def test_it_answers_each_kind_of_request_in_their_order() -> None:
+    messages = served(b'{"use":false}\n{"limits":[["GPU-a","/c"]]}\n\n{"use":true}\n')
+    answers = [message for message in messages if "events" not in message]
+    assert answers[1:] == [
+        {"use": [{"uuid": "GPU-a", "processes": None, "used_mib": 1}]},
+        {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 6, "hard_mib": None, "soft_mib": None, "used_mib": None}]},
+        {"answer": {"probes": [{"uuid": "GPU-a"}]}},
+        {"use": [{"uuid": "GPU-a", "processes": None, "used_mib": 2}]},
+    ]
 
 
 def test_it_ends_with_its_input() -> None:

@@ -319,3 +319,57 @@ def test_a_file_that_breaks_makes_the_driver_fail_until_it_is_repaired(tmp_path:
     assert failed.value.kind == OTHER
     written(tmp_path, {"gpus": "1xT4"})
     assert len(driver.probe()) == 1
+
+
+def test_processes_are_described_one_by_one_or_by_their_number(tmp_path: Path) -> None:
+    listed = [{"pid": 7, "used": "3GiB", "sm": 40}, {"pid": 8}]
+    gpus = [
+        {"model": "T4", "processes": listed},
+        {"model": "T4", "processes": 2, "used": "1GiB"},
+        {"model": "T4", "processes": None, "used": "1GiB"},
+        {"model": "T4", "processes": listed, "used": "5GiB", "mig": True},
+        {"model": "T4", "error": "broken"},
+    ]
+    driver = opened(written(tmp_path, {"gpus": gpus}))
+    assert [(each["processes"], each["used_mib"]) for each in driver.probe()[:3]] == [
+        (2, 3072),
+        (2, 1024),
+        (None, 1024),
+    ]
+    described = [{"pid": 7, "used_mib": 3072, "sm_percent": 40}, {"pid": 8, "used_mib": None, "sm_percent": None}]
+    read = [(each["processes"], each["used_mib"]) for each in driver.use(utilisation=True)]
+    assert read == [(described, 3072), ([], 1024), (None, 1024), (None, 5120), (None, None)]
+    assert [each["sm_percent"] for each in driver.use(utilisation=False)[0]["processes"] or ()] == [None, None]
+
+
+def test_processes_change_with_the_events(tmp_path: Path) -> None:
+    later = {"at": 1, "gpu": 0, "processes": [{"pid": 9, "used": "1GiB"}]}
+    driver = opened(written(tmp_path, {"gpus": "1xT4", "events": [later]}), clock := Clock())
+    assert driver.use(utilisation=False)[0]["processes"] == []
+    clock.now_s += 2
+    assert [each["pid"] for each in driver.use(utilisation=False)[0]["processes"] or ()] == [9]
+
+
+def test_limits_of_cgroups_are_described_by_patterns_of_their_paths(tmp_path: Path) -> None:
+    limited = {"model": "H200", "memory_limits": True, "limits": {"*/pod1/*": "4GiB"}}
+    driver = opened(written(tmp_path, {"gpus": [limited, "1xT4"]}))
+    one, other = (gpu["uuid"] for gpu in driver.inventory()["gpus"])
+    wanted = [(one, "/a/pod1/b"), (one, "/a/pod2/b"), (other, "/a/pod1/b"), ("GPU-gone", "/")]
+    read = [(each["code"], each["hard_mib"]) for each in driver.limits(wanted)]
+    assert read == [(0, 4096), (6, None), (13, None)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ({"processes": [{"used": "1GiB"}]}, "has no pid"),
+        ({"processes": [{"pid": -1}]}, "-1 is not a whole number"),
+        ({"processes": [7]}, "7 is not a mapping"),
+        ({"processes": "many"}, "'many' is not a whole number"),
+        ({"limits": ["4GiB"]}, "is not a mapping of paths to sizes"),
+        ({"limits": {"/a": 4}}, "4 is not a non-empty string"),
+    ],
+)
+def test_processes_and_limits_that_make_no_sense_are_refused(tmp_path: Path, gpu: dict[str, Any], why: str) -> None:
+    with pytest.raises(DescriptionError, match=why):
+        read(written(tmp_path, {"gpus": [{"model": "T4", **gpu}]}))

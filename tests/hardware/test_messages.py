@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 
 from gpu_device_plugin.core.model.gpus import Closeness, Gpu, Link
 from gpu_device_plugin.core.node.health import Probe, Xid
+from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
 from gpu_device_plugin.hardware.child import serve
 from gpu_device_plugin.hardware.driver import ADVICE, HardwareError
 from gpu_device_plugin.hardware.fake import Fake
 from gpu_device_plugin.hardware.messages import (
     MOST_BYTES,
     Answer,
+    CgroupLimit,
     Events,
+    LimitsAnswer,
     Listing,
     MalformedError,
     Message,
     Stream,
+    UseAnswer,
     read,
 )
 
@@ -33,6 +37,8 @@ GOOD: tuple[dict[str, Any], ...] = (
     {"answer": {"probes": []}},
     {"events": [{"uuid": "GPU-a", "code": 79}, {"uuid": "GPU-a", "error": "gone", "lost": True}]},
     {"error": {"kind": "hung", "what": "nothing answers"}},
+    {"use": [{"uuid": "GPU-a", "processes": [{"pid": 7, "used_mib": 5, "sm_percent": None}], "used_mib": 9}]},
+    {"limits": [{"uuid": "GPU-a", "path": "/c", "code": 0, "hard_mib": 4, "soft_mib": 0, "used_mib": 1}]},
 )
 MALFORMED = (
     b"",
@@ -54,6 +60,10 @@ MALFORMED = (
     b'{"events": [5]}',
     b'{"events": [{"code": 79}]}',
     b'{"events": [{"uuid": "GPU-a", "code": "79"}]}',
+    b'{"use": 5}',
+    b'{"use": [{"uuid": "GPU-a", "processes": [7]}]}',
+    b'{"use": [], "limits": []}',
+    b'{"limits": [{"uuid": "GPU-a", "path": "/c"}]}',
     b'{"error": "it hangs"}',
     b'{"error": {"kind": "tired", "what": "x"}}',
     b'{"error": {"kind": "hung"}}',
@@ -70,11 +80,13 @@ JSON = st.recursive(
 
 
 def test_what_is_said_is_understood() -> None:
-    first, reading, events, error = (read(json.dumps(message).encode()) for message in GOOD)
+    first, reading, events, error, use, limits = (read(json.dumps(message).encode()) for message in GOOD)
     gpu = Gpu("GPU-a", 0, "Tesla T4", 15360)
     assert first == Answer((Probe("GPU-a", used_mib=3),), Listing((gpu,), (), None, 2, 0, ()))
     assert reading == Answer(())
     assert events == Events((Xid("GPU-a", 79), Probe("GPU-a", error="gone", lost=True)))
+    assert use == UseAnswer((GpuReading("GPU-a", (GpuProcess(7, 5),), 9),))
+    assert limits == LimitsAnswer((CgroupLimit("GPU-a", "/c", 0, 4, 0, 1),))
     assert isinstance(error, HardwareError)
     assert (error.kind, error.what) == ("hung", "nothing answers")
 
@@ -109,6 +121,13 @@ def test_a_child_and_its_agent_understand_each_other() -> None:
 def test_a_line_of_a_wrong_shape_is_malformed(line: bytes) -> None:
     with pytest.raises(MalformedError):
         read(line)
+
+
+@pytest.mark.parametrize(("pid", "used"), [(-1, 5), (7, -1), (7, 1 << 30)])
+def test_a_process_that_cannot_be_is_malformed(pid: int, used: int) -> None:
+    process = {"pid": pid, "used_mib": used, "sm_percent": None}
+    with pytest.raises(MalformedError):
+        read(json.dumps({"use": [{"uuid": "GPU-a", "processes": [process], "used_mib": 1}]}).encode())
 
 
 @pytest.mark.parametrize("total_mib", [-1, 1 << 40, 1 << 80])
@@ -149,7 +168,7 @@ def test_a_message_with_one_part_of_another_shape_is_read_or_malformed(
         said = read(json.dumps(message).encode())
     except MalformedError:
         return
-    assert isinstance(said, Answer | Events | HardwareError)
+    assert isinstance(said, Answer | UseAnswer | LimitsAnswer | Events | HardwareError)
     assert not isinstance(said, HardwareError) or said.kind in ADVICE
 
 

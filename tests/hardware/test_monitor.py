@@ -18,10 +18,11 @@ import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.node.health import Belief, Rules
+from gpu_device_plugin.core.node.use import GpuProcess, GpuReading
 from gpu_device_plugin.core.node.xids import Verdict
 from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State, XidSeen
 from gpu_device_plugin.hardware.description import DescriptionError
-from gpu_device_plugin.hardware.messages import MOST_BYTES
+from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
 from tests.patience import patience, stretched
 
@@ -614,3 +615,47 @@ async def test_no_child_is_left_when_the_watch_ends(watching: Watching, until: U
         child = child_of(hardware)
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+async def test_use_and_limits_are_read_through_the_process(
+    watching: Watching, until: Until, described: Describe
+) -> None:
+    gpus = described([{"model": "T4", "processes": [{"pid": 7, "used": "3GiB"}]}])
+    async with watching(str(gpus.path)) as hardware:
+        assert await hardware.use() is None  # no process has started
+        assert await hardware.limits([]) is None
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        uuid = view.inventory.gpus[0].uuid
+        assert await hardware.use() == (GpuReading(uuid, (GpuProcess(7, 3072),), 3072),)
+        assert await hardware.limits([(uuid, "/a")]) == (CgroupLimit(uuid, "/a", code=13),)
+
+
+async def test_requests_are_answered_in_their_order_beside_the_readings(
+    watching: Watching, until: Until, quick: Timings
+) -> None:
+    async with watching("fake:2xT4", timings=quick) as hardware:
+        await until(hardware, lambda view: view.state is State.WATCHING)
+        for _ in range(20):
+            used, limits, again = await asyncio.gather(hardware.use(), hardware.limits([]), hardware.use())
+            assert used is None or len(used) == 2
+            assert limits in {None, ()}
+            assert again is None or len(again) == 2
+
+
+async def asks_until(hardware: Hardware, *, answered: bool) -> None:
+    async with patience():
+        while (await hardware.use() is not None) is not answered:  # noqa: ASYNC110 - no event says that a child answers
+            await asyncio.sleep(0.01)
+
+
+async def test_b2_a_request_to_a_process_that_hangs_or_is_killed_ends_without_an_answer(
+    watching: Watching, until: Until, described: Describe, quick: Timings
+) -> None:
+    gpus = described("1xT4")
+    async with watching(str(gpus.path), timings=replace(quick, answer_within_s=0.3)) as hardware:
+        await until(hardware, lambda view: view.state is State.WATCHING)
+        gpus.now(hang=True)
+        await asks_until(hardware, answered=False)
+        await until(hardware, lambda view: view.state is State.HUNG)
+        gpus.now(hang=False)
+        await asks_until(hardware, answered=True)

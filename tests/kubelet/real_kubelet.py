@@ -174,6 +174,11 @@ class RealKubelet:
             ),
         )
 
+    async def container_ids(self, uid: str) -> dict[str, str]:
+        """Return the IDs of a pod's containers by name, as the kubelet tells the API."""
+        status = (await self._pods())[uid]["status"]
+        return {each["name"]: each["containerID"].removeprefix("containerd://") for each in status["containerStatuses"]}
+
     async def delete(self, uid: str) -> None:
         (self._manifests / f"{uid}.json").unlink()
         await eventually(lambda: self._unknown(uid))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry, read, stamp_of
 from gpu_device_plugin.testing import device_checkpoint
 from tests.names import COUNT, MEM
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+def as_text(content: bytes) -> str:
+    """Return the text of bytes in the file, as Go writes them."""
+    return base64.b64encode(content).decode()
 
 
 def written(path: Path, *entries: dict[str, Any], registered: dict[str, list[str]] | None = None) -> Path:
@@ -60,6 +69,59 @@ def test_the_devices_of_a_pod_are_those_of_all_its_containers(tmp_path: Path) ->
 @pytest.mark.parametrize("nothing", [{"-1": None}, {}, None, []])
 def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
     assert read(written(tmp_path / "c", entry(nothing))).entries[0].device_ids == frozenset()
+
+
+# --- The means of limiting in the answer that the container got -------------------------------------------------------
+
+DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}
+
+
+@pytest.mark.parametrize(
+    ("envs", "rung"),
+    [
+        *(({"GPUSHARE_MEMORY_LIMIT_BY": rung}, rung) for rung in Rung),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "mps", **DRIVER_PAIR}, Rung.MPS),
+        (DRIVER_PAIR, Rung.DRIVER),
+        ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "of a newer agent", **DRIVER_PAIR}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": "drivers"}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY": ""}, ""),
+        ({"GPUSHARE_MEMORY_LIMIT_BY_TOO": "driver"}, ""),
+        ({"OTHER": "GPUSHARE_MEMORY_LIMIT_BY"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dict[str, str], rung: str) -> None:
+    """Wherever it stands among the variables; an older agent does not name it. Nothing else of the answer is kept."""
+    around = {"A": "x" * 200, **envs, "Z": "secret" * 300}
+    response = ContainerAllocateResponse(envs=around, mounts=[Mount(container_path="/a", host_path="/b")])
+    held = device_checkpoint.Entry("p", "c", MEM, {-1: ("a",)}, response)
+    device_checkpoint.write(tmp_path / "c", [held], {MEM: ["a"]})
+    (found,) = read(tmp_path / "c").entries
+    assert found.rung == rung
+    assert found == Entry("p", "c", MEM, frozenset("a"), rung)
+    assert "secret" not in repr(found)
+
+
+@given(content=st.binary(max_size=60), before=st.binary(max_size=9))
+@example(b"", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+@example(b"\xff", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+@example(b"\x06driver", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+def test_a_damaged_answer_is_no_damaged_file(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, before: bytes
+) -> None:
+    """The devices count all the same. It names one of the known means, or none."""
+    path = written(tmp_path_factory.mktemp("c") / "c", entry({"-1": ["a"]}) | {"AllocResp": as_text(before + content)})
+    (found,) = read(path).entries
+    assert found.device_ids == {"a"}
+    assert found.rung in {"", *Rung}
+
+
+@pytest.mark.parametrize("answer", ["x", "\N{SNOWMAN}", None, 7, ["a"], {}])
+def test_an_answer_that_is_no_answer_names_no_means(tmp_path: Path, answer: Any) -> None:
+    (found,) = read(written(tmp_path / "c", entry({"-1": ["a"]}) | {"AllocResp": answer})).entries
+    assert found.device_ids == {"a"}
+    assert not found.rung
 
 
 def test_a_missing_file_is_an_empty_one(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ class Answers:
     def allocate(self, _resource: Resource, _device_ids: Sequence[str]) -> Grant:
         return Grant()
 
+    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for nothing."""
+
+    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for nothing."""
+
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         """Let it start."""
 

@@ -47,6 +47,12 @@ class Scripted:
             raise RefusedError(self.refusal)
         return self.given
 
+    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for nothing."""
+
+    def until_startable(self, resource: Resource, device_ids: Sequence[str]) -> None:
+        """Wait for nothing."""
+
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
         self.asked.append((resource, device_ids))
         if self.refusal:

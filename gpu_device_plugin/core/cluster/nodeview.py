@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.model.memory import format_mib
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.cluster.usage import Occupant
     from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.placing import Room
 
 
@@ -62,6 +64,8 @@ class NodeView:
     capacity: Mapping[str, int] = field(default_factory=dict)
     """By name of each managed resource that the kubelet knows."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    report: NodeReport = NO_REPORT
+    """What its agent reports of limits and of real use."""
 
     @property
     def name(self) -> str:

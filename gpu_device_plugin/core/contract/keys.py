@@ -97,6 +97,8 @@ SCHEDULE_LABEL = "ack.node.gpu.schedule"
 
 READ_ON_NODES = frozenset({NODE_GPUS, PLACEMENT_LABEL})
 """The annotations and labels of a node that the programs which place pods keep."""
+READ_BY_INSPECT = READ_ON_NODES | {NODE_LIMITS, NODE_USE}
+"""The annotations and labels of a node that inspect keeps. `NODE_USE` is large, and of no use to a scheduler."""
 
 
 class MalformedAnnotationError(ValueError):

@@ -7,6 +7,7 @@ other's. Either may run without the other, and be restarted at any time.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ class MpsGpu:
     clients: int = 0
     server_pids: tuple[int, ...] = ()
     """In the host's PID namespace: processes on the GPU that are no container's."""
+    limit_mib: int = 0
+    """The limit that the daemon has for every client while it is READY, in MiB; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def write_state(state: MpsState) -> str:
             "pipeDirectory": gpu.pipe_directory,
             "clients": gpu.clients,
             "serverPids": gpu.server_pids,
+            "limitMib": gpu.limit_mib,
         }
         for uuid, gpu in state.gpus.items()
     }
@@ -103,13 +107,17 @@ def read_state(text: str) -> MpsState:
                 MpsStatus(gpu["status"]),
                 str(gpu["why"]),
                 str(gpu["pipeDirectory"]),
-                int(gpu["clients"]),
-                tuple(int(pid) for pid in gpu["serverPids"]),
+                _number(gpu["clients"]),
+                tuple(_number(pid) for pid in gpu["serverPids"]),
+                _number(gpu.get("limitMib", 0)),
             )
             for uuid, gpu in fields["gpus"].items()
         }
-        return MpsState(gpus, float(fields["beat"]))
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        beat_s = float(fields["beat"])
+        if not math.isfinite(beat_s):
+            raise ValueError("a time without end")
+        return MpsState(gpus, beat_s)
+    except _FAULTS as error:
         raise MpsFileError(f"{STATE_FILE} cannot be parsed: {error!r}") from error
 
 
@@ -125,9 +133,18 @@ def read_wanted(text: str) -> MpsWanted:
         MpsFileError: it cannot be parsed.
     """
     try:
-        return MpsWanted({str(uuid): int(mib) for uuid, mib in _versioned(text)["gpus"].items()})
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        return MpsWanted({str(uuid): _number(mib) for uuid, mib in _versioned(text)["gpus"].items()})
+    except _FAULTS as error:
         raise MpsFileError(f"{WANTED_FILE} cannot be parsed: {error!r}") from error
+
+
+_FAULTS = (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:  # a truth value is an int, too
+        raise ValueError("not a count")
+    return value
 
 
 def _versioned(text: str) -> Any:

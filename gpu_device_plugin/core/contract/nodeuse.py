@@ -1,6 +1,6 @@
 """Who uses what on a node, as its agent last read it: an annotation, for people's tools.
 
-The agent writes it once in a while (`programs.node.use` says when), so the figures have an age: `NodeUse.at`.
+The agent writes it once in a while (`core.node.use_notes` says when), so the figures have an age: `NodeUse.at`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_USE, MalformedAnnotationError
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.model.limits import Held, Rung
 
 if TYPE_CHECKING:
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MOST_CONTAINERS = 512
-"""The most containers in the annotation, which Kubernetes limits to 256 KiB together with all others; the ones with
-the most use are kept."""
+"""The most containers in the annotation; the ones with the most use are kept."""
+MOST_BYTES = 96 << 10
+"""The most that they may take. All annotations of an object together may have 256 KiB in Kubernetes."""
+_LONGEST_WHY = 400
+_LARGEST = 1 << 40
+"""MiB; a larger number is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +92,24 @@ _PART = {
     "why": "why",
     "over_since": "over",
 }
+# A value that is not known here is of a newer agent.
+_RUNGS: Mapping[Any, Rung] = {rung.value: rung for rung in Rung}
+_HELD: Mapping[Any, Held] = {held.value: held for held in Held}
 _WHOLE = ("gpu", "granted_mib", "used_mib", "sm_percent", "found_mib")
 
 
 def write_node_use(use: NodeUse) -> str:
     """Return the value of the annotation `NODE_USE`, as compact JSON."""
-    parts = sorted(use.parts, key=lambda part: -(part.used_mib or 0))
-    kept = sorted(parts[:MOST_CONTAINERS], key=lambda part: (part.gpu, part.namespace, part.pod, part.container))
+    by_use = sorted(use.parts, key=lambda part: -(part.used_mib or 0))
+    kept: list[tuple[UsedPart, Mapping[str, object]]] = []
+    left = MOST_BYTES
+    for part in by_use[:MOST_CONTAINERS]:
+        fields = _given({key: getattr(part, name) for name, key in _PART.items()} | {"why": part.why[:_LONGEST_WHY]})
+        left -= len(_compact(fields)) + 1
+        if left < 0:
+            break
+        kept.append((part, fields))
+    kept.sort(key=lambda each: (each[0].gpu, each[0].namespace, each[0].pod, each[0].container))
     document = {
         "version": VERSION,
         "at": use.at,
@@ -101,11 +117,15 @@ def write_node_use(use: NodeUse) -> str:
             _given({"index": position, "used": gpu.used_mib, "unattributed": gpu.unattributed_mib})
             for position, gpu in sorted(use.gpus.items())
         ],
-        "containers": [_given({key: getattr(part, name) for name, key in _PART.items()}) for part in kept],
+        "containers": [fields for _, fields in kept],
         "blind": use.blind,
-        "leftOut": use.left_out + len(parts) - len(kept),
+        "leftOut": use.left_out + len(by_use) - len(kept) or None,
     }
-    return json.dumps(_given(document), separators=(",", ":"))
+    return _compact(_given(document))
+
+
+def _compact(document: object) -> str:
+    return json.dumps(document, separators=(",", ":"))
 
 
 def _given(fields: Mapping[str, object]) -> Mapping[str, object]:
@@ -125,7 +145,7 @@ def read_node_use(text: str) -> NodeUse:
             at=_text(fields, "at"),
             gpus={
                 _whole(each, "index") or 0: UsedGpu(_whole(each, "used"), _whole(each, "unattributed"))
-                for each in fields.get("gpus", ())
+                for each in fields.get("gpus", ())[:MOST_GPUS]
             },
             parts=tuple(_part(each) for each in fields.get("containers", ())[:MOST_CONTAINERS]),
             blind=_text(fields, "blind"),
@@ -142,14 +162,14 @@ def _part(fields: Mapping[str, Any]) -> UsedPart:
     texts: Any = {name: _text(fields, key) for name, key in _PART.items() if name not in (*_WHOLE, "rung", "held")}
     return UsedPart(
         **{**texts, **whole, "gpu": whole["gpu"] or 0, "granted_mib": whole["granted_mib"] or 0},
-        rung=Rung(fields["rung"]) if "rung" in fields else None,
-        held=Held(fields["limit"]) if "limit" in fields else None,
+        rung=_RUNGS.get(fields.get("rung")),
+        held=_HELD.get(fields.get("limit")),
     )
 
 
 def _whole(fields: Mapping[str, Any], key: str) -> int | None:
     value = fields.get(key)
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= _LARGEST else None
 
 
 def _text(fields: Mapping[str, Any], key: str) -> str:

@@ -41,6 +41,8 @@ class Why(StrEnum):
     BOTH_RESOURCES = "both_resources"
     TOO_MANY_CONTAINERS = "too_many_containers"
     OTHER_RESOURCE = "held_through_another_resource"
+    MPS_NOT_READY = "mps_not_ready"
+    MPS_SEVERAL_GPUS = "mps_several_gpus"
     NO_LIMIT = "memory_limit_not_there"
 
 

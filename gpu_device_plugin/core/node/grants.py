@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract import variables
@@ -13,6 +13,8 @@ from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.model.limits import Rung
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.extra_grant import Mount, Owner
@@ -36,6 +38,10 @@ class Delivery:
     means: Means = NO_MEANS
     """What keeps containers within their parts."""
 
+    def with_daemons(self, daemons: Mapping[str, MpsGpu]) -> Delivery:
+        """Return this delivery with the MPS daemons of this moment, by the GPU's UUID."""
+        return replace(self, means=replace(self.means, mps=daemons))
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -56,6 +62,7 @@ def grant(
     present: Collection[str] = OPTIONAL_NODES,
     *,
     owner: Owner = NOBODY,
+    rung: Rung | None = None,
 ) -> Grant:
     """Return the answer for one container.
 
@@ -70,6 +77,7 @@ def grant(
         pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
         present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
         owner: the container, as far as it is known.
+        rung: see `limit_grant`.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
@@ -81,8 +89,10 @@ def grant(
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        advisory = delivery.means.advisory and not owner.frameworks
-        limited = ADVISORY if advisory else limit_grant(parts(placement.shares, shares), delivery.means, owner)
+        if rung is None and delivery.means.advisory and not owner.frameworks:
+            limited = ADVISORY
+        else:
+            limited = limit_grant(parts(placement.shares, shares), delivery.means, owner, rung)
         mounts = limited.mounts
         envs = {
             **limited.envs,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.pods import ContainerKind
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.assigned import kubelet_uid
@@ -39,6 +41,9 @@ class Holding:
     container: str
     granted: Mapping[str, int] = field(default_factory=dict)
     """MiB of each GPU, by UUID; of a whole GPU all of it."""
+    pod_granted: Mapping[str, int] = field(default_factory=dict)
+    """MiB of each of these GPUs that all containers of the pod have together. The device IDs that an ordinary init
+    container hands on to a later container count once."""
     whole: bool = False
     """It was given whole GPUs, which have no limit."""
     rung: Rung | None = None
@@ -53,26 +58,45 @@ class Holding:
 
 
 def holdings(allocated: Iterable[Allocated], pods: Iterable[Pod], shares: Shares) -> tuple[Holding, ...]:
-    """Return the GPUs of each container that holds some, but for containers whose pods have ended.
+    """Return the GPUs of each container that holds some, but for containers that have ended as far as the API tells.
 
     Args:
-        allocated: the entries of the kubelet's checkpoint for our resources.
+        allocated: the entries of the kubelet's checkpoint for our resources. It keeps those of ordinary init containers
+            as long as their pod.
         pods: the pods of this node in the API; none without the API.
         shares: the node's GPUs; devices of GPUs that are no longer among them are left out.
     """
     known = {kubelet_uid(pod): pod for pod in pods}
-    found = []
-    for entry in allocated:
-        pod = known.get(entry.pod_uid)
-        if pod is not None and pod.ended:
-            continue
-        whole = entry.kind is Kind.COUNT
-        granted: dict[str, int] = {}
+    kept = [entry for entry in allocated if not _ended(entry.container, known.get(entry.pod_uid))]
+    ids: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for entry in kept:
         for name in entry.device_ids:
-            uuid = parse_id(name)[0]
-            shared = shares.by_uuid(uuid)
-            if shared is not None:
-                granted[uuid] = shared.gpu.total_mib if whole else granted.get(uuid, 0) + shares.share_mib
+            ids[entry.pod_uid, parse_id(name)[0]].add(name)
+    found = []
+    for entry in kept:
+        granted = {
+            uuid: mib
+            for uuid, count in Counter(parse_id(name)[0] for name in entry.device_ids).items()
+            if (mib := _mib(uuid, count, entry.kind, shares))
+        }
+        together = {uuid: _mib(uuid, len(ids[entry.pod_uid, uuid]), entry.kind, shares) for uuid in granted}
         if granted:
-            found.append(Holding(entry.pod_uid, entry.container, granted, whole, entry.rung, pod))
+            whole, pod = entry.kind is Kind.COUNT, known.get(entry.pod_uid)
+            found.append(Holding(entry.pod_uid, entry.container, granted, together, whole, entry.rung, pod))
     return tuple(found)
+
+
+def _ended(container: str, pod: Pod | None) -> bool:
+    """Return whether a container of a pod has ended, or is an ordinary init container that does not run (yet)."""
+    if pod is None:
+        return False
+    init = {each.name for each in pod.containers if each.kind is ContainerKind.INIT}
+    return pod.ended or (container in init and container not in pod.container_ids)
+
+
+def _mib(uuid: str, count: int, kind: Kind, shares: Shares) -> int:
+    """Return the memory of `count` devices of a GPU, in MiB; 0 for a GPU that is not known."""
+    shared = shares.by_uuid(uuid)
+    if shared is None:
+        return 0
+    return shared.gpu.total_mib if kind is Kind.COUNT else count * shares.share_mib

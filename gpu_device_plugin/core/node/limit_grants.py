@@ -86,15 +86,16 @@ def refusal(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> str:
     return ""
 
 
-def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> LimitGrant:
+def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY, rung: Rung | None = None) -> LimitGrant:
     """Return what keeps a container within its parts; of GPUs with different means the weakest one counts.
 
     Args:
         parts: by the GPU's number in the container; not empty.
         means: the means of the node.
         owner: the container.
+        rung: the means for this container, whatever is usual on its GPUs; None: the usual.
     """
-    made = _grant(_weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
+    made = _grant(rung or _weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
     # Ours come last: no other variable says what was given.
     envs = {**framework_envs(owner.frameworks, made.rung, parts), **made.envs, variables.LIMITS: made.rung.value}
     return LimitGrant(made.rung, envs, made.mounts)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.node.mps import NOT_THERE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ REFUSE = "refuse"
 """A value of the setting `limits_fallback`."""
 CGROUP = 2
 """The cgroup version for which NVIDIA's toolkit can limit GPU memory."""
-NO_SUPERVISOR = "the node has no MPS supervisor (gpu-device-plugin mps)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Abilities:
 
     cgroup: int | None = None
     """Its cgroup version; None if unknown."""
-    mps: Mapping[str, MpsGpu] | str = NO_SUPERVISOR
+    mps: Mapping[str, MpsGpu] | str = NOT_THERE
     """The daemons of its MPS supervisor, by the GPU's UUID, or why there is none."""
     extra_grant: bool = False
     """The setting `extra_grant` names a file."""

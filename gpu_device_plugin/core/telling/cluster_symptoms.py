@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.keys import SWITCHED_ON
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.node.others import Sighting
     from gpu_device_plugin.core.telling.diagnosing import Unknown
 
@@ -34,6 +36,11 @@ class NodeSeen:
     """By name of each of our resources that it has."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
     others: tuple[Sighting, ...] = ()
+    report: NodeReport = NO_REPORT
+    """What its agent reports of limits and of real use."""
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def labelled(self) -> bool:
@@ -114,3 +121,7 @@ class ClusterSymptoms:
     configurations: Mapping[str, str] | Unknown = field(default_factory=dict)
     """The apiVersion of each scheduler configuration, by its location."""
     policies: frozenset[str] | Unknown = frozenset()
+    supervisors: tuple[PartSeen, ...] = ()
+    """The pods of the MPS supervisor."""
+    limits_by_profile: Mapping[str, str] = field(default_factory=dict)
+    """The setting `limits` of the agents, by settings profile, as far as the ConfigMap can be read and has it."""

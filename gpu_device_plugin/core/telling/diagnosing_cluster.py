@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import CONFIG_LABEL, DEFAULT_PROFILE, SWITCH_LABEL, SWITCHED_ON
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
+from gpu_device_plugin.core.telling.diagnosing_limits import held, limits, use
+from gpu_device_plugin.core.telling.diagnosing_mps import supervisors
 from gpu_device_plugin.core.telling.diagnosing_parts import agents, extender, original, scheduler_versions, versions
 from gpu_device_plugin.core.telling.nodeamounts import gpushare_count, mismatches
 from gpu_device_plugin.core.telling.printing import counted, listed
@@ -322,6 +324,10 @@ CHECKS: Mapping[str, Callable[[ClusterSymptoms], Iterable[Finding]]] = MappingPr
         "placement": _placement,
         "pending pods": _pending,
         "variables": _variables,
+        "memory limits": limits,
+        "MPS": supervisors,
+        "limits held": held,
+        "memory use": use,
         "versions": versions,
         "policies": _policies,
         "gpushare's own parts": original,

@@ -13,6 +13,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import Shares, TooManySharesError, unknown_exclusions
 from gpu_device_plugin.core.telling.diagnosing import Finding, Unknown, error, note, ok, warning
 from gpu_device_plugin.core.telling.diagnosing_containers import cdi, cgroups, device_nodes, images, limits, runtime
+from gpu_device_plugin.core.telling.diagnosing_limits import used_here
+from gpu_device_plugin.core.telling.diagnosing_mps import supervisor
 from gpu_device_plugin.core.telling.node_symptoms import AgentSeen, NodeSymptoms
 from gpu_device_plugin.core.telling.nodeamounts import mismatches, unoffered
 from gpu_device_plugin.core.telling.printing import counted
@@ -270,6 +272,11 @@ def _clock(node: NodeSymptoms) -> Iterator[Finding]:
         )
 
 
+def _use(node: NodeSymptoms) -> Iterator[Finding]:
+    if not isinstance(node.api, Unknown):
+        yield from used_here(node.node_name, node.api.report, node.api.report_problems)
+
+
 CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxyType(
     {
         "driver": _driver,
@@ -280,6 +287,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "images": images,
         "cgroups": cgroups,
         "memory limits": limits,
+        "MPS": supervisor,
         "shares": _shares,
         "kubelet directory": _directory,
         "kubelet": _kubelet,
@@ -294,6 +302,7 @@ CHECKS: Mapping[str, Callable[[NodeSymptoms], Iterable[Finding]]] = MappingProxy
         "allocatable": _offered,
         "capacity": _capacity,
         "clock": _clock,
+        "memory use": _use,
     }
 )
 """A check comes after those on which it depends."""

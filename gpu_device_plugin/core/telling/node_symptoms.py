@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS
+from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.gpus import Inventory
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.others import Sighting
@@ -68,6 +70,10 @@ class ApiSeen:
     capacity: Mapping[str, int] = field(default_factory=dict)
     gpus: NodeGpus = NO_GPUS
     """The GPUs that the agent has written on our node."""
+    report: NodeReport = NO_REPORT
+    """What it has written there of limits and of real use."""
+    report_problems: tuple[str, ...] = ()
+    """Why a part of that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.poduse import refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -182,7 +183,11 @@ def besides(node: NodeView, ask: Ask, resources: Iterable[Resource]) -> tuple[st
         ask: the demand of the pod.
         resources: those that are managed.
     """
-    return tuple(why for resource in resources if (why := _too_little(node, ask, resource)))
+    shares = any(part.demand.kind is Kind.MEMORY for part in ask.parts)
+    return (
+        *(why for resource in resources if (why := _too_little(node, ask, resource))),
+        *(refusals(node.report) if shares else ()),
+    )
 
 
 def _too_little(node: NodeView, ask: Ask, resource: Resource) -> str:

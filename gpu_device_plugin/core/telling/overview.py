@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
 from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.reported import at_a_glance, memory_in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,8 @@ _LARGE = 100
 
 def summary(nodes: Iterable[NodeView]) -> list[str]:
     """Return a table with one line for each node: the allocated memory of each GPU.
+
+    A line below it says that containers use more than they were granted, or that limits do not hold, if so.
 
     Args:
         nodes: by name. One without shares has no line, as in the original.
@@ -55,11 +58,14 @@ def summary(nodes: Iterable[NodeView]) -> list[str]:
         "-" * rule,
         "Allocated/Total GPU Memory In Cluster:",
         *aligned([[_share_of_total(nodes, amount), ""]]),
+        *at_a_glance(nodes),
     ]
 
 
 def details(nodes: Iterable[NodeView]) -> list[str]:
     """Return one table for each node: the memory of each pod on each GPU. A star marks a GPU that is taken whole.
+
+    Below all of them there is another one for each node whose agent reports it: the memory that is really in use.
 
     Args:
         nodes: by name. One without shares has no table, as in the original.
@@ -93,7 +99,7 @@ def details(nodes: Iterable[NodeView]) -> list[str]:
             ["-" * rule],
         ]
     lines += [[""], [""], ["Allocated/Total GPU Memory In Cluster:", _share_of_total(nodes, amount), ""]]
-    return aligned([*lines, *([["* the whole GPU"]] if starred else [])])
+    return [*aligned([*lines, *([["* the whole GPU"]] if starred else [])]), *memory_in_use(nodes)]
 
 
 def _pod_rows(node: NodeView, amount: Callable[[NodeView, int], int]) -> list[list[str]]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.nodereport import trespasses
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
     from gpu_device_plugin.core.cluster.usage import Occupant
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.contract.nodeuse import UsedPart
 
 VERSION = 1
 """Increases when a field changes its meaning or is removed. Fields may be added at any time."""
@@ -39,7 +43,9 @@ def _node(node: NodeView) -> dict[str, Any]:
         "allocatable": dict(node.allocatable),
         "totalShares": node.total,
         "usedShares": node.used,
-        "gpus": [_gpu(view) for view in node.gpus()],
+        "limits": None if node.report.limits is None else node.report.limits.rung.value,
+        "use": _use(node.report),
+        "gpus": [_gpu(view, node.report) for view in node.gpus()],
         "links": [
             {"a": a, "b": b, "closeness": closeness.name.lower(), "nvlinks": nvlinks}
             for a, b, closeness, nvlinks in gpus.links.pairs
@@ -51,8 +57,20 @@ def _node(node: NodeView) -> dict[str, Any]:
     }
 
 
-def _gpu(view: GpuView) -> dict[str, Any]:
+def _use(report: NodeReport) -> dict[str, Any] | None:
+    if report.use is None:
+        return None
+    return {
+        "at": report.use.at or None,
+        "ageSeconds": None if report.use_age_s is None else round(report.use_age_s),
+        "blind": report.use.blind or None,
+        "leftOut": report.use.left_out,
+    }
+
+
+def _gpu(view: GpuView, report: NodeReport) -> dict[str, Any]:
     gpu = view.gpu
+    used, rung = report.used(gpu.position), report.rung(gpu.position)
     return {
         "index": gpu.position,
         "uuid": gpu.uuid or None,
@@ -65,7 +83,30 @@ def _gpu(view: GpuView) -> dict[str, Any]:
         "usedShares": view.used,
         "freeShares": view.free,
         "whole": view.room.whole,
+        "usedMiB": used.used_mib,
+        "unattributedMiB": used.unattributed_mib,
+        "limits": None if rung is None else rung.rung.value,
+        "limitsReason": None if rung is None else rung.why,
+        "refusal": (rung.refusal or None) if rung is not None else None,
+        "containers": [_part(part) for part in report.parts(gpu.position)],
         "pods": [{**_pod(held.pod), "shares": held.shares, "whole": held.whole} for held in view.held],
+    }
+
+
+def _part(part: UsedPart) -> dict[str, Any]:
+    return {
+        "namespace": part.namespace,
+        "pod": part.pod,
+        "container": part.container or None,
+        "grantedMiB": part.granted_mib,
+        "usedMiB": part.used_mib,
+        "smPercent": part.sm_percent,
+        "trespassing": trespasses(part),
+        "overSince": part.over_since or None,
+        "rung": None if part.rung is None else part.rung.value,
+        "held": None if part.held is None else part.held.value,
+        "foundMiB": part.found_mib,
+        "why": part.why or None,
     }
 
 

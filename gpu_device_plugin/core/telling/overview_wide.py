@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.contract.nodereport import not_held
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.reported import age, mib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_device_plugin.core.cluster.nodeview import GpuView, NodeView
 
-_HEADING = ("NODE", "GPU", "UUID", "MODEL", "MEMORY", "USED", "SHARE", "POLICY", "DRIVER", "HEALTH", "PODS")
+_HEADING = (
+    *("NODE", "GPU", "UUID", "MODEL", "MEMORY", "ALLOCATED", "USED", "LIMITS", "SHARE", "POLICY", "DRIVER", "HEALTH"),
+    "PODS",
+)
 _NOTHING = "-"
 
 
@@ -33,12 +38,12 @@ def short_uuid(uuid: str) -> str:
 
 def _rows(node: NodeView) -> Iterable[tuple[str, ...]]:
     if node.candidate.gpus.problem:
-        yield (node.name, *(_NOTHING,) * 8, node.candidate.gpus.problem, _NOTHING)
+        yield (node.name, *(_NOTHING,) * 10, node.candidate.gpus.problem, _NOTHING)
     for view in node.gpus():
         yield _row(node, view)
     for pod, usage in node.loose().items():
         used = " + ".join(node.amounts(usage))
-        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 4, f"{pod}: {used}")
+        yield (node.name, "?", *(_NOTHING,) * 3, used, *(_NOTHING,) * 6, f"{pod}: {used}")
 
 
 def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
@@ -51,6 +56,8 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         gpu.model.removeprefix("NVIDIA ") or _NOTHING,
         format_mib(gpu.memory_mib) if gpu.memory_mib is not None else _NOTHING,
         f"{view.used}/{gpu.shares}" + (" whole" if whole else ""),
+        _in_use(node, gpu.position),
+        _limits(node, gpu.position),
         format_mib(gpus.share_mib) if gpus.share_mib is not None else _NOTHING,
         gpus.policy or _NOTHING,
         gpus.driver or _NOTHING,
@@ -58,3 +65,20 @@ def _row(node: NodeView, view: GpuView) -> tuple[str, ...]:
         ", ".join(f"{held.pod}: {'whole' if held.whole else node.amount(held.shares)}" for held in view.held)
         or _NOTHING,
     )
+
+
+def _in_use(node: NodeView, position: int) -> str:
+    used = node.report.used(position).used_mib
+    if used is None:
+        return _NOTHING
+    return mib(used) + (f" ({age(node.report.use_age_s)})" if node.report.old else "")
+
+
+def _limits(node: NodeView, position: int) -> str:
+    rung = node.report.rung(position)
+    if rung is None:
+        return _NOTHING
+    if rung.refusal:
+        return f"{rung.rung}, shares refused"
+    loose = sum(not_held(part) for part in node.report.parts(position))
+    return rung.rung + (f", {loose} not held" if loose else "")

@@ -12,6 +12,7 @@ from gpu_device_plugin.core.contract.keys import ASSIGNED, ASSUME_TIME, Malforme
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.telling.mistakes import asks_for_others, asks_in_mib
 from gpu_device_plugin.core.telling.nodechecks import NO_TERMS, Terms
+from gpu_device_plugin.core.telling.poduse import of_pod, refusals, told_over_use
 from gpu_device_plugin.core.telling.printing import counted
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 SCHEDULER = "gpushare-scheduler"
 """The name of the scheduler deployed with the extender."""
 DEFAULT_SCHEDULER = "default-scheduler"
+_REJECTED = "UnexpectedAdmissionError"
+"""The reason of a pod that the kubelet rejected because a device plugin refused its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,13 @@ def causes(
         return [*ignored, *instead, *facts, *status.events], asked if nodes or nodes is None else None
     if pod.ended:
         why = ": ".join(filter(None, (status.reason, status.message)))
-        fact = [f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}"]
+        node = (nodes or {}).get(pod.node_name)
+        refused = () if node is None or status.reason != _REJECTED else refusals(node.report)
+        fact = [
+            f"{name} has ended ({pod.phase}){f': {why}' if why else '.'}",
+            *told_over_use(pod),
+            *(f"Node {pod.node_name}: {sentence}." for sentence in refused),
+        ]
     elif isinstance(asked, Impossible):
         where = f" (on node {pod.node_name})" if pod.node_name else ""
         fact = [f"{name}{where} asks for GPUs that no node can provide: {asked.sentence}."]
@@ -145,6 +154,9 @@ def _location(
         unlisted = "" if nodes is None else "not listed by its node"
         facts = ", ".join(filter(None, (gpu.model, gpu.uuid))) if gpu is not None else unlisted
         yield f"  GPU {position}{f' ({facts})' if facts else ''}: {amount}"
+    yield from told_over_use(pod)
+    if node is not None:
+        yield from of_pod(pod, node, [position for position, _ in usage.shares])
     if usage.unplaced:
         yield _why_unplaced(pod, status, resources)
     if since := _moment(pod.annotations.get(ASSUME_TIME, "")):

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from gpu_device_plugin import files
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, read_state
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
-from gpu_device_plugin.core.node.rungs import NO_SUPERVISOR
+from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT, silent
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _LARGEST_STATE = 1 << 20
 _LARGEST_CHECKPOINT = 64 << 20
-_SILENT_S = 60.0
-"""Seconds without a word of the MPS supervisor after which it counts as ended."""
 
 
 def mps_daemons(directory: Path) -> Mapping[str, MpsGpu] | str:
@@ -32,14 +30,12 @@ def mps_daemons(directory: Path) -> Mapping[str, MpsGpu] | str:
     try:
         state = read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
     except FileNotFoundError:
-        return NO_SUPERVISOR
+        return NOT_THERE
     except OSError as problem:
         return f"{directory / STATE_FILE}: {problem.strerror}"
     except MpsFileError as problem:
         return str(problem)
-    silent_s = time.clock_gettime(time.CLOCK_BOOTTIME) - state.beat_s
-    # A time ahead of the clock is that of an earlier boot.
-    return state.gpus if 0 <= silent_s < _SILENT_S else "the MPS supervisor of the node does not run any more"
+    return SILENT if silent(state, time.clock_gettime(time.CLOCK_BOOTTIME)) else state.gpus
 
 
 def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.grants import CONTROL_NODES
 from gpu_device_plugin.core.node.others import DRIVER_SOCKETS, PLUGIN_SOCKETS, sightings
@@ -226,7 +227,7 @@ async def examined(
         limits=settings.limits,
         limits_fallback=settings.limits_fallback,
         extra_grant=settings.extra_grant is not None,
-        mps=limiting.mps_daemons(settings.mps_dir),
+        mps=limiting.mps_daemons((root or Path("/")) / settings.mps_dir.relative_to("/")),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},
@@ -338,8 +339,11 @@ async def _with_node(seen: ApiSeen, client: Client, name: str) -> ApiSeen:
         node = await NodeSelf(client, name).read()
     except ApiError as problem:
         return replace(seen, node_problem=str(problem))
+    report, problems = node_report(node.annotations, time.time())
     return replace(
         seen,
+        report=report,
+        report_problems=problems,
         labels=node.labels,
         allocatable=node.allocatable,
         capacity=node.capacity,

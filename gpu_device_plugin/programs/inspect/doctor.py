@@ -15,10 +15,13 @@ from gpu_device_plugin.core.contract.keys import (
     ASSUME_TIME,
     CONFIG_LABEL,
     POD_ANNOTATIONS,
+    SCHEDULE_LABEL,
+    SET_LIMITS_LABEL,
     SWITCH_LABEL,
     MalformedAnnotationError,
 )
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.contract.promises import promises
 from gpu_device_plugin.core.contract.variables import VISIBLE_DEVICES
 from gpu_device_plugin.core.model.resources import Kind
@@ -47,13 +50,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
-_AGENT, _SCHEDULER, _EXTENDER = "node", "scheduler", "extender"
+_AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
 """Values of ``app.kubernetes.io/component`` in our manifests."""
 _ORIGINAL = {"gpushare-device-plugin": _AGENT, "gpushare-schd-extender": _EXTENDER}
 """Values of ``component`` in the manifests of Alibaba's gpushare."""
 _LEASES = {_SCHEDULER: "gpushare-scheduler", _EXTENDER: "gpu-device-plugin-extender"}
+_AGENTS_SETTINGS = "gpushare-node"
+"""The ConfigMap with the settings of the agents."""
 _CONFIGURATION = "gpushare-scheduler"
 """The ConfigMap with the configuration of our own kube-scheduler."""
+_LIMITS_LABELS = (SET_LIMITS_LABEL, SCHEDULE_LABEL)
 _WRITER = "gpu-device-plugin"
 """The manager in managedFields of fields that our agent wrote; fields from a Binding have no manager."""
 _METRICS_PORT = 9402
@@ -85,7 +91,11 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
         version=_known(lambda: decoded(kubectl.raw("/version"), _Version).git_version),
         nodes=tuple(node for node in nodes if node.switch is not None or node.annotated or node.capacity),
         agents=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _AGENT),
-        extenders=tuple(_seen(pod, _filter_calls(kubectl, pod)) for pod in pods if pod.part and pod.part[0] != _AGENT),
+        extenders=tuple(
+            _seen(pod, _filter_calls(kubectl, pod))
+            for pod in pods
+            if pod.part and pod.part[0] in {_SCHEDULER, _EXTENDER}
+        ),
         own_scheduler=(_SCHEDULER, False) in parts.values(),
         daemonset=daemonset if isinstance(daemonset, Unknown) else daemonset is not None,
         runtime_class=daemonset if isinstance(daemonset, str) else "",
@@ -95,6 +105,8 @@ def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms
         leases=_known(lambda: _leases(kubectl, places, {part for part, original in parts.values() if not original})),
         configurations=_known(lambda: _configurations(kubectl, places)),
         policies=_known(lambda: _names(kubectl, "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")),
+        supervisors=tuple(_seen(pod) for pod in pods if pod.part and pod.part[0] == _SUPERVISOR),
+        limits_by_profile=_limits_by_profile(kubectl, places),
     )
 
 
@@ -118,10 +130,12 @@ def _names(kubectl: Kubectl, path: str) -> frozenset[str]:
 
 def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[NodeSeen]:
     found = []
+    now_s = time.time()
     for raw in raw_nodes:
         node = decoded(raw, Node)
         capacity, allocatable = node.capacity, node.allocatable
         gpus = gpus_of_node(node.annotations, node.labels, 0, 0)
+        report, problems = node_report(node.annotations, now_s)
         found.append(
             NodeSeen(
                 name=node.metadata.name,
@@ -133,6 +147,9 @@ def _nodes(raw_nodes: Iterable[msgspec.Raw], names: frozenset[str]) -> list[Node
                 capacity={name: amount for name, amount in capacity.items() if name in names},
                 allocatable={name: amount for name, amount in allocatable.items() if name in names},
                 others=sightings((), (), allocatable, names),
+                report=report,
+                report_problems=problems,
+                labels={key: node.labels[key] for key in _LIMITS_LABELS if key in node.labels},
             )
         )
     return found
@@ -223,7 +240,12 @@ class _Pod(Shape):
         """The component of the system, and whether it belongs to the original gpushare; None: no component."""
         labels = self.metadata.labels or {}
         component = labels.get("app.kubernetes.io/component", "")
-        if labels.get("app.kubernetes.io/name") == "gpushare" and component in {_AGENT, _SCHEDULER, _EXTENDER}:
+        if labels.get("app.kubernetes.io/name") == "gpushare" and component in {
+            _AGENT,
+            _SCHEDULER,
+            _EXTENDER,
+            _SUPERVISOR,
+        }:
             return component, False
         original = _ORIGINAL.get(labels.get("component", "")) if labels.get("app") == "gpushare" else None
         return (original, True) if original else None
@@ -371,4 +393,17 @@ def _configurations(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
                 version = re.search(r"^apiVersion:\s*[\"']?([^\s\"']+)", text, re.MULTILINE)
                 if "KubeSchedulerConfiguration" in text:
                     found[f"{place}/{config.metadata.name}, {key}"] = version[1] if version else ""
+    return found
+
+
+def _limits_by_profile(kubectl: Kubectl, places: Iterable[str]) -> dict[str, str]:
+    """Return the setting `limits` by settings profile; a ConfigMap that cannot be read has none."""
+    found = {}
+    for place in places:
+        named = f"/api/v1/namespaces/{place}/configmaps?fieldSelector=metadata.name%3D{_AGENTS_SETTINGS}"
+        configs = _known(lambda named=named: items(kubectl, named, ConfigMap))  # type: ignore[misc]
+        for config in () if isinstance(configs, Unknown) else configs:
+            for key, text in (config.data or {}).items() if config.metadata.name == _AGENTS_SETTINGS else ():
+                if limits := re.search(r"^limits:\s*[\"']?(\w+)", text, re.MULTILINE):
+                    found[key.removesuffix(".yaml")] = limits[1]
     return found

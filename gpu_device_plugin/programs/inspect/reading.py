@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,16 @@ import msgspec
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView
 from gpu_device_plugin.core.cluster.usage import Occupant
-from gpu_device_plugin.core.contract.keys import NODE_LABELS, READ_ON_NODES, READ_ON_PODS, WISHES
+from gpu_device_plugin.core.contract.keys import (
+    FRAMEWORKS,
+    NODE_LABELS,
+    READ_BY_AGENT,
+    READ_BY_INSPECT,
+    READ_ON_PODS,
+    WISHES,
+)
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
@@ -23,10 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord, ObjectMeta
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
-_CHOICES = tuple(sorted(WISHES))
+_CHOICES = tuple(sorted({*WISHES, FRAMEWORKS}))
 _EVENTS = 3
 """The number of a pod's Events that are shown."""
 _LONGEST_EVENT = 500
@@ -60,7 +70,7 @@ def cluster(
     warnings: list[str] = []
     fleet = Fleet(resources, vanished_grace_s=0)
     names = {resource.kind: resource.name for resource in resources}
-    node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
+    node_reader = NodeReader(names.values(), READ_BY_INSPECT.__contains__)
     records: dict[str, NodeRecord] = {}
     for raw in raw_nodes:
         try:
@@ -80,13 +90,18 @@ def cluster(
             continue
         warnings += [f"pod {pod.namespace}/{pod.name}: {why}, and it is ignored" for why in ignored]
         fleet.put_pod(pod)
-    views = [_view(fleet, record) for _, record in sorted(records.items())]
+    now_s = time.time()
+    views = []
+    for name, record in sorted(records.items()):
+        report, problems = node_report(record.annotations, now_s)
+        views.append(_view(fleet, record, report))
+        warnings += [f"node {name}: {why}" for why in problems]
     warnings += [f"node {view.name}: {view.candidate.gpus.problem}" for view in views if view.candidate.gpus.problem]
     sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
     return Cluster(sharing, frozenset(records), tuple(warnings))
 
 
-def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
+def _view(fleet: Fleet, record: NodeRecord, report: NodeReport) -> NodeView:
     return NodeView(
         candidate=fleet.candidates[record.name],
         pods=tuple(
@@ -98,6 +113,7 @@ def _view(fleet: Fleet, record: NodeRecord) -> NodeView:
         unschedulable=record.unschedulable,
         capacity=record.capacity,
         allocatable=record.allocatable,
+        report=report,
     )
 
 
@@ -156,7 +172,7 @@ def pod_and_status(raw: msgspec.Raw, resources: Iterable[Resource]) -> tuple[Pod
     Raises:
         UnreadableObjectError: `raw` is no pod.
     """
-    pod, ignored = PodReader((each.name for each in resources), READ_ON_PODS.__contains__).read(raw)
+    pod, ignored = PodReader((each.name for each in resources), READ_BY_AGENT.__contains__).read(raw)
     more = decoded(raw, _Pod)
     spec, status = more.spec, more.status
     conditions = status.conditions or ()
@@ -220,13 +236,13 @@ def _alternatives(affinity: _Affinity | None) -> tuple[Alternative, ...] | None:
 
 def _misspelt(meta: ObjectMeta) -> Iterator[str]:
     """Yield a sentence for each annotation or label that looks like ours and has no meaning."""
-    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in READ_ON_PODS]
+    unknown = [key for key in meta.annotations or () if key.startswith(NODE_LABELS) and key not in READ_BY_AGENT]
     for key in sorted(unknown)[:_MOST_MISSPELT]:
         known = f"there are {', '.join(_CHOICES)}"
         yield f"the annotation {key} means nothing ({nearest(key, _CHOICES, known, prefix=NODE_LABELS)})"
     if len(unknown) > _MOST_MISSPELT:
         yield f"{len(unknown) - _MOST_MISSPELT} more annotations like these mean nothing"
-    for key in sorted(WISHES & (meta.labels or {}).keys()):
+    for key in sorted({*WISHES, FRAMEWORKS} & (meta.labels or {}).keys()):
         yield f"{key} is a label of this pod; write it as an annotation"
 
 

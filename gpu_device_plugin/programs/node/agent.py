@@ -25,6 +25,7 @@ from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
+from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -42,8 +43,10 @@ from gpu_device_plugin.programs.node.equipment import Equipment
 from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.limiting import Limiting
+from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
+from gpu_device_plugin.programs.node.responses import Responses
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -127,6 +130,7 @@ class NodeAgent:
             interval_s=settings.reconcile_interval_s,
             process_wait_s=settings.process_wait_s,
         )
+        self.mps = MpsLink(settings.mps_dir, self.state, self.reconciler.checkpoint_entries, self.reports.mps_changed)
         self._answers = NodeAnswers(
             self.state,
             None if cluster is None else cluster.waiting,
@@ -136,6 +140,7 @@ class NodeAgent:
             dev=dev,
             on_refusal=self._refused,
             on_grant=self.reconciler.granted,
+            mps=self.mps,
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
@@ -143,6 +148,9 @@ class NodeAgent:
             self._prepare,
             self._registration_event,
         )
+        self.use: Latest[UseReading] = Latest(UseReading())
+        self.responses = Responses(self, self.use)
+        self.over_use = self.responses.over_use
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
 
@@ -176,7 +184,10 @@ class NodeAgent:
                 tasks.create_task(self.advertiser.run(), name="advertise")
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
+                tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
+                tasks.create_task(self.mps.states.follow(self._apply), name="follow the MPS supervisor's daemons")
                 tasks.create_task(self._serve(), name="serve the kubelet")
+                tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
                 if self.cluster is not None:
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
@@ -232,6 +243,7 @@ class NodeAgent:
         self._handover.keep_share_size(self.state.node.shares.share_mib)
         remove_stale_sockets(self.settings.device_plugin_dir)
         await self.reconciler.prepare()
+        self.mps.ledger_complete()
         self.advertiser.refresh()
 
     def _servicer(self, resource: Resource) -> PluginServicer:
@@ -273,7 +285,10 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
+        self.limiting.mps = self.mps.states.value if isinstance(self.mps.states.value, str) else self.mps.gpus
         means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
+        self.mps.ask_for(self.limiting.asks_mps)
+        self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")
         if placement and placement not in POLICIES:
@@ -283,6 +298,7 @@ class NodeAgent:
         if policy != self._answers.policy:
             _log.info("the policy for choosing GPUs changed", extra={"policy": policy})
             self._answers.policy = policy
+        self.responses.show_condition()
         if self.cluster is not None and view.state is not State.STARTING:
             withheld = "; ".join(other.found for other in self.coexistence.others.value)
             self.cluster.show(view.inventory, policy, self.equipment.why_none, withheld, self.limiting.node)

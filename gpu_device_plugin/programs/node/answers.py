@@ -18,13 +18,16 @@ from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, 
 from gpu_device_plugin.kubelet.servicer import RefusedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
+    from gpu_device_plugin.core.model.limits import Rung
+    from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
     from gpu_device_plugin.core.node.matching import Match
     from gpu_device_plugin.node_state import NodeState
+    from gpu_device_plugin.programs.node.mps import MpsLink
     from gpu_device_plugin.programs.node.waiting import WaitingPods
 
 _log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ class NodeAnswers:
         dev: Path,
         on_refusal: Callable[[Kind, int, Refused], None],
         on_grant: Callable[[], None],
+        mps: MpsLink | None = None,
     ) -> None:
         """Answer for the node in `state`.
 
@@ -58,6 +62,7 @@ class NodeAnswers:
             dev: the directory of the device nodes.
             on_refusal: called with kind, number of devices and reason after every refusal.
             on_grant: called after every grant.
+            mps: the node's MPS supervisor; None: none plays a part.
         """
         self._state = state
         self._waiting = waiting
@@ -67,6 +72,7 @@ class NodeAnswers:
         self._dev = dev
         self._on_refusal = on_refusal
         self._on_grant = on_grant
+        self._mps = mps
         self._preferred: tuple[frozenset[str], Match | None] = _NOTHING
         """The last answer to GetPreferredAllocation, until Allocate comes; the kubelet makes one call at a time."""
 
@@ -84,6 +90,20 @@ class NodeAnswers:
         self._preferred = frozenset(ids), matched.match
         return ids
 
+    def until_allocatable(self, resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
+        """Return what waits for the MPS daemon that a container with these IDs needs; None: it needs none, or has it.
+
+        A container that would be refused needs none: its GPU may be in use as a whole.
+        """
+        if self._mps is None or not self._mps.on or resource.kind is not Kind.MEMORY:
+            return None
+        match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
+        verdict = self._judge(resource.kind, device_ids, match)
+        if isinstance(verdict, Refused):
+            return None
+        gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
+        return self._mps.until_ready(gpus, dict(verdict.shares))
+
     def allocate(self, resource: Resource, device_ids: Sequence[str]) -> Grant:
         """Allocate these IDs to a container.
 
@@ -92,21 +112,29 @@ class NodeAnswers:
         """
         ids, node, waiting = frozenset(device_ids), self._state.node, self._waiting
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
-        promise = match.wanted.promise if match is not None else None
+        self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict = (
-            refuse_request(match)
-            or self._missing_device_node()
-            or refuse_unlimited(node, resource.kind, ids, self.delivery.means, owner)
-            or admit(node, resource.kind, device_ids, promise, after_init=None if match is None else match.after_init)
-        )
+        verdict = self._judge(resource.kind, device_ids, match)
+        mps = self._mps if self._mps is not None and self._mps.on else None
+        rung: Rung | Refused | None = None
+        if mps is not None and resource.kind is Kind.MEMORY and not isinstance(verdict, Refused):
+            rung = mps.choose([node.shares.gpus[position] for position in verdict.positions])
+        if isinstance(rung, Refused):
+            verdict, rung = rung, None
+        elif rung is None:
+            # Of devices that the kubelet put together at random this is the better sentence too.
+            verdict = refuse_unlimited(node, resource.kind, ids, self.delivery.means, owner) or verdict
         if isinstance(verdict, Refused):
+            if mps is not None:
+                mps.given_up()
             if waiting is not None and match is not None:
                 waiting.refused(match)
             self._metrics.count(m.REFUSALS, resource.name, verdict.why)
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
         self._state.update(Ledger.granted, ids, time.monotonic())
+        if mps is not None:
+            mps.granted(ids, rung)
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
@@ -123,17 +151,22 @@ class NodeAnswers:
         return grant(
             verdict,
             node.shares,
-            self.delivery,
+            self.delivery if mps is None else self.delivery.with_daemons(mps.gpus),
             match.pod.total_shares if match is not None else None,
             [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
             owner=owner,
+            rung=rung,
         )
 
+    def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
+        """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""
+        return None if self._mps is None else self._mps.until_startable(device_ids)
+
     def before_start(self, resource: Resource, device_ids: Sequence[str]) -> None:
-        """Let a container start only on GPUs that are in service.
+        """Let a container start only on GPUs that are in service, and that MPS runs if and only if it is a client.
 
         Raises:
-            RefusedError: a GPU is out of service; the kubelet tries again later.
+            RefusedError: a GPU is out of service, or MPS is not ready or not gone; the kubelet tries again later.
         """
         node = self._state.node
         for position in sorted(spread_over(node, device_ids)):
@@ -141,17 +174,30 @@ class NodeAnswers:
             if uuid in node.unhealthy:
                 self._metrics.count(m.REFUSALS, resource.name, Why.UNHEALTHY)
                 raise RefusedError(f"GPU {position} is out of service: {node.unhealthy[uuid]}")
+        if self._mps is not None and (why := self._mps.why_not_start(device_ids)):
+            self._metrics.count(m.REFUSALS, resource.name, Why.MPS_NOT_READY)
+            raise RefusedError(why)
 
     def _whose(self, waiting: WaitingPods, kind: Kind, ids: frozenset[str]) -> Match | None:
         """Return the container that these devices are for: the one that `prefer` matched, else the one that fits now.
 
         The kubelet calls Allocate alone if the devices of an init container suffice for the container after it.
         """
-        (preferred, match), self._preferred = self._preferred, _NOTHING
+        preferred, match = self._preferred
         if match is not None and ids == preferred:
             return match
         on = spread_over(self._state.node, ids)
         return waiting.find_now(Call(kind, len(ids), on)).match
+
+    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None) -> Placement | Refused:
+        promise = match.wanted.promise if match is not None else None
+        return (
+            refuse_request(match)
+            or self._missing_device_node()
+            or admit(
+                self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
+            )
+        )
 
     def _missing_device_node(self) -> Refused | None:
         """Look for the device nodes that CUDA needs, at each call: nvidia-uvm often appears late after a boot."""

@@ -15,14 +15,24 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
-from gpu_device_plugin.cluster.events import EventWriter, about_node
+from gpu_device_plugin.cluster.events import About, EventWriter, about_node
+from gpu_device_plugin.cluster.evictions import evict
 from gpu_device_plugin.cluster.node import NodeNotes, NodeSelf
+from gpu_device_plugin.cluster.node_condition import NodeCondition
 from gpu_device_plugin.cluster.node_pods import NodePods
 from gpu_device_plugin.cluster.podwriter import PodWriter
 from gpu_device_plugin.core.contract.cleanup import our_labels
-from gpu_device_plugin.core.contract.keys import AGENT_LABELS, ASSUME_TIME, NODE_GPUS, NODE_LIMITS, READ_BY_AGENT
+from gpu_device_plugin.core.contract.keys import (
+    AGENT_LABELS,
+    ASSUME_TIME,
+    NODE_GPUS,
+    NODE_LIMITS,
+    NODE_USE,
+    READ_BY_AGENT,
+)
 from gpu_device_plugin.core.contract.nodegpus import node_gpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, write_node_limits
@@ -41,6 +51,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.config import ClusterConfig
+    from gpu_device_plugin.cluster.evictions import Eviction
     from gpu_device_plugin.core.contract.nodelimits import NodeLimits
     from gpu_device_plugin.core.model.gpus import Gpu
     from gpu_device_plugin.core.model.pods import Pod
@@ -95,6 +106,10 @@ class NodeCluster:
         self._events = EventWriter(self._client, instance=settings.node_name)
         self._self = NodeSelf(self._client, settings.node_name)
         self.cleanup = Cleanup(self._client, self._self, (resource.name for resource in settings.offered))
+        self.condition = NodeCondition(self._client, settings.node_name, forbidden=self._condition_forbidden)
+        """The condition GPUHealthy of our node."""
+        self.evict_within_s = 15.0
+        """Seconds for the answer to an eviction."""
         self.look_s = 60.0
         """Seconds between two readings of our node, for changed labels and for notes that another client removed."""
         self.linger_s = 1.0
@@ -113,6 +128,8 @@ class NodeCluster:
         self._requested: dict[str, Mapping[str, str]] = {}
         """The annotations last requested for each pod, by UID, until the pod shows them."""
         self._notes: Latest[NodeNotes] = Latest(NodeNotes())
+        self._use: Mapping[str, str] = {}
+        """The annotation about the use of the GPUs; empty: not known yet, what an earlier agent wrote stays."""
 
     def _count_error(self, error: ApiError) -> None:
         self._metrics.count(m.API_ERRORS, error.call.verb, type(error).__name__)
@@ -124,6 +141,7 @@ class NodeCluster:
             tasks.create_task(self._writer.run(), name="annotate pods")
             tasks.create_task(self._events.run(), name="write events")
             tasks.create_task(self._publish(), name="publish the GPUs")
+            tasks.create_task(self.condition.run(), name="keep the node's condition")
             tasks.create_task(self._look_at_node(), name="read the node's labels")
             tasks.create_task(self.followed.changes.follow(self._pods_changed), name="settle promises")
         raise AssertionError  # pragma: no cover (the tasks never return)
@@ -151,6 +169,27 @@ class NodeCluster:
         ours = about_node(self._settings.node_name)
         self._events.post(ours, reason=reason, note=note, action=action, warning=warning)
 
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about a pod of our node; `deploy/policies.yaml` lists the reasons."""
+        about = About("Pod", pod.name, pod.namespace, pod.uid)
+        self._events.post(about, reason=reason, note=note, action=action, warning=warning)
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """The pods bound to our node, by UID."""
+        return self.followed.pods
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        """Write annotations on a pod in the background; None removes one."""
+        self._writer.annotate(pod, annotations)
+
+    async def evict(self, pod: Pod) -> Eviction:
+        """Ask for the eviction of a pod, once."""
+        return await evict(self._client, PodRef(pod.namespace, pod.name, pod.uid), timeout_s=self.evict_within_s)
+
+    def _condition_forbidden(self, why: str) -> None:
+        self.event("NodeConditionForbidden", why, "Observe")
+
     def _refused(self, pod: Pod, error: ApiError) -> None:
         """Report a pod whose annotations could not be written."""
         note = (
@@ -170,6 +209,11 @@ class NodeCluster:
     ) -> None:
         """Publish on the node its GPUs, their limits and the policy for choosing one, see `_Shown`."""
         self._shown = _Shown(inventory, policy, sentence, withheld, limits)
+        self._note()
+
+    def show_use(self, text: str) -> None:
+        """Publish on the node who uses what, as the value of its annotation."""
+        self._use = {NODE_USE: text}
         self._note()
 
     def announce_ready(self) -> None:
@@ -237,6 +281,7 @@ class NodeCluster:
             annotations={
                 NODE_GPUS: write_node_gpus(gpus),
                 NODE_LIMITS: write_node_limits(shown.limits) if shown.limits.gpus else None,
+                **self._use,
             },
         )
         if notes != self._notes.value:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
+from gpu_device_plugin.core.contract.mpsfiles import MpsStatus
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs import frugal
@@ -79,8 +80,17 @@ def metrics_state(agent: NodeAgent) -> m.State:
             )
             for shared in node.shares.gpus
         ),
+        containers_over=len(agent.over_use.excesses.value),
         streams=tuple(
             m.StreamState(resource=name, up=up, without_s=without)
             for name, (up, without) in agent.registration.outages().items()
+        ),
+        mps=tuple(
+            m.MpsDaemonState(
+                gpu=uuid,
+                up=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
+                clients=0 if daemon is None else daemon.clients,
+            )
+            for uuid in agent.mps.wanted.gpus
         ),
     )

@@ -69,6 +69,16 @@ class Reports:
         _log.warning("pods of %s are refused again and again: %s", asked, advice)
         self._event("GPUMemoryFragmented", f"Pods of {asked} are refused again and again: {advice}.", "Refuse")
 
+    def mps_changed(self, uuid: str, why: str) -> None:
+        """A GPU (by UUID; empty: each that needs one) lacks its MPS daemon for this reason; empty: it has it again."""
+        name = f"{self._name_of(uuid)} ({uuid})" if uuid else "this node"
+        if why:
+            _log.error("MPS does not serve %s: %s", name, why)
+            self._event("MPSNotReady", f"MPS does not serve {name}: {why}", "Observe")
+        else:
+            _log.info("MPS serves %s again", name)
+            self._event("MPSReady", f"MPS serves {name} again", "Observe", warning=False)
+
     def limits_missing(self, sentence: str) -> None:
         """The means of limiting memory that the administrator wants is not there."""
         _log.warning("memory limits are not there: %s", sentence)

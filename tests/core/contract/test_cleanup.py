@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_device_plugin.core.contract.cleanup import Leftovers, leftovers, our_annotations, our_labels, switched_on
-from gpu_device_plugin.core.contract.keys import NODE_GPUS
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, NODE_LIMITS, NODE_USE, SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.nodelabels import node_labels
 from gpu_device_plugin.core.model.gpus import Gpu, Inventory
 from gpu_device_plugin.core.model.shares import Shares
@@ -29,9 +29,18 @@ def test_every_label_of_the_agent_is_recognised() -> None:
     assert len(written) == 8
 
 
-def test_of_annotations_only_the_list_of_gpus_is_ours() -> None:
-    assert our_annotations({NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}) == (NODE_GPUS,)
+def test_of_annotations_the_gpus_the_limits_and_the_use_are_ours() -> None:
+    written = {NODE_USE: "{}", NODE_LIMITS: "{}", NODE_GPUS: "{}", "volumes.kubernetes.io/x": "1"}
+    assert set(our_annotations(written)) == {NODE_GPUS, NODE_LIMITS, NODE_USE}
     assert our_annotations({}) == ()
+
+
+def test_the_label_by_which_pods_select_limits_is_ours_and_the_wish_for_limits_is_the_administrators() -> None:
+    """The label and the annotation of the limits have the same key."""
+    left = leftovers("a", {NODE_LIMITS: "mps", SET_LIMITS_LABEL: "mps"}, {NODE_LIMITS: "{}", NODE_USE: "{}"}, {}, ())
+    assert left.metadata_patch == {
+        "metadata": {"labels": {NODE_LIMITS: None}, "annotations": {NODE_LIMITS: None, NODE_USE: None}}
+    }
 
 
 RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")

@@ -222,18 +222,37 @@ def test_a_wide_row_tells_all_of_a_gpu() -> None:
     )
     heading, *rows = wide([view])
     assert heading == (
-        "NODE  GPU  UUID  MODEL     MEMORY  USED         SHARE  POLICY   DRIVER  HEALTH                          PODS"
+        "NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED    USED  LIMITS  SHARE  POLICY   DRIVER  "
+        "HEALTH                          PODS"
     )
     assert [row.split(maxsplit=3) for row in rows] == [
-        ["a", "0", "0", f"Tesla T4  15 GiB  5/15         1 GiB  binpack  580.95  {'healthy':30}  default/web: 5 GiB"],
-        ["a", "1", "1", f"Tesla T4  15 GiB  15/15 whole  1 GiB  binpack  580.95  {'healthy':30}  ml/train: whole"],
-        ["a", "2", "2", "Tesla T4  7 GiB   0/7          1 GiB  binpack  580.95  unhealthy: XID 79: off the bus  -"],
+        [
+            "a",
+            "0",
+            "0",
+            f"Tesla T4  15 GiB  5/15         -     -       1 GiB  binpack  580.95  {'healthy':30}  default/web: 5 GiB",
+        ],
+        [
+            "a",
+            "1",
+            "1",
+            f"Tesla T4  15 GiB  15/15 whole  -     -       1 GiB  binpack  580.95  {'healthy':30}  ml/train: whole",
+        ],
+        [
+            "a",
+            "2",
+            "2",
+            "Tesla T4  7 GiB   0/7          -     -       1 GiB  binpack  580.95  unhealthy: XID 79: off the bus  -",
+        ],
     ]
 
 
 def test_a_wide_row_of_a_node_that_says_little_has_dashes() -> None:
     view = node_view("b", (15,), pod_on("web", {0: 5}), share_mib=None)
-    assert wide([view])[1].split() == ["b", "0", "-", "-", "-", "5/15", "-", "-", "-", "healthy", "default/web:", "5"]
+    assert wide([view])[1].split() == [
+        *("b", "0", "-", "-", "-", "5/15"),
+        *("-", "-", "-", "-", "-", "healthy", "default/web:", "5"),
+    ]
 
 
 def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read() -> None:
@@ -245,13 +264,13 @@ def test_what_is_on_unknown_gpus_has_a_row_and_so_has_a_node_that_cannot_be_read
         ),
     ]
     assert wide(views) == [
-        f"NODE  GPU  UUID  MODEL     MEMORY  USED             SHARE  POLICY   DRIVER  {'HEALTH':26}  PODS",
-        f"a     -    -     -         -       -                -      -        -       {problem}  -",
-        f"b     0    0     Tesla T4  15 GiB  0/15             1 GiB  binpack  580.95  {'healthy':26}  -",
-        f"b     ?    -     -         -       3 GiB            -      -        -       {'-':26}  default/few: 3 GiB",
-        f"b     ?    -     -         -       3 GiB + 1 whole  -      -        -       {'-':26}  x/y: 3 GiB + 1 whole",
-        f"b     ?    -     -         -       2 whole          -      -        -       {'-':26}  z/z: 2 whole",
-    ]
+        f"NODE  GPU  UUID  MODEL     MEMORY  ALLOCATED        USED  LIMITS  SHARE  POLICY   DRIVER  {'HEALTH':26}  PODS",  # noqa: E501
+        f"a     -    -     -         -       -                -     -       -      -        -       {problem}  -",
+        f"b     0    0     Tesla T4  15 GiB  0/15             -     -       1 GiB  binpack  580.95  {'healthy':26}  -",
+        f"b     ?    -     -         -       3 GiB            -     -       -      -        -       {'-':26}  default/few: 3 GiB",  # noqa: E501
+        f"b     ?    -     -         -       3 GiB + 1 whole  -     -       -      -        -       {'-':26}  x/y: 3 GiB + 1 whole",  # noqa: E501
+        f"b     ?    -     -         -       2 whole          -     -       -      -        -       {'-':26}  z/z: 2 whole",  # noqa: E501
+    ]  # fmt: skip
 
 
 def test_a_wide_row_names_all_pods_and_the_model_without_its_maker() -> None:
@@ -295,6 +314,8 @@ def test_the_document_tells_everything() -> None:
         allocatable={"aliyun.com/gpu-mem": 4},
     )
     named = {"namespace": "default", "name": "web", "uid": "uid-web", "priority": 7, "deleting": True}
+    unreported = dict.fromkeys(("usedMiB", "unattributedMiB", "limits", "limitsReason", "refusal"))
+    unreported["containers"] = []
     assert document([view]) == {
         "version": 1,
         "nodes": [
@@ -312,6 +333,8 @@ def test_the_document_tells_everything() -> None:
                 "allocatable": {"aliyun.com/gpu-mem": 4},
                 "totalShares": 8,
                 "usedShares": 3,
+                "limits": None,
+                "use": None,
                 "gpus": [
                     {
                         "index": 0,
@@ -325,6 +348,7 @@ def test_the_document_tells_everything() -> None:
                         "usedShares": 1,
                         "freeShares": 1,
                         "whole": False,
+                        **unreported,
                         "pods": [{**named, "shares": 1, "whole": False}],
                     },
                     {
@@ -339,6 +363,7 @@ def test_the_document_tells_everything() -> None:
                         "usedShares": 0,
                         "freeShares": 0,
                         "whole": False,
+                        **unreported,
                         "pods": [],
                     },
                 ],

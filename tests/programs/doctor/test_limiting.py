@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, write_state
-from gpu_device_plugin.core.node.rungs import NO_SUPERVISOR
+from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.limiting import mps_daemons, with_driver_limits
 from gpu_device_plugin.testing.device_checkpoint import Entry, write
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY = {"GPU-a": MpsGpu(MpsStatus.READY, pipe_directory="/run/x/a")}
-ENDED = "the MPS supervisor of the node does not run any more"
 
 
-@pytest.mark.parametrize(("age_s", "found"), [(0.0, READY), (3600.0, ENDED), (-3600.0, ENDED)])
+@pytest.mark.parametrize(("age_s", "found"), [(0.0, READY), (3600.0, SILENT), (-3600.0, SILENT)])
 def test_daemons_are_those_of_a_supervisor_that_still_writes(
     tmp_path: Path, age_s: float, found: dict[str, MpsGpu] | str
 ) -> None:
@@ -33,7 +32,7 @@ def test_daemons_are_those_of_a_supervisor_that_still_writes(
 
 
 def test_a_node_without_a_supervisor_or_with_a_damaged_file_says_so(tmp_path: Path) -> None:
-    assert mps_daemons(tmp_path / "missing") == mps_daemons(tmp_path) == NO_SUPERVISOR
+    assert mps_daemons(tmp_path / "missing") == mps_daemons(tmp_path) == NOT_THERE
     (tmp_path / STATE_FILE).write_bytes(b"\xff{")
     assert str(mps_daemons(tmp_path)).startswith("state.json cannot be parsed: ")
     (tmp_path / STATE_FILE).unlink()

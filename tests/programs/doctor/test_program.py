@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.contract.mpsfiles import MpsState, write_state
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
@@ -37,6 +39,7 @@ from tests.deploy.calls import rights_needed
 from tests.ports import free_port
 from tests.programs.node.cluster_harness import NODE, Cluster, cluster
 from tests.programs.node.harness import T4, world
+from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -79,6 +82,49 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
     assert told["rights"] == "the account has all 7 rights that the agent needs"
     assert told["allocatable"] == "2 aliyun.com/gpu-count can be allocated"
     assert told["clock"] == "agrees with the API server's"
+
+
+async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Path) -> None:
+    async with sharing() as there:
+        over = written(part("web", used=9000, over_since=SINCE))
+        there.api.patch("nodes", NODE, {"metadata": {"annotations": over}})
+        seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, QUICK, 1)
+    (use,) = found(seen, "memory use")["memory use"]
+    assert use.found == f"{NODE}: default/web/main uses 9,000 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
+    (mps,) = found(seen, "MPS")["MPS"]
+    assert mps.found == (
+        f"the limits are to be those of MPS, and no MPS supervisor has written {tmp_path / 'state.json'}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (write_state(MpsState({}, time.clock_gettime(time.CLOCK_BOOTTIME))), "the supervisor runs, with 0 GPUs"),
+        (write_state(MpsState({}, -1000.0)), "the MPS supervisor has written nothing for "),
+        (
+            "{",
+            "the limits are to be those of MPS, and {folder}/state.json cannot be read: state.json cannot be parsed: ",
+        ),
+    ],
+    ids=["now", "long ago", "garbage"],
+)
+async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Path, text: str, told: str) -> None:
+    """Below the root of the node's file system."""
+    folder = tmp_path / "run" / "mps"
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text(text, encoding="utf-8")
+    settings = NodeSettings(
+        gpus="fake:1xT4",
+        device_plugin_dir=tmp_path / "none",
+        pod_resources_socket=tmp_path / "none.sock",
+        api="off",
+        limits="mps",
+        mps_dir=Path("/run/mps"),
+    )
+    seen = await examined(settings, Place(tmp_path), QUICK, 0)
+    (mps,) = found(seen, "MPS")["MPS"]
+    assert mps.found.startswith(told.format(folder=folder) if "{folder}" in told else told)
 
 
 async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:
@@ -367,7 +413,7 @@ async def test_whoever_runs_the_doctor_on_the_node_itself_is_told_how_it_sees_th
     [
         (["--jsn"], "--jsn: there is no such argument; did you mean --json?"),
         (["--share-size=no"], "--share-size: "),
-        (["more"], "more: there is no such argument; see gpu-device-plugin doctor --help"),
+        (["surplus"], "surplus: there is no such argument; see gpu-device-plugin doctor --help"),
     ],
 )
 def test_misuse_is_told_in_a_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.telling.cluster_symptoms import Lease
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES
@@ -18,6 +19,8 @@ from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
 from tests.names import MEM
+from tests.reports import SINCE, written
+from tests.reports import part as reported
 from tests.resources import RESOURCES
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def node(
     }
 
 
-def part(name: str, component: str, on: str, image: str, *, ready: bool = True) -> dict[str, Any]:
+def ours(name: str, component: str, on: str, image: str, *, ready: bool = True) -> dict[str, Any]:
     """A pod of ours."""
     labels = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": component}
     condition = {"type": "Ready", "status": str(ready), "message": "" if ready else "containers with unready status"}
@@ -118,8 +121,8 @@ def well() -> dict[str, Any]:
         "/version": {"gitVersion": "v1.36.2"},
         "/api/v1/nodes": listed(node("node-a", {MEM: "15"}, labels={"gpushare": "true"}, said=SAID), node("plain")),
         "/api/v1/pods": listed(
-            part("agent-a", "node", "node-a", "registry.example:5000/gpu-device-plugin:0.1.0"),
-            part("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0"),
+            ours("agent-a", "node", "node-a", "registry.example:5000/gpu-device-plugin:0.1.0"),
+            ours("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0"),
             pod("web", "node-a", 4, annotations=PROMISED),
         ),
         "/apis/apps/v1/daemonsets": listed({"spec": {"template": template}}),
@@ -162,6 +165,44 @@ def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pyte
     assert printed.endswith("19 findings: 19 ok.\n")
     assert main(["doctor", "--json"], kubectl=program, environ={}) == 0
     assert json.loads(capsys.readouterr().out)["severity"] == "ok"
+
+
+def test_what_the_agents_report_of_limits_and_use_is_examined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings want MPS, whose supervisor is there and not ready; one container uses more than it was granted."""
+    pages = well()
+    labels = {"gpushare": "true", "gpu-device-plugin/config": "strict", "gpu-device-plugin/limits": "advisory"}
+    there = node("node-a", {MEM: "15"}, labels=labels, said=SAID)
+    refused = GpuRung(Rung.ADVISORY, "why", refusal="the setting limits=mps asks for it: none")
+    there["metadata"]["annotations"] |= written(reported("web", used=9000, over_since=SINCE), rungs={0: refused})
+    pages["/api/v1/nodes"] = listed(there)
+    pages["/api/v1/pods"]["items"].append(ours("mps-a", "mps", "node-a", "gpu-device-plugin:0.1.0", ready=False))
+    texts = {"default.yaml": "policy: spread\nlimits: auto\n", "strict.yaml": 'limits: "mps"\n', "other.yaml": ""}
+    pages["/api/v1/namespaces/gpushare/configmaps"]["items"].append(
+        {"metadata": {"name": "gpushare-node"}, "data": texts}
+    )
+    seen = read(tmp_path, pages)
+    assert seen.limits_by_profile == {"default": "auto", "strict": "mps"}
+    assert [(each.name, each.ready) for each in seen.supervisors] == [("gpushare/mps-a", False)]
+    assert [each.name for each in seen.extenders] == ["gpushare/scheduler-0"]
+    assert main(["doctor"], kubectl=kubectl(tmp_path, pages), environ={}) == 4
+    printed = capsys.readouterr().out
+    lines = [re.sub(" +", " ", line) for line in printed.splitlines()]
+    assert (
+        "error memory limits node-a: its agent refuses shares of GPU 0: the setting limits=mps asks for it: none"
+        in lines
+    )
+    assert "error MPS no MPS supervisor is ready on node-a, whose limits are to be those of MPS" in lines
+    assert (
+        f"warning memory use node-a: default/web/main uses 9,000 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
+    ) in lines
+
+
+def test_settings_that_cannot_be_read_name_no_limits(tmp_path: Path) -> None:
+    pages = well()
+    del pages["/api/v1/namespaces/gpushare/configmaps"]
+    assert read(tmp_path, pages).limits_by_profile == {}
 
 
 def test_of_a_cluster_with_nothing_in_it_the_exit_code_says_so(
@@ -264,7 +305,7 @@ def test_parts_are_told_from_each_other_and_from_the_originals(tmp_path: Path) -
     extender = pod(
         "gpushare-schd-extender-y", "node-a", labels={"app": "gpushare", "component": "gpushare-schd-extender"}
     )
-    pinned = part("scheduler-1", "scheduler", "node-b", "gpu-device-plugin@sha256:0f", ready=False)
+    pinned = ours("scheduler-1", "scheduler", "node-b", "gpu-device-plugin@sha256:0f", ready=False)
     other = pod("web-1", "node-a", labels={"app": "gpushare", "component": "web"})
     pages["/api/v1/pods"]["items"] += [theirs, extender, pinned, other]
     seen = read(tmp_path, pages)
@@ -322,7 +363,7 @@ def test_of_a_pod_that_is_not_ready_the_container_is_found_that_holds_it_up(
     tmp_path: Path, statuses: list[dict[str, Any]], told: tuple[str, str, str]
 ) -> None:
     pages = well()
-    ill = part("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0", ready=False)
+    ill = ours("scheduler-0", "scheduler", "node-a", "gpu-device-plugin:0.1.0", ready=False)
     ill["status"]["containerStatuses"] = statuses
     pages["/api/v1/pods"] = listed(ill)
     (seen,) = read(tmp_path, pages).extenders
@@ -331,7 +372,7 @@ def test_of_a_pod_that_is_not_ready_the_container_is_found_that_holds_it_up(
 
 def test_of_a_pod_that_finds_no_node_the_scheduler_says_why(tmp_path: Path) -> None:
     pages = well()
-    lost = part("agent-b", "node", "", "gpu-device-plugin:0.1.0")
+    lost = ours("agent-b", "node", "", "gpu-device-plugin:0.1.0")
     why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes are available"}
     lost["status"]["conditions"] = [why]
     pages["/api/v1/pods"] = listed(lost)
@@ -376,7 +417,7 @@ def test_pods_that_choose_gpus_by_a_variable_are_named(tmp_path: Path) -> None:
 
     pages = well()
     pages["/api/v1/pods"]["items"] += [setting("all", "all"), setting("void", "void"), setting("far", "all", "plain")]
-    agent = part("agent-b", "node", "node-a", "x:0.1.0")
+    agent = ours("agent-b", "node", "node-a", "x:0.1.0")
     agent["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     pages["/api/v1/pods"]["items"].append(agent)
     assert read(tmp_path, pages).meddling == ("default/all",)

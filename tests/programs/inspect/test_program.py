@@ -15,11 +15,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.programs.inspect.program import main
 from tests.patience import stretched, until
+from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.contract.nodeuse import UsedPart
 
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
@@ -332,6 +337,104 @@ def test_resources_may_have_other_names(
     world.has(there, user)
     assert world.inspect(*words, environ={**environ, "GPUSHARE_NONSENSE": "1"}) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["n", "unknown", "0/15", "3/15", "3/30"]
+
+
+# --- Real use and limits ----------------------------------------------------------------------------------------------
+
+
+def reporting(name: str, *parts: UsedPart, **more: Any) -> dict[str, Any]:
+    """A node whose agent reports who uses what."""
+    made = node(name, gpu(0), gpu(1))
+    made["metadata"]["annotations"] |= written(*parts, **more)
+    return made
+
+
+def test_the_use_of_each_container_stands_beside_what_it_was_granted(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = part("web-0", granted=5120, used=9000, over_since=SINCE)
+    world.has(reporting("node-a", over, gpus={0: UsedGpu(9100, 100)}), pod("web-0", 5, on="node-a", idx=0))
+    assert world.inspect("-d", "node-a") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[printed.index("GPU memory in use on node-a:") + 2].split() == [
+        *("0", "default/web-0/main", "9,000", "MiB", "5,120", "MiB", "-", "over", "since", SINCE)
+    ]
+    assert world.inspect() == 0
+    assert capsys.readouterr().out.endswith(
+        "\n\n1 container uses more than granted: kubectl inspect gpushare -d has the names.\n"
+    )
+    assert world.inspect("-o", "json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert (told["gpus"][0]["usedMiB"], told["gpus"][0]["containers"][0]["usedMiB"]) == (9100, 9000)
+    assert world.inspect("-o", "wide") == 0
+    assert "  9,100 MiB  advisory  " in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_read_is_told_and_the_rest_is_shown(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = reporting("node-a")
+    broken["metadata"]["annotations"]["gpu-device-plugin/use"] = '{"version":2}'
+    world.has(broken)
+    assert world.inspect() == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[1].split()[0] == "node-a"
+    assert printed.err == (
+        "warning: node node-a: the node's annotation gpu-device-plugin/use is not of version 1; upgrade the older of "
+        "agent and reader\n"
+    )
+
+
+def test_names_in_a_report_cannot_control_the_terminal(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The codec drops such names, and what gets past it is escaped: here another annotation of a pod."""
+    hostile = node("node-a", gpu(0))
+    text = written(part("web-0", used=9000, over_since=SINCE))["gpu-device-plugin/use"]
+    hostile["metadata"]["annotations"]["gpu-device-plugin/use"] = text.replace("web-0", "w\\u001b[2Jx")
+    evil = pod("web-0", 5, on="node-a", idx=0)
+    evil["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "\x1b]0;owned\x07 and \u202emore"
+    world.has(hostile, evil)
+    for words in (["-d"], ["-o", "wide"], ["-o", "json"], [], ["why", "web-0"]):
+        assert world.inspect(*words) == 0
+        printed = capsys.readouterr()
+        assert (printed.out + printed.err).replace("\n", "").isprintable(), words
+    assert r"\x1b]0;owned\x07 and \u202emore" in printed.out
+
+
+def test_a_pod_is_told_of_its_use_and_of_its_neighbour(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the 15,360 MiB the neighbour uses 14,000."""
+    hog, web = part("hog", granted=8192, used=14_000, over_since=SINCE), part("web-0", granted=5120, used=100)
+    over = pod("hog", 8, on="node-a", idx=0)
+    over["metadata"]["annotations"]["gpu-device-plugin/over-use"] = "main uses 14,000 MiB of GPU 0; it will be evicted"
+    world.has(reporting("node-a", hog, web, gpus={0: UsedGpu(14_100, 0)}), over, pod("web-0", 5, on="node-a", idx=0))
+    assert world.inspect("why", "web-0") == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "Container 'main' uses 100 MiB of GPU 0, was granted 5,120 MiB.",
+        (
+            "GPU 0 has only 1,360 MiB left for the 5,120 MiB that the pod was granted: default/hog uses 14,000 MiB "
+            "(granted 8,192 MiB)."
+        ),
+    ]
+    assert world.inspect("why", "hog") == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "It uses more GPU memory than it was granted: main uses 14,000 MiB of GPU 0; it will be evicted.",
+        f"Container 'main' uses 14,000 MiB of GPU 0, was granted 8,192 MiB, since {SINCE}.",
+    ]
+
+
+def test_a_pod_that_waits_is_told_that_a_node_refuses_shares(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = GpuRung(Rung.ADVISORY, "no MPS", refusal="the label asks for mps: the node has no MPS supervisor")
+    world.has(reporting("node-a", rungs={0: refused, 1: refused}), pod("want", 8))
+    assert world.inspect("why", "want") == 0
+    why = "its agent refuses shares of GPU 0, 1: the label asks for mps: the node has no MPS supervisor"
+    assert f"node-a: its GPUs have room, but {why}" in capsys.readouterr().out.splitlines()
+
+
+def test_what_our_programs_write_on_a_pod_is_no_misspelt_wish(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    want = pod("want", 8)
+    want["metadata"]["annotations"] = {"gpu-device-plugin/frameworks": "jax", "gpu-device-plugin/over-use": "x"}
+    world.has(node("a", gpu(0)), want)
+    assert world.inspect("why", "want") == 0
+    assert "Ignored" not in capsys.readouterr().out
 
 
 # --- kubectl ----------------------------------------------------------------------------------------------------------
@@ -703,8 +806,8 @@ def test_wishes_that_nobody_reads_are_told(world: World, capsys: pytest.CaptureF
     assert [line for line in printed.splitlines() if line.startswith("Ignored")] == [
         "Ignored: the annotation gdp/use-modell means nothing (did you mean gdp/use-model?).",
         (
-            "Ignored: the annotation gdp/zzz means nothing (there are gdp/avoid-model, gdp/avoid-uuid, gdp/gpu-policy, "
-            "gdp/node-policy, gdp/use-model, gdp/use-uuid)."
+            "Ignored: the annotation gdp/zzz means nothing (there are gdp/avoid-model, gdp/avoid-uuid, gdp/frameworks, "
+            "gdp/gpu-policy, gdp/node-policy, gdp/use-model, gdp/use-uuid)."
         ),
         "Ignored: gdp/gpu-policy is a label of this pod; write it as an annotation.",
     ]
@@ -849,6 +952,7 @@ def test_the_page_names_every_field(world: World, capsys: pytest.CaptureFixture[
     said = json.loads(there["metadata"]["annotations"]["gpu-device-plugin/gpus"])
     said["links"] = [[0, 1, "nvlink", 4]]
     there["metadata"]["annotations"]["gpu-device-plugin/gpus"] = json.dumps(said)
+    there["metadata"]["annotations"] |= written(part("web"))
     world.has(there, pod("web", 1, on="node-a", idx=0), pod("lost", 1, on="node-a"))
     assert world.inspect("-o", "json") == 0
 
@@ -864,5 +968,11 @@ def test_the_page_names_every_field(world: World, capsys: pytest.CaptureFixture[
     table = PAGE.read_text(encoding="utf-8").partition("| Field | Meaning |")[2]
     named = {word.strip(".[]").rpartition(".")[2] for word in re.findall(r"`([^`]*)`", table)}
     told = fields(json.loads(capsys.readouterr().out))
-    assert {"closeness", "freeShares", "wholeGpus"} <= told  # there is something of everything
+    assert {
+        "closeness",
+        "freeShares",
+        "wholeGpus",
+        "overSince",
+        "ageSeconds",
+    } <= told  # there is something of everything
     assert told - named == set()

@@ -1,0 +1,73 @@
+"""Choose the pods that are evicted next: one at a time on each GPU, the least important first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import STATIC_POD
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from gpu_device_plugin.core.model.pods import Pod
+
+CRITICAL_PRIORITY = 2_000_000_000
+"""Pods of this priority or a higher one keep a cluster or a node alive: `system-cluster-critical` and up
+(k8s.io/kubernetes, pkg/apis/scheduling/types.go, SystemCriticalPriority)."""
+SYSTEM_NAMESPACE = "kube-system"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pod that should leave one GPU."""
+
+    pod: Pod
+    uuid: str
+    """The GPU's."""
+    weight: int = 0
+    """Of two pods with one priority, the one with more goes first."""
+
+
+def spared(pod: Pod | None) -> str:
+    """Return why a pod is never evicted, as a clause about it; empty if it may be."""
+    if pod is None:
+        return "it is not known in the API"
+    if STATIC_POD in pod.annotations:
+        return "it is a static pod, which its kubelet would start again"
+    if pod.namespace == SYSTEM_NAMESPACE:
+        return f"it is in the namespace {SYSTEM_NAMESPACE}"
+    if pod.priority >= CRITICAL_PRIORITY:
+        return f"its priority of {pod.priority} is that of a critical pod"
+    return ""
+
+
+def next_victims(
+    candidates: Iterable[Candidate], *, going: Mapping[str, Collection[str]], put_off: Collection[str] = ()
+) -> Mapping[str, tuple[Pod, frozenset[str]]]:
+    """Return the pods to evict now by UID, each with the GPUs that it should leave: at most one for each GPU.
+
+    A pod that is being deleted is on its way, whoever wants that: its GPUs wait for its end.
+
+    Args:
+        candidates: the pods that should leave a GPU; a pod may be several of them.
+        going: the GPUs of pods whose eviction was requested, by UID, until they have ended.
+        put_off: UIDs of pods whose eviction was refused a moment ago; the next in order get their turn meanwhile.
+    """
+    candidates = tuple(candidates)
+    busy = {uuid for uuids in going.values() for uuid in uuids}
+    busy.update(each.uuid for each in candidates if each.pod.deleting or each.pod.uid in going)
+    wanted: dict[str, set[str]] = {}
+    for each in candidates:
+        wanted.setdefault(each.pod.uid, set()).add(each.uuid)
+    victims: dict[str, tuple[Pod, frozenset[str]]] = {}
+    for each in sorted(candidates, key=_order):
+        if each.uuid in busy or each.pod.uid in put_off or spared(each.pod) or each.pod.ended:
+            continue
+        busy |= wanted[each.pod.uid]
+        victims[each.pod.uid] = (each.pod, frozenset(wanted[each.pod.uid]))
+    return victims
+
+
+def _order(candidate: Candidate) -> tuple[int, int, str, str]:
+    return (candidate.pod.priority, -candidate.weight, candidate.pod.uid, candidate.uuid)

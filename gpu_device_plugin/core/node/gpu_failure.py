@@ -1,0 +1,78 @@
+"""Decide which GPUs have failed for so long, for a reason of their own, that their pods should leave them.
+
+A GPU that is not watched (the driver hangs, the agent is paused) has not failed: its grace begins anew when it is
+watched again. So does that of a GPU that was reset and is on its way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.evicting import Candidate
+from gpu_device_plugin.core.node.health import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.node.health import Belief
+    from gpu_device_plugin.core.node.holdings import Holding
+
+OWN_CAUSES = frozenset(Cause) - {Cause.UNWATCHED, Cause.RESET}
+"""The causes that lie in the GPU itself and last."""
+
+
+def failure(belief: Belief) -> str:
+    """Return why a GPU has failed, as a clause; empty if it has not, or if that is not known."""
+    if any(problem.cause is Cause.UNWATCHED for problem in belief.problems):
+        return ""
+    return "; ".join(problem.what for problem in belief.problems if problem.cause in OWN_CAUSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A GPU that fails."""
+
+    since: float
+    """Monotonic seconds."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """The GPUs of a node that fail."""
+
+    gpus: Mapping[str, Failed] = field(default_factory=dict)
+    """By UUID."""
+
+    def after(self, beliefs: Mapping[str, Belief], *, watched: bool, now: float) -> Failures:
+        """Return the failures after a look at the beliefs about all GPUs; `watched`: the driver answers."""
+        found = {}
+        for uuid, belief in beliefs.items():
+            if watched and (why := failure(belief)):
+                before = self.gpus.get(uuid)
+                found[uuid] = Failed(now if before is None else min(before.since, now), why)
+        return Failures(found)
+
+    def lasting(self, grace_s: float, now: float) -> Mapping[str, Failed]:
+        """Return the GPUs that have failed for the grace."""
+        return {uuid: failed for uuid, failed in self.gpus.items() if now - failed.since >= grace_s}
+
+    def next_s(self, grace_s: float, now: float) -> float | None:
+        """Return the seconds until the next GPU has failed for the grace; None if there is none to wait for."""
+        rest = [left for failed in self.gpus.values() if (left := failed.since + grace_s - now) > 0]
+        return min(rest, default=None)
+
+
+def on_failed(lasting: Mapping[str, Failed], holdings: Iterable[Holding]) -> tuple[Candidate, ...]:
+    """Return the pods that hold GPUs that failed, with shares or whole; those that the API does not know are left out.
+
+    Of two pods with one priority the one with more memory of the GPU goes first.
+    """
+    return tuple(
+        Candidate(holding.pod, uuid, granted)
+        for holding in holdings
+        if holding.pod is not None
+        for uuid, granted in holding.granted.items()
+        if uuid in lasting
+    )

@@ -1,0 +1,136 @@
+"""Put the report of a node's agent in words: who uses how much GPU memory, and which limit holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.model.limits import Held, Rung
+from gpu_device_plugin.core.telling.columns import aligned
+from gpu_device_plugin.core.telling.printing import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
+
+_NOTHING = "-"
+_UNKNOWN = "unknown"
+_HEADING = ("  GPU", "CONTAINER", "USED", "GRANTED", "LIMIT", "")
+_UNITS = ((86400, "days"), (3600, "h"), (60, "min"))
+"""Seconds of a unit, the largest first; an age is told in the largest of which it has two."""
+
+
+def mib(amount: int | None) -> str:
+    """Format an amount that is compared with others, which all have the same unit; None: unknown."""
+    return _UNKNOWN if amount is None else f"{amount:,} MiB"
+
+
+def age(seconds: float | None) -> str:
+    """Format how long ago something was read; None: unknown."""
+    if seconds is None:
+        return "at an unknown time"
+    size, unit = next((each for each in _UNITS if seconds >= 2 * each[0]), (1, "s"))
+    return f"{seconds / size:.0f} {unit} ago"
+
+
+def container(part: UsedPart) -> str:
+    """Return ``namespace/pod/container``, with the parts that are known."""
+    return "/".join(filter(None, (part.namespace, part.pod, part.container)))
+
+
+def limit(part: UsedPart) -> str:
+    """Return the limit of a container: the means, whether it holds, and both numbers where they differ."""
+    if part.rung is None:
+        return _NOTHING
+    if part.rung is Rung.ADVISORY or part.held is None:
+        return part.rung.value
+    if part.held is Held.DIFFERS:
+        return f"{part.rung}: differs ({mib(part.found_mib)} instead of {mib(part.granted_mib)})"
+    return f"{part.rung}: {part.held}" + (f" ({mib(part.granted_mib)})" if part.held is Held.MISSING else "")
+
+
+def uses(part: UsedPart) -> str:
+    """Return what a container uses, as the end of a sentence that begins with its name."""
+    if trespasses(part):
+        return f"uses {mib(part.used_mib)} of GPU {part.gpu}, which it was not given"
+    since = f", since {part.over_since}" if part.over_since else ""
+    used = "an unknown amount" if part.used_mib is None else mib(part.used_mib)
+    return f"uses {used} of GPU {part.gpu}, was granted {mib(part.granted_mib)}{since}"
+
+
+def does_not_hold(part: UsedPart) -> str:
+    """Return why the limit of a container does not hold, as the end of a sentence that begins with its name."""
+    if part.held is Held.DIFFERS:
+        said = f"is limited to {mib(part.found_mib)} of GPU {part.gpu} instead of {mib(part.granted_mib)}"
+    else:
+        said = f"has no limit on GPU {part.gpu}, where it was granted {mib(part.granted_mib)}"
+    return f"{said}{f': {part.why}' if part.why else ''}"
+
+
+# --- Several nodes ----------------------------------------------------------------------------------------------------
+
+
+def at_a_glance(nodes: Iterable[NodeView]) -> list[str]:
+    """Return what somebody should look at, as at most one line; nothing if all is well or nothing is known."""
+    parts = [part for node in nodes for part in node.report.current]
+    strangers = sum(exceeds(part) and trespasses(part) for part in parts)
+    over, loose = sum(map(exceeds, parts)) - strangers, sum(map(not_held, parts))
+    said = [
+        *([f"{counted(over, 'container uses', 'containers use')} more than granted"] if over else []),
+        *(
+            [f"{counted(strangers, 'container uses', 'containers use')} a GPU that was not given to it"]
+            if strangers
+            else []
+        ),
+        *([f"{counted(loose, 'limit does', 'limits do')} not hold"] if loose else []),
+    ]
+    return ["", f"{'; '.join(said)}: kubectl inspect gpushare -d has the names."] if said else []
+
+
+def memory_in_use(nodes: Iterable[NodeView]) -> list[str]:
+    """Return a table for each node whose agent reports who uses what: used beside granted, by container."""
+    return [line for node in nodes if node.report.use is not None for line in _table(node, node.report.use)]
+
+
+def _table(node: NodeView, use: NodeUse) -> Iterator[str]:
+    report = node.report
+    yield ""
+    yield f"GPU memory in use on {node.name}{f', read {age(report.use_age_s)}' if report.old else ''}:"
+    if use.blind:
+        yield f"  Who uses it is not known: {use.blind}."
+    rows = []
+    for gpu in node.candidate.gpus.gpus:
+        used, rung = report.used(gpu.position), report.rung(gpu.position)
+        place = f"  {gpu.position}"
+        rows += [
+            (place, container(part), *_amounts(part), limit(part), _remark(part))
+            for part in _listed(report, gpu.position)
+        ]
+        if used.unattributed_mib:
+            rows.append((place, "(processes of no pod)", mib(used.unattributed_mib), _NOTHING, _NOTHING, ""))
+        of = _NOTHING if gpu.memory_mib is None else f"of {mib(gpu.memory_mib)}"
+        means = _NOTHING if rung is None else rung.rung.value
+        refused = f"shares are refused: {rung.refusal}" if rung is not None and rung.refusal else ""
+        rows.append((place, "(in all)", mib(used.used_mib), of, means, refused))
+    yield from (line.rstrip() for line in aligned([_HEADING, *rows]))
+    if use.left_out:
+        yield f"  {counted(use.left_out, 'more container is', 'more containers are')} not listed."
+
+
+def _listed(report: NodeReport, position: int) -> list[UsedPart]:
+    """Return the containers on one GPU, those with the most use first."""
+    return sorted(report.parts(position), key=lambda part: (-(part.used_mib or 0), container(part)))
+
+
+def _amounts(part: UsedPart) -> tuple[str, str]:
+    return mib(part.used_mib), mib(part.granted_mib)
+
+
+def _remark(part: UsedPart) -> str:
+    if trespasses(part):
+        return "was not given this GPU"
+    said = [f"over since {part.over_since}"] if part.over_since else []
+    return "; ".join([*said, *([part.why] if part.why else [])])

@@ -1,0 +1,108 @@
+"""Read from NVML who uses a GPU: its processes, their memory and multiprocessors, and the limits of cgroups."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from typing import Any
+
+    from gpu_device_plugin.hardware.driver import LimitRecord, ProcessRecord
+
+MOST_PROCESSES = 4096
+"""The most processes of one GPU that are reported."""
+
+# Newest first. By version: the functions without one fail in an unusual way where the driver has an older version only.
+_LISTS = tuple(
+    tuple(f"nvmlDeviceGet{kind}RunningProcesses_{version}" for version in ("v3", "v2"))
+    for kind in ("Compute", "Graphics", "MPSCompute")
+)
+_FUNCTION_NOT_FOUND = 13
+_UNLIMITED = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
+_MIB = 1 << 20
+_MOST_PERCENT = 100
+
+
+def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[ProcessRecord] | None:
+    """Return the processes on a GPU; None if the driver lists none of any kind.
+
+    A process that is in several lists (a client of MPS is in that of compute processes, too) is one process. Where the
+    lists differ about its memory, the larger amount counts: each is all memory of the process on this GPU (nvml.h).
+    """
+    found: dict[int, int | None] = {}
+    known = False
+    for functions in _LISTS:
+        listed = _first(nvml, functions, handle)
+        if listed is None:
+            continue
+        known = True
+        for process in listed:
+            used = None if process.usedGpuMemory is None else process.usedGpuMemory // _MIB
+            before = found.get(process.pid)
+            found[process.pid] = used if before is None else before if used is None else max(before, used)
+    if not known:
+        return None
+    return [
+        {"pid": pid, "used_mib": used, "sm_percent": percents.get(pid)}
+        for pid, used in sorted(found.items())[:MOST_PROCESSES]
+    ]
+
+
+def sm_percents(nvml: Any, handle: Any, since_us: int) -> tuple[dict[int, int], int]:
+    """Return each process's use of the multiprocessors after `since_us`, and the time of the newest sample.
+
+    Times are NVML's, in microseconds. The driver also returns empty and outdated samples, and percentages over 100.
+    """
+    newest, found = since_us, dict[int, tuple[int, int]]()
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+    except (nvml.NVMLError, AttributeError):  # none yet, not supported, or unknown to this pynvml
+        return {}, since_us
+    for sample in samples:
+        stamp = sample.timeStamp
+        if sample.pid and stamp > since_us and sample.smUtil <= _MOST_PERCENT:
+            newest = max(newest, stamp)
+            if stamp >= found.get(sample.pid, (0, 0))[0]:
+                found[sample.pid] = stamp, sample.smUtil
+    return {pid: percent for pid, (_, percent) in found.items()}, newest
+
+
+def limit(nvml: Any, handle: Any, uuid: str, path: str) -> LimitRecord:
+    """Return the memory limits of a cgroup, given by the path of its directory as this process sees it, on a GPU."""
+    record: LimitRecord = {
+        "uuid": uuid,
+        "path": path,
+        "code": _FUNCTION_NOT_FOUND,
+        "hard_mib": None,
+        "soft_mib": None,
+        "used_mib": None,
+    }
+    if not hasattr(nvml, "nvmlDeviceGetMemoryLimits_v1"):
+        return record
+    query = nvml.c_nvmlGetMemoryLimits_v1_t()
+    query.nameSpace = os.fsencode(path)
+    try:
+        nvml.nvmlDeviceGetMemoryLimits_v1(handle, query)
+    except nvml.NVMLError as error:
+        record["code"] = error.value
+        return record
+    hard = query.hardLimit
+    record["code"] = 0
+    record["hard_mib"] = None if hard == _UNLIMITED else hard // _MIB
+    record["soft_mib"] = query.softLimit // _MIB
+    record["used_mib"] = query.currentUsed // _MIB
+    return record
+
+
+def _first(nvml: Any, functions: tuple[str, ...], handle: Any) -> Any:
+    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported."""
+    for function in functions:
+        call = getattr(nvml, function, None)
+        if call is None:
+            continue
+        try:
+            return call(handle)
+        except nvml.NVMLError:
+            continue
+    return None

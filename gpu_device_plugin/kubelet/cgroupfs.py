@@ -1,0 +1,124 @@
+"""Find the cgroup of a container in the kubelet's tree of cgroups, by its name.
+
+The kubelet's cgroup driver, its cgroup root and the container runtime decide on the shape of the tree. So the tree is
+searched, downwards from the mount of the cgroup file system, and no path is computed. A pod sees the tree of its node
+only if the node's ``/sys/fs/cgroup`` is mounted into it: a cgroup namespace begins at the pod's own cgroup, and
+``/proc/1/root``, with ``hostPID: true``, needs the capability SYS_PTRACE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+ROOT = Path("/sys/fs/cgroup")
+
+_TREE = re.compile(r"(?:.*-)?kubepods(?:\.slice)?")
+_DEEPEST_TREE = 4
+"""Levels below the mount: ``kubepods`` is on the first; below a kubelet's own ``cgroupRoot`` on the second; with kind
+and with cgroup v1 one further down."""
+_MOST_ABOVE = 1_000
+"""Directories in which trees are looked for. Without one in the first level, a node with systemd has some hundred."""
+_QOS_LEVELS = 1
+"""Levels between a tree and its pods: ``burstable`` and ``besteffort``, under any name; guaranteed pods have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The result of a search."""
+
+    paths: Mapping[CgroupOwner, str] = field(default_factory=dict)
+    """The cgroup directory of each container that was found."""
+    seen: bool = True
+    """Whether the kubelet's cgroups are visible at all."""
+
+
+class CgroupTree:
+    """The cgroups of the node's containers; a found one is kept as long as it exists and is asked for."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        """Search below `root`, where a cgroup file system is mounted."""
+        self._root = root
+        self._found: Mapping[CgroupOwner, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<CgroupTree {self._root}: {len(self._found)} found>"
+
+    def leaves(self, wanted: Collection[CgroupOwner]) -> Leaves:
+        """Return the cgroup directories of running containers, each of which has its processes in it.
+
+        Opens a directory for each level of the tree and for each of their pods, and no other pod's; never fails.
+        """
+        found = {owner: path for owner, path in self._found.items() if owner in wanted and os.path.isdir(path)}  # noqa: PTH112 - a string, not to be parsed
+        missing = {owner for owner in wanted if owner not in found}
+        seen = True
+        if missing:
+            trees = self._trees()
+            seen = bool(trees) or bool(found)
+            for tree in trees:
+                found |= _containers(tree, missing)
+        self._found = found
+        return Leaves(found, seen)
+
+    def _trees(self) -> list[str]:
+        """Return the directories named like the kubelet's tree, all of the first level that has some."""
+        level, left = [str(self._root)], _MOST_ABOVE
+        for _ in range(_DEEPEST_TREE):
+            below = [each for directory in level[:left] for each in _directories(directory)]
+            left -= len(level)
+            if trees := [each.path for each in below if _TREE.fullmatch(each.name)]:
+                return trees
+            level = [each.path for each in below if owner_of(each.name) is None]
+            if left <= 0:
+                break
+        return []
+
+
+def _containers(tree: str, wanted: Collection[CgroupOwner]) -> dict[CgroupOwner, str]:
+    uids = {owner.pod_uid for owner in wanted}
+    found: dict[CgroupOwner, str] = {}
+    for pod in _pods(tree, uids):
+        for each in _directories(pod.path):
+            owner = owner_of(f"{pod.name}/{each.name}")
+            # CRI-O may run its monitor of a container in the pod's cgroup, too.
+            if owner is not None and owner in wanted and "conmon" not in each.name:
+                found.setdefault(owner, _leaf(each))
+    return found
+
+
+def _pods(tree: str, uids: Collection[str]) -> Iterator[os.DirEntry[str]]:
+    """Yield the directories of these pods."""
+    level = [tree]
+    for _ in range(1 + _QOS_LEVELS):
+        below = []
+        for directory in level:
+            for each in _directories(directory):
+                owner = owner_of(each.name)
+                if owner is None:
+                    below.append(each.path)
+                elif owner.pod_uid in uids:
+                    yield each
+        level = below
+
+
+def _leaf(container: os.DirEntry[str]) -> str:
+    """Return where the processes are: with crun as the runtime of CRI-O a level further down."""
+    inner = f"{container.path}/container"
+    return inner if container.name.startswith("crio-") and os.path.isdir(inner) else container.path  # noqa: PTH112
+
+
+def _directories(path: str) -> list[os.DirEntry[str]]:
+    """Return the directories in a directory; none if it cannot be read, or was just removed."""
+    try:
+        with os.scandir(path) as entries:
+            return [each for each in entries if each.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []

@@ -1,0 +1,137 @@
+"""Read in /proc which pod's cgroup the kubelet has put a process in."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.core.node.cgroups import owner_of_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from gpu_device_plugin.core.node.cgroups import CgroupOwner
+
+PROC = Path("/proc")
+MOST = 8192
+"""The most processes of which the owner is remembered: more than MPS or time-slicing can have on the GPUs of a node."""
+_INITIAL = "pid:[4026531836]"
+"""The PID namespace that the kernel starts with (PROC_PID_INIT_INO in include/linux/proc_ns.h)."""
+_LARGEST = 1 << 16
+"""Bytes. With cgroup v1 there are some 13 lines, each with a path of at most 4096 bytes."""
+_DEPTH = 64
+"""The most parents that are looked at."""
+
+
+class Processes:
+    """The owners of processes, remembered while they run."""
+
+    def __init__(self, proc: Path = PROC, most: int = MOST) -> None:
+        """Read below `proc`; remember `most` processes, and of more those that were asked for last."""
+        self._proc = proc
+        self._most = most
+        self._known: OrderedDict[int, tuple[int, CgroupOwner | None]] = OrderedDict()
+        """The start and the owner of processes by PID."""
+        self._ticks = os.sysconf("SC_CLK_TCK")
+
+    def __repr__(self) -> str:
+        return f"<Processes below {self._proc}: {len(self._known)} known>"
+
+    def owners(self, pids: Iterable[int], *, named_at: float | None = None) -> Mapping[int, CgroupOwner | None]:
+        """Return the owner of each process, None if it runs in no pod. Processes that have ended are left out.
+
+        Blocks for 0.1 ms for each process that is not known, and less for the others. To be called from one thread at
+        a time.
+
+        Args:
+            pids: in the PID namespace of `proc`.
+            named_at: when the PIDs were read, in seconds since the boot (`boot_time`): a process that started later has
+                got the PID of one that ended. None: at this moment.
+        """
+        found: dict[int, CgroupOwner | None] = {}
+        latest = None if named_at is None else int(named_at * self._ticks) + 1
+        for pid in pids:
+            start = _started(self._proc, pid)
+            if start is None or (latest is not None and start > latest):
+                continue
+            known = self._known.get(pid)
+            if known is None or known[0] != start:
+                text = _text(self._proc / str(pid) / "cgroup")
+                if text is None or _started(self._proc, pid) != start:
+                    continue  # it ended, and another process may have got its PID meanwhile
+                known = self._known[pid] = start, owner_of_process(text)
+            self._known.move_to_end(pid)
+            found[pid] = known[1]
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return found
+
+
+def boot_time() -> float:
+    """Return the seconds since the machine was booted, by which the kernel tells when a process started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def in_nodes_namespace(proc: Path = PROC) -> bool | None:
+    """Return whether we are in the PID namespace of our node, and so see the processes of all its pods.
+
+    The node may be a container itself, as with kind: then its namespace is not the machine's. We are in it if the
+    first process (PID 1) is among our ancestors and runs in another cgroup than ours. In a PID namespace of its own a
+    container is the first process itself or a child of that; where the containers of a pod share one, the runtime
+    starts each of them from outside.
+
+    Returns:
+        None if /proc does not tell.
+    """
+    try:
+        if (proc / "self/ns/pid").readlink() == Path(_INITIAL):
+            return True
+    except OSError:
+        pass
+    ours, first, pid = _text(proc / "self/cgroup"), _text(proc / "1/cgroup"), _own_parent(proc)
+    if ours is None or first is None or pid is None:
+        return None
+    for _ in range(_DEPTH):
+        if pid <= 1:
+            break
+        stat = _stat(proc, pid)
+        if stat is None:
+            return None
+        pid = int(stat[1])
+    return pid == 1 and first != ours
+
+
+def _own_parent(proc: Path) -> int | None:
+    stat = _fields(_text(proc / "self/stat"))
+    return None if stat is None else int(stat[1])
+
+
+def _started(proc: Path, pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot; None if it is not there."""
+    stat = _stat(proc, pid)
+    return None if stat is None else int(stat[19])
+
+
+def _stat(proc: Path, pid: int) -> list[str] | None:
+    return _fields(_text(proc / str(pid) / "stat"))
+
+
+def _fields(stat: str | None) -> list[str] | None:
+    """Return the fields of a ``stat`` from the third on (state, parent, ...); the start is the 22nd.
+
+    The second is the program's name in parentheses, which the program may choose, parentheses and blanks included.
+    """
+    fields = [] if stat is None else stat.rpartition(")")[2].split()
+    return fields if len(fields) >= 20 and fields[1].isdecimal() and fields[19].isdecimal() else None
+
+
+def _text(path: Path) -> str | None:
+    """Return the content of a file of a process; None if it cannot be read: most often the process has ended."""
+    try:
+        return files.read(path, _LARGEST)[0].decode("utf-8", "replace")
+    except OSError:
+        return None

@@ -1,0 +1,169 @@
+"""Run the programs `nvidia-cuda-mps-control` and `nvidia-smi`, which the driver brings, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.core.node.mps_daemon import MODES
+from gpu_device_plugin.programs.mps.driver import MpsError
+from gpu_device_plugin.programs.mps.processes import CONTROL, Process, Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.programs.mps.places import Place
+
+_log = logging.getLogger(__name__)
+
+SMI = "nvidia-smi"
+_MOST = 1 << 16
+"""Bytes of a program's output that are read."""
+_TOLD = 300
+"""Letters of it that an error quotes."""
+_NO_SUCH_GPU = 6
+"""nvidia-smi's exit code for a GPU that it does not know ("a query to find an object was unsuccessful")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each kind of call may take, in seconds."""
+
+    start: float = 20.0
+    command: float = 5.0
+    smi: float = 30.0
+    """Without persistence mode the driver takes seconds to load."""
+
+
+DEADLINES = Deadlines()
+
+
+class Nvidia:
+    """The control daemons and compute modes of this machine."""
+
+    def __init__(self, environ: Mapping[str, str], *, deadlines: Deadlines = DEADLINES) -> None:
+        """Prepare; nothing is started yet.
+
+        Args:
+            environ: the variables of this process. Those that steer CUDA are not passed on.
+            deadlines: how long calls may take.
+        """
+        self._environ = {name: value for name, value in environ.items() if not name.startswith(("CUDA_", "GPUSHARE_"))}
+        self._deadlines = deadlines
+        self._processes = Processes(Path("/proc"))
+        self._daemons: dict[str, Process] = {}
+
+    async def start(self, place: Place) -> None:
+        """See `MpsDriver.start`."""
+        environ = {**self._variables(place), "CUDA_VISIBLE_DEVICES": place.uuid}
+        try:
+            place.prepare()
+        except OSError as error:
+            raise MpsError(f"its directory cannot be used: {error}") from error
+        # Clients of several users share a server only so; otherwise those of the second user wait for the first one's.
+        code, said = await self._run([CONTROL, "-d", "-multiuser-server"], environ, self._deadlines.start)
+        if code and any(word in said.lower() for word in ("multiuser", "usage", "unrecognized", "invalid", "unknown")):
+            _log.warning("this driver's MPS has one user at a time", extra={"gpu": place.uuid, "why": said})
+            code, said = await self._run([CONTROL, "-d"], environ, self._deadlines.start)
+        if code:
+            raise MpsError(f"{CONTROL} -d failed: {said or f'exit code {code}'}")
+
+    async def command(self, place: Place, text: str) -> str:
+        """See `MpsDriver.command`."""
+        code, said = await self._run([CONTROL], self._variables(place), self._deadlines.command, text)
+        if code:
+            raise MpsError(f"{text.partition(' ')[0]} failed: {said or f'exit code {code}'}")
+        return said
+
+    async def compute_mode(self, uuid: str) -> str:
+        """See `MpsDriver.compute_mode`."""
+        query = [SMI, "-i", uuid, "--query-gpu=compute_mode", "--format=csv,noheader"]
+        code, said = await self._run(query, self._environ, self._deadlines.smi)
+        if code == _NO_SUCH_GPU or "No devices were found" in said:
+            return ""
+        mode = said.strip().upper()
+        if code or mode not in MODES:
+            raise MpsError(f"{SMI} does not tell the compute mode: {said or f'exit code {code}'}")
+        return mode
+
+    async def set_compute_mode(self, uuid: str, mode: str) -> None:
+        """See `MpsDriver.set_compute_mode`."""
+        code, said = await self._run([SMI, "-i", uuid, "-c", mode], self._environ, self._deadlines.smi)
+        if code:
+            raise MpsError(f"{SMI} -c {mode} failed: {said or f'exit code {code}'}")
+
+    def alive(self, place: Place) -> bool:
+        """See `MpsDriver.alive`. All processes are looked at only while the daemon is not found."""
+        known = self._daemons.get(place.uuid)
+        if known is not None and self._processes.is_there(known):
+            return True
+        daemons, _ = self._processes.of(place.pipe)
+        if daemons:
+            self._daemons[place.uuid] = daemons[0]
+        return bool(daemons)
+
+    def kill(self, place: Place) -> None:
+        """See `MpsDriver.kill`."""
+        for processes in self._processes.of(place.pipe):
+            for each in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(each.pid, signal.SIGKILL)
+
+    def _variables(self, place: Place) -> dict[str, str]:
+        return {
+            **self._environ,
+            "CUDA_MPS_PIPE_DIRECTORY": str(place.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(place.log),
+        }
+
+    async def _run(
+        self, words: list[str], environ: Mapping[str, str], deadline_s: float, said: str = ""
+    ) -> tuple[int, str]:
+        """Run a program; return its exit code and its output, as one line.
+
+        Raises:
+            MpsError: there is no such program, or it took too long.
+        """
+        # A file, because a daemon inherits the output and would keep a pipe open after the program's end.
+        output = os.memfd_create("output")
+        try:
+            asked, ask = os.pipe()
+            os.write(ask, f"{said}\n".encode() if said else b"")
+            os.close(ask)
+            try:
+                child = await asyncio.create_subprocess_exec(
+                    *words, stdin=asked, stdout=output, stderr=output, env=environ, start_new_session=True
+                )
+            except OSError as error:
+                raise MpsError(_why_not_run(words[0], error)) from error
+            finally:
+                os.close(asked)
+            try:
+                if not await within(deadline_s, child.wait()):
+                    raise MpsError(f"{words[0]} did not answer within {deadline_s:g} s")
+            finally:
+                signal_child(child.pid, child.returncode, signal.SIGKILL)
+                # A process that waits in the kernel for a GPU may not end even then.
+                await within(1.0, child.wait())
+            text = os.pread(output, _MOST, 0).decode(errors="replace")
+        finally:
+            os.close(output)
+        answer = text.strip()
+        return child.returncode or 0, answer if not child.returncode else " ".join(answer.split())[:_TOLD]
+
+
+def _why_not_run(program: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return (
+            f"{program} is not in this container: the NVIDIA runtime brings it with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        )
+    return f"{program} cannot be run: {error.strerror}"

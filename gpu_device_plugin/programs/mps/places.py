@@ -1,0 +1,109 @@
+"""The directory of each GPU below `mps_dir`, which outlives the supervisor."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.core.node.mps_daemon import MODES, is_uuid, short_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_MEMORY = "gpu.json"
+_LARGEST = 4096
+"""Bytes of `_MEMORY`."""
+_LONGEST_SOCKET = 107
+"""Bytes of a socket's path, sun_path of unix(7) without its end. A longer one fails as if there were no daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The directory of one GPU."""
+
+    uuid: str
+    directory: Path
+
+    @property
+    def pipe(self) -> Path:
+        """The directory of the daemon's sockets, the only one that containers see."""
+        return self.directory / "p"
+
+    @property
+    def log(self) -> Path:
+        """The directory of the logs of the daemon and its server."""
+        return self.directory / "log"
+
+    def prepare(self) -> None:
+        """Make the directories, and remove the sockets of a daemon that is no more.
+
+        Raises:
+            OSError: a directory is not there, or a path is too long.
+        """
+        longest = self.pipe / "control_privileged"
+        if len(os.fsencode(longest)) > _LONGEST_SOCKET:
+            raise OSError(f"the path {longest} is too long for a socket: choose a shorter mps_dir")
+        for each in (self.directory, self.pipe, self.log):
+            open_directory(each)
+        for name in ("control", "control_privileged"):
+            (self.pipe / name).unlink(missing_ok=True)
+
+    def remember(self, before: str) -> None:
+        """Write down the compute mode to set back (empty: none), for the next supervisor.
+
+        Raises:
+            OSError: the old one is still there.
+        """
+        open_directory(self.directory)
+        files.replace_below(self.directory, _MEMORY, json.dumps({"uuid": self.uuid, "before": before}).encode())
+
+
+def open_directory(path: Path, mode: int = 0o755) -> None:
+    """Make a directory with its parents, which everybody may pass: clients are of any user."""
+    for each in reversed((path, *path.parents)):
+        if not each.exists():
+            each.mkdir(exist_ok=True)
+            each.chmod(0o755)  # whatever the umask is
+    if path.stat().st_mode & 0o7777 != mode:
+        path.chmod(mode)
+
+
+class Places:
+    """Gives each GPU a directory, the same one after a restart."""
+
+    def __init__(self, root: Path) -> None:
+        """Read what an earlier supervisor left below `root`; `before` has the compute modes to set back."""
+        self._root = root
+        self._known: dict[str, Place] = {}
+        self.before: dict[str, str] = {}
+        for directory in sorted(root.iterdir()) if root.is_dir() else ():
+            if directory.is_dir() and (directory / _MEMORY).exists():
+                self._restore(directory)
+
+    def __repr__(self) -> str:
+        return f"<Places: {len(self._known)} GPUs below {self._root}>"
+
+    def _restore(self, directory: Path) -> None:
+        try:
+            fields = json.loads(files.read_below(directory, _MEMORY, _LARGEST)[0])
+            uuid, before = str(fields["uuid"]), str(fields["before"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            _log.warning("ignoring what is known of a GPU", extra={"path": str(directory / _MEMORY), "why": str(error)})
+            return
+        # Of a mode that is none only the GPU is believed, whose mode becomes DEFAULT.
+        if is_uuid(uuid):
+            self._known[uuid] = Place(uuid, directory)
+            self.before[uuid] = before if before in MODES else ""
+
+    def of(self, uuid: str) -> Place:
+        """Return the place of a GPU; nothing is made on disk."""
+        if uuid not in self._known:
+            taken = {place.directory.name for place in self._known.values()}
+            self._known[uuid] = Place(uuid, self._root / short_name(uuid, taken))
+        return self._known[uuid]

@@ -1,0 +1,156 @@
+"""Evict pods one after the other, with patience where that is refused, and tell what came of each eviction."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.evictions import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import NoReturn
+
+    from gpu_device_plugin import metrics as m
+    from gpu_device_plugin.cluster.evictions import Eviction
+    from gpu_device_plugin.core.model.pods import Pod
+
+_log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 5.0
+MOST_RETRY_S = 300.0
+
+
+class Desk(Protocol):
+    """What the evictor needs of the Kubernetes API, see `NodeCluster`."""
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """The pods of this node by UID."""
+
+    def event(self, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about our node."""
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        """Post an Event about a pod."""
+
+    async def evict(self, pod: Pod) -> Eviction:
+        """Ask for the eviction of a pod, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A pod to evict, and why."""
+
+    pod: Pod
+    uuids: frozenset[str]
+    reason: str
+    why: str
+    counted: m.Count
+
+
+@dataclass(slots=True)
+class _Refused:
+    """A pod whose eviction did not succeed."""
+
+    backoff: Backoff
+    not_before: float
+    outcome: Outcome
+
+
+class Evictor:
+    """Evicts the pods that are ordered. Who orders looks at `going` and `put_off` before, and orders again later."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        metrics: m.Metrics,
+        *,
+        first_retry_s: float = FIRST_RETRY_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Evict through `desk`; a refused eviction is possible again after `first_retry_s`, then twice that, and so on.
+
+        `clock` gives monotonic seconds.
+        """
+        self._desk = desk
+        self._metrics = metrics
+        self.first_retry_s = first_retry_s
+        self._clock = clock
+        self._orders: dict[str, _Order] = {}
+        self._ordered = asyncio.Event()
+        self._going: dict[str, frozenset[str]] = {}
+        self._refused: dict[str, _Refused] = {}
+
+    def __repr__(self) -> str:
+        return f"<Evictor: {len(self._orders)} ordered, {len(self._going)} going, {len(self._refused)} refused>"
+
+    @property
+    def going(self) -> Mapping[str, frozenset[str]]:
+        """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they have ended."""
+        pods = self._desk.pods
+        self._going = {uid: uuids for uid, uuids in self._going.items() if uid in pods and not pods[uid].ended}
+        return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
+
+    @property
+    def put_off(self) -> frozenset[str]:
+        """UIDs of the pods whose eviction was refused, and that are not to be ordered again yet."""
+        pods, now = self._desk.pods, self._clock()
+        self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
+        return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
+
+    def order(self, pod: Pod, uuids: frozenset[str], reason: str, why: str, counted: m.Count) -> None:
+        """Have a pod evicted. Returns at once; a pod that is ordered already is not ordered twice.
+
+        Args:
+            pod: the pod.
+            uuids: the GPUs that it should leave.
+            reason: of the Event on the pod, one word in ``UpperCamelCase``.
+            why: a clause about the pod, for people.
+            counted: the counter of outcomes.
+        """
+        self._orders.setdefault(pod.uid, _Order(pod, uuids, reason, why, counted))
+        self._ordered.set()
+
+    async def run(self) -> NoReturn:
+        """Evict what is ordered. Ends only by cancellation."""
+        while True:
+            await self._ordered.wait()
+            order = next(iter(self._orders.values()))
+            answer = await self._desk.evict(order.pod)
+            self._metrics.count(order.counted, answer.outcome)
+            self._settle(order, answer)
+            del self._orders[order.pod.uid]
+            if not self._orders:
+                self._ordered.clear()
+
+    def _settle(self, order: _Order, answer: Eviction) -> None:
+        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        if answer.outcome in {Outcome.EVICTED, Outcome.GONE}:
+            self._refused.pop(pod.uid, None)
+        if answer.outcome is Outcome.EVICTED:
+            self._going[pod.uid] = order.uuids
+            _log.warning("pod %s is evicted: %s", name, order.why)
+            self._desk.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
+        elif answer.outcome is not Outcome.GONE:
+            self._put_off(order, answer)
+
+    def _put_off(self, order: _Order, answer: Eviction) -> None:
+        pod, name = order.pod, f"{order.pod.namespace}/{order.pod.name}"
+        before = self._refused.get(pod.uid)
+        backoff = Backoff(self.first_retry_s, MOST_RETRY_S) if before is None else before.backoff
+        not_before = self._clock() + backoff.next_s(answer.retry_after_s)
+        self._refused[pod.uid] = _Refused(backoff, not_before, answer.outcome)
+        if before is not None and before.outcome is answer.outcome:
+            return  # told before; the counter has the repetitions
+        _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
+        if answer.outcome is Outcome.BLOCKED:
+            note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
+            self._desk.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
+        elif answer.outcome is Outcome.FORBIDDEN:
+            note = f"The agent of this node cannot evict pod {name}: {answer.why}"
+            self._desk.event("GPUEvictionForbidden", note, "Evict")

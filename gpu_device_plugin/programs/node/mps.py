@@ -1,0 +1,365 @@
+"""Meet the node's MPS supervisor in its two files: say which GPUs need a daemon, and follow what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import files
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.core.contract.mpsfiles import (
+    STATE_FILE,
+    WANTED_FILE,
+    MpsFileError,
+    MpsStatus,
+    MpsWanted,
+    read_state,
+    read_wanted,
+    write_wanted,
+)
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.node import mps
+from gpu_device_plugin.core.node.preferring import spread_over
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.kubelet.checkpoint import Entry
+    from gpu_device_plugin.node_state import NodeState
+
+_log = logging.getLogger(__name__)
+
+_LARGEST = 1 << 20
+"""Bytes of a file of the supervisor. A GPU takes 200."""
+_MOST_GRANTED = 4_000
+"""Containers to remember until the checkpoint shows them. A node has at most so many devices."""
+_POLL_S = 0.5
+_POLL_WAITED_FOR_S = 0.1
+"""Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
+
+
+class MpsLink:
+    """Keeps `WANTED_FILE` in step with our ledger, and follows `STATE_FILE`.
+
+    Does nothing on a node where nobody asks for MPS and no file says that somebody did.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: NodeState,
+        entries: Latest[tuple[Entry, ...]],
+        on_trouble: Callable[[str, str], None],
+        *,
+        clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+    ) -> None:
+        """Prepare; no file is opened before `run`.
+
+        Args:
+            directory: where the two files are.
+            state: the node's state, with our ledger.
+            entries: those of the kubelet's checkpoint, set with every reading of it.
+            on_trouble: called with a GPU's UUID (empty: for all) and the reason, when it lacks the daemon that it
+                needs, and with an empty reason when it has it again.
+            clock: seconds since the machine started.
+        """
+        self._directory = directory
+        self._state = state
+        self._entries = entries
+        self._on_trouble = on_trouble
+        self._clock = clock
+        self.states: Latest[MpsState | str] = Latest(mps.NOT_THERE)
+        """What the supervisor runs, or why there is none. Set when something but the beat has changed."""
+        self.refuse = True
+        """The setting `limits_fallback` is `refuse`."""
+        self.start_s, self.stop_s = mps.START_S, mps.STOP_S
+        self.grace_s = mps.BEAT_S
+        """How long a supervisor may be missing before that is reported: it may start together with us."""
+        self._asked_for: frozenset[str] = frozenset()
+        self._written: MpsState | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._unreadable = ""
+        self._wanted = MpsWanted()
+        self._unwritten = False
+        self._complete = False
+        self._granted: list[mps.Given] = []
+        self._asked: dict[str, int] = {}
+        self._waiting = 0
+        self._wake = asyncio.Event()
+        self._troubles: dict[str, str] = {}
+        self._missing_since: float | None = None
+        self._complaint = ""
+
+    def __repr__(self) -> str:
+        return f"<MpsLink {self._directory}: wants {len(self._wanted.gpus)} daemons, {self.states.value!r}>"
+
+    @property
+    def on(self) -> bool:
+        """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
+        return bool(self._asked_for or self._wanted.gpus or self._written is not None)
+
+    @property
+    def gpus(self) -> Mapping[str, MpsGpu]:
+        """The daemons of a supervisor that runs, by the GPU's UUID."""
+        state = self.states.value
+        return {} if isinstance(state, str) else state.gpus
+
+    @property
+    def wanted(self) -> MpsWanted:
+        """The daemons that the supervisor was last told to run."""
+        return self._wanted
+
+    def ask_for(self, uuids: Iterable[str]) -> None:
+        """Let MPS be the means that the administrator wants on these GPUs."""
+        asked = frozenset(uuids)
+        if asked != self._asked_for:
+            self._asked_for = asked
+            self._wake.set()
+
+    def ledger_complete(self) -> None:
+        """The kubelet's records were read: from now on the ledger has every container of the node.
+
+        Before that it is empty, and to tell the supervisor so would end daemons that have clients.
+        """
+        self._complete = True
+        self._write()
+
+    async def run(self) -> NoReturn:
+        """Follow the supervisor and the ledger. Ends only by cancellation; leaves the files as they are.
+
+        An agent that ends leaves its clients running, and so what is wanted.
+        """
+        self._take_up()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll(), name="follow the MPS supervisor")
+            tasks.create_task(self._state.nodes.follow(self._holders_changed), name="follow holders for MPS")
+            tasks.create_task(self._entries.follow(self._holders_changed), name="follow the checkpoint for MPS")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    # --- For the answers to the kubelet ---------------------------------------------------------------------------
+
+    def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
+        """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
+
+        It never raises: `choose` says what came of it, and `granted` or `given_up` has to be called then.
+
+        Args:
+            gpus: the GPUs.
+            shares: of each, by position.
+        """
+        self._look()
+        if not isinstance(self._choice(gpus), mps.Await):
+            return None
+        self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
+        self._write()
+        return self._until(lambda: not isinstance(self._choice(gpus), mps.Await), self.start_s, self.given_up)
+
+    def choose(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | None:
+        """Return the means for a container with shares of these GPUs now; None: MPS has no say in it."""
+        situations = self._situations(gpus)
+        choice = mps.choose(situations, refuse=self.refuse)
+        return mps.in_vain(choice, situations[0], refuse=self.refuse) if isinstance(choice, mps.Await) else choice
+
+    def granted(self, device_ids: frozenset[str], rung: Rung | None) -> None:
+        """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
+        earlier = (each for each in self._granted if not each.device_ids <= device_ids)
+        self._granted = [*earlier, mps.Given(device_ids, rung is Rung.MPS)][-_MOST_GRANTED:]
+        self.given_up()
+
+    def given_up(self) -> None:
+        """No container is being allocated any more."""
+        self._asked = {}
+        self._write()
+
+    def until_startable(self, device_ids: Iterable[str]) -> Awaitable[None] | None:
+        """Return what waits until a container with these devices may start, or for a while; None: it need not wait."""
+        if not self.on:
+            return None
+        self._look()
+        ids = tuple(device_ids)
+        return self._until(lambda: not self.why_not_start(ids), self.stop_s) if self.why_not_start(ids) else None
+
+    def why_not_start(self, device_ids: Iterable[str]) -> str:
+        """Return why a container with these devices must not start now, as a sentence; empty if it may."""
+        if not self.on:
+            return ""
+        ids, node = frozenset(device_ids), self._state.node
+        given = [each for each in self._given() if each.device_ids & ids]
+        client = bool(given) and given[-1].mps
+        for position in sorted(spread_over(node, ids)):
+            why = mps.why_not_start(
+                f"GPU {position}",
+                node.shares.gpus[position].gpu.uuid,
+                self.states.value,
+                self._written,
+                client=client,
+                refuse=self.refuse,
+            )
+            if why:
+                return why
+        return ""
+
+    def _choice(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | mps.Await | None:
+        return mps.choose(self._situations(gpus), refuse=self.refuse)
+
+    def _situations(self, gpus: Sequence[SharedGpu]) -> list[mps.Situation]:
+        present = mps.tenants(self._state.node.ledger, self._given())
+        return [
+            mps.Situation(
+                f"GPU {shared.position}",
+                shared.gpu.uuid in self._asked_for,
+                present.get(shared.gpu.uuid, mps.NOBODY),
+                mps.daemon(self.states.value, shared.gpu.uuid),
+            )
+            for shared in gpus
+        ]
+
+    async def _until(
+        self, there: Callable[[], bool], seconds: float, if_cancelled: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait until `there` returns true, for at most so many seconds. The supervisor is looked at more often."""
+        self._waiting += 1
+        self._wake.set()
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    version = self.states.version
+                    while not there():
+                        version, _ = await self.states.after(version)
+        except asyncio.CancelledError:
+            if_cancelled()
+            raise
+        finally:
+            self._waiting -= 1
+
+    # --- What is wanted -------------------------------------------------------------------------------------------
+
+    def _given(self) -> Iterable[mps.Given]:
+        """Return what containers were given, the latest last."""
+        recorded = (mps.Given(entry.device_ids, entry.rung == Rung.MPS) for entry in self._entries.value)
+        return *recorded, *self._granted
+
+    def _take_up(self) -> None:
+        """Begin with what our predecessor wanted: its clients run on."""
+        try:
+            self._wanted = read_wanted(files.read(self._directory / WANTED_FILE, _LARGEST)[0].decode(errors="replace"))
+        except FileNotFoundError:
+            pass
+        except (OSError, MpsFileError) as error:
+            _log.warning("what the MPS supervisor was told to run is not known: %s", error)
+        self._look()
+
+    def _holders_changed(self, _new: object = None) -> None:
+        if self._granted:
+            held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
+            recorded = {(entry.device_ids, entry.rung == Rung.MPS) for entry in self._entries.value}
+            self._granted = [
+                each for each in self._granted if each.device_ids & held and (each.device_ids, each.mps) not in recorded
+            ]
+        self._write()
+
+    def _write(self) -> None:
+        """Tell the supervisor what it shall run, if that has changed and is certain."""
+        ledger = self._state.node.ledger
+        if not (self.on and self._complete and ledger.certain):
+            return
+        wanted = mps.wanted(
+            ledger,
+            mps.tenants(ledger, self._given()),
+            self._asked,
+            self._wanted,
+            self._state.node.shares.share_mib,
+        )
+        if wanted == self._wanted and not self._unwritten:
+            return
+        if wanted != self._wanted:
+            _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted.gpus)})
+        self._wanted, self._unwritten = wanted, True
+        try:
+            files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
+        except OSError as error:
+            self._complain(f"{self._directory / WANTED_FILE} cannot be written: {error.strerror}")
+            return
+        self._unwritten, self._complaint = False, ""
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            self._complaint = why
+            _log.error("the MPS supervisor cannot be told what to run", extra={"why": why})
+
+    # --- What the supervisor runs ---------------------------------------------------------------------------------
+
+    async def _poll(self) -> NoReturn:
+        while True:
+            self._wake.clear()
+            if self.on:
+                self._look()
+                self._write()
+                self._report()
+            await within(self._pause_s(), self._wake.wait())
+
+    def _pause_s(self) -> float | None:
+        if not self.on:
+            return None
+        return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
+
+    def _look(self) -> None:
+        """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
+        path = self._directory / STATE_FILE
+        try:
+            found = path.stat()
+            if (stamp := (found.st_ino, found.st_mtime_ns, found.st_size)) != self._seen:
+                content, _ = files.read(path, _LARGEST)
+                self._seen, self._unreadable = stamp, ""
+                self._written = read_state(content.decode(errors="replace"))
+        except FileNotFoundError:
+            mounted = self._directory.is_dir()
+            self._seen, self._written = None, None
+            self._unreadable = mps.NOT_THERE if mounted else mps.NOT_MOUNTED
+        except OSError as error:
+            self._seen, self._unreadable = None, f"{path} cannot be read: {error.strerror}"
+        except MpsFileError as error:
+            self._unreadable = str(error)
+        state: MpsState | str
+        if self._unreadable or self._written is None:
+            state = self._unreadable
+        else:
+            state = mps.SILENT if mps.silent(self._written, self._clock()) else self._written
+        if _gist(state) != _gist(self.states.value):
+            self.states.set(state)
+        runs = self._written is not None and any(
+            gpu.status is not MpsStatus.STOPPED for gpu in self._written.gpus.values()
+        )
+        if not (self._asked_for or self._wanted.gpus or runs):
+            self._written, self._seen = None, None  # nobody needs to know more of it
+
+    def _report(self) -> None:
+        needed = self._asked_for | self._wanted.gpus.keys()
+        now, found = time.monotonic(), dict(mps.troubles(self.states.value, needed))
+        if "" not in found:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        if self._missing_since is not None and now - self._missing_since < self.grace_s:
+            found = self._troubles
+        for uuid in self._troubles.keys() - found.keys():
+            if needed and (not uuid or uuid in needed):
+                self._on_trouble(uuid, "")
+        for uuid, why in found.items():
+            if why != self._troubles.get(uuid):
+                self._on_trouble(uuid, why)
+        self._troubles = found
+
+
+def _gist(state: MpsState | str) -> object:
+    """Return a state without its beat, which changes all the time."""
+    return state if isinstance(state, str) else state.gpus

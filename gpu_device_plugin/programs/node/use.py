@@ -1,0 +1,173 @@
+"""Read at intervals who uses what on the node's GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.node.use import NOT_READ, UseReading, attribute, blindness
+from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from typing import NoReturn
+
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.model.shares import Shares
+    from gpu_device_plugin.core.node.holdings import Holding
+    from gpu_device_plugin.core.node.over_use import Place
+    from gpu_device_plugin.core.node.use import GpuReading
+    from gpu_device_plugin.kubelet.checkpoint import Entry
+
+_log = logging.getLogger(__name__)
+
+
+def allocated(
+    entries: Iterable[Entry], resources: Iterable[Resource], ended: Collection[str] = frozenset()
+) -> tuple[Allocated, ...]:
+    """Return the entries of the kubelet's checkpoint, but for those of the pods (by UID) that have ended.
+
+    A GPU that a container was given through a resource that is not ours, of another plugin or of former settings,
+    counts as given whole: the container has a right to it, and nothing that we granted limits it.
+    """
+    kinds = {resource.name: resource.kind for resource in resources}
+    return tuple(
+        Allocated(entry.pod_uid, entry.container, kinds.get(entry.resource, Kind.COUNT), entry.device_ids)
+        for entry in entries
+        if entry.pod_uid not in ended
+    )
+
+
+class UseWatch:
+    """Reads at intervals who uses what."""
+
+    def __init__(
+        self,
+        read_use: Callable[[], Awaitable[tuple[GpuReading, ...] | None]],
+        entries: Latest[tuple[Entry, ...]],
+        resources: Sequence[Resource],
+        shares: Callable[[], Shares],
+        *,
+        interval_s: float,
+        pods: Callable[[], Iterable[Pod]] = tuple,
+        ended: Callable[[], Collection[str]] = frozenset,
+        mps_servers: Callable[[], Collection[int]] = frozenset,
+        measured: Callable[[], Mapping[Place, int]] = dict,
+        processes: Processes | None = None,
+        host_pids: Callable[[], bool | None] = in_nodes_namespace,
+    ) -> None:
+        """Prepare; nothing is read before `run`.
+
+        Args:
+            read_use: reads the processes on all GPUs; None: no driver process answers now.
+            entries: the entries of the kubelet's checkpoint, as last read.
+            resources: ours.
+            shares: returns the node's GPUs.
+            interval_s: seconds between two readings; 0: the use is not read.
+            pods: returns the pods of this node in the API; none without the API.
+            ended: returns the UIDs of ended pods that the checkpoint still shows.
+            mps_servers: returns the PIDs of MPS servers.
+            measured: returns what the driver itself says that containers use, see `attribute`.
+            processes: reads whose the processes are.
+            host_pids: returns whether the agent sees the processes of all pods, see `blindness`.
+        """
+        self._read_use = read_use
+        self._entries = entries
+        self._resources = resources
+        self._shares = shares
+        self._interval_s = interval_s
+        self._pods = pods
+        self._ended = ended
+        self._mps_servers = mps_servers
+        self._measured = measured
+        self._processes = processes or Processes()
+        self._host_pids = host_pids
+        self._woken = asyncio.Event()
+        self._failing = False
+        self._blind = ""
+        self.reading: Latest[UseReading] = Latest(UseReading())
+        """Who uses what, as last read; not set before the first reading. While the use is not read, it lists the
+        containers only, whenever the kubelet's checkpoint was read."""
+
+    def __repr__(self) -> str:
+        return f"<UseWatch every {self._interval_s:g} s: {self.reading!r}>"
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two readings; 0: the use is not read. A change takes effect at once."""
+        return self._interval_s
+
+    @interval_s.setter
+    def interval_s(self, seconds: float) -> None:
+        if seconds != self._interval_s:
+            self._interval_s = seconds
+            self._woken.set()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Return which container holds how much of which GPU now."""
+        entries = allocated(self._entries.value, self._resources, self._ended())
+        return holdings(entries, self._pods(), self._shares())
+
+    async def run(self) -> NoReturn:
+        """Read until cancelled. No failure of a reading ends it."""
+        # Without the checkpoint every pod on a GPU would seem to use what it was not given.
+        await self._entries.after(0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds(), name="read the use")
+            tasks.create_task(self._entries.follow(self._recorded), name="follow the checkpoint")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    def _recorded(self, _: object) -> None:
+        if not self._interval_s:
+            self._woken.set()
+
+    async def _rounds(self) -> NoReturn:
+        while True:
+            self._woken.clear()
+            try:
+                await self._read()
+                self._failing = False
+            except Exception:  # noqa: BLE001 - figures are for people; no fault here may keep a container from starting
+                log = _log.debug if self._failing else _log.exception
+                log("the use of the GPUs cannot be read; trying again at every interval")
+                self._failing = True
+            await within(self._interval_s or None, self._woken.wait())
+
+    async def _read(self) -> None:
+        if not self._interval_s:
+            self.reading.set(attribute((), {}, self.holdings(), at=time.monotonic(), blind=NOT_READ))
+            return
+        at = time.monotonic()
+        found = await self._read_use()
+        if found is None:
+            return  # the newest reading stays, and its time tells its age
+        shares = self._shares()
+        # GPUs that are not shared are other plugins' to give.
+        readings = [reading for reading in found if shares.by_uuid(reading.uuid) is not None]
+        pids = {process.pid for reading in readings for process in reading.processes or ()}
+        named_at = boot_time()
+        # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
+        owners = await asyncio.to_thread(self._processes.owners, pids, named_at=named_at) if pids else {}
+        blind = blindness(readings, owners, host_pids=self._host_pids())
+        if blind and blind != self._blind:
+            _log.warning("the use of the GPUs by container is not known: %s", blind)
+        self._blind = blind
+        self.reading.set(
+            attribute(
+                readings,
+                owners,
+                self.holdings(),
+                pods=self._pods(),
+                mps_servers=self._mps_servers(),
+                measured=self._measured(),
+                at=at,
+                blind=blind,
+            )
+        )

@@ -1,0 +1,56 @@
+"""The settings of the MPS supervisor, with their defaults, forms and descriptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_device_plugin.settings.forms import DIRECTORY, OPTIONAL_ADDRESS, Address, one_of, size
+from gpu_device_plugin.settings.knobs import Form, knob
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LONGEST = 60
+
+
+def _short(text: str) -> Path:
+    path = DIRECTORY.read(text)
+    if len(text.encode()) > _LONGEST:
+        raise ValueError(
+            f"{text!r} is too long: the daemons' sockets are below it, and the path of a socket has at most 107 "
+            f"bytes; choose a directory of at most {_LONGEST}"
+        )
+    return path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsSettings:
+    """The settings of an MPS supervisor, read once and then frozen."""
+
+    COMMAND: ClassVar[str] = "mps"
+
+    mps_dir: Path = knob(
+        "/run/gpushare/mps",
+        Form("DIR", _short),
+        "Directory in which the agent and the MPS supervisor of the node meet, with the sockets of the daemons; the "
+        "same path on the node and in containers.",
+    )
+    shm_size_mib: int = knob(
+        "1GiB",
+        size(0),
+        "Size of the /dev/shm that all clients of MPS on the node share, a tmpfs in the directory shm of mps_dir. "
+        "0MiB: none is mounted, and what is mounted there already serves.",
+    )
+    http: Address | None = knob(
+        "",
+        OPTIONAL_ADDRESS,
+        "Address of /metrics, /healthz and /readyz, for example 0.0.0.0:9446, or :9446 for all addresses. Empty or "
+        "off: none.",
+    )
+    log_level: str = knob("info", one_of("debug", "info", "warning", "error"), "Least severity to log.", live=True)
+    log_format: str = knob(
+        "auto",
+        one_of("auto", "human", "json"),
+        "Form of the log: human, json (one object per line), or auto: human on a terminal, json elsewhere.",
+    )

@@ -1,0 +1,186 @@
+"""Our API server evicts pods and keeps conditions as the real one does, where there is a real one (KUBE_BIN)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpu_device_plugin.cluster.api import NODES
+from gpu_device_plugin.cluster.binder import PodRef
+from gpu_device_plugin.cluster.client import PatchType
+from gpu_device_plugin.cluster.evictions import Outcome, evict
+from gpu_device_plugin.testing.builders import node, pod
+
+if TYPE_CHECKING:
+    from tests.cluster.conftest import Api
+
+IN_DEFAULT = "/api/v1/namespaces/default/pods"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+MERGE = PatchType.MERGE.value
+VIOLATES = "Cannot evict pod as it would violate the pod's disruption budget."
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses: the real server lives as long as all of them."""
+    return f"t{uuid.uuid4().hex[:10]}"
+
+
+async def running(api: Api, name: str, *, ready: bool = True) -> PodRef:
+    """Make a pod that runs on a node, with its name as a label."""
+    status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
+    assert status == 201, made
+    ready_now = {"type": "Ready", "status": "True" if ready else "False"}
+    body = {"status": {"phase": "Running", "conditions": [ready_now]}}
+    status, answer = await api.ask("PATCH", f"{IN_DEFAULT}/{name}/status", body, MERGE)
+    assert status == 200, answer
+    return PodRef("default", name, made["metadata"]["uid"])
+
+
+async def budget(api: Api, name: str, app: str, **status: int) -> None:
+    """Make a PodDisruptionBudget for the pods with a label, with the status that its controller writes."""
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+    }
+    code, answer = await api.ask("POST", BUDGETS, body)
+    assert code == 201, answer
+    if status:
+        found = {"observedGeneration": 1, "expectedPods": 1, "desiredHealthy": 1, "currentHealthy": 1, **status}
+        code, answer = await api.ask("PATCH", f"{BUDGETS}/{name}/status", {"status": found}, MERGE)
+        assert code == 200, answer
+
+
+async def post(api: Api, pod: PodRef, uid: str = "", **metadata: str) -> tuple[int, dict[str, Any]]:
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace, **metadata},
+        "deleteOptions": {"preconditions": {"uid": uid or pod.uid}},
+    }
+    return await api.ask("POST", f"{IN_DEFAULT}/{pod.name}/eviction", body)
+
+
+async def found(api: Api, name: str) -> dict[str, Any]:
+    _, answer = await api.ask("GET", f"{IN_DEFAULT}/{name}")
+    made: dict[str, Any] = answer
+    return made
+
+
+async def test_a_running_pod_is_marked_and_its_kubelet_ends_it(api: Api, name: str) -> None:
+    made = await running(api, name)
+    status, answer = await post(api, made)
+    assert (status, answer["kind"], answer["status"], answer["code"]) == (201, "Status", "Success", 201)
+    left = await found(api, name)
+    assert left["metadata"]["deletionGracePeriodSeconds"] == 30
+    (why,) = (one for one in left["status"]["conditions"] if one["type"] == "DisruptionTarget")
+    assert (why["status"], why["reason"], why["message"]) == ("True", "EvictionByEvictionAPI", "Eviction API: evicting")
+    assert (await evict(api.client, made)).outcome is Outcome.EVICTED, "it may be asked for again"
+
+
+async def test_what_is_gone_and_a_namesake_are_not_evicted(api: Api, name: str) -> None:
+    answer = await post(api, PodRef("default", name, "u"))
+    assert (answer[0], answer[1]["reason"], answer[1]["message"]) == (404, "NotFound", f'pods "{name}" not found')
+    made = await running(api, name)
+    status, answer_ = await post(api, made, uid="another")
+    assert (status, answer_["reason"]) == (409, "Conflict")
+    assert "another" in answer_["message"]
+    assert (await evict(api.client, PodRef("default", name, "another"))).outcome is Outcome.GONE
+    assert "deletionTimestamp" not in (await found(api, name))["metadata"]
+
+
+async def test_the_name_has_to_be_that_of_the_address(api: Api, name: str) -> None:
+    status, answer = await post(api, await running(api, name), name="other")
+    assert (status, answer["reason"]) == (400, "BadRequest")
+
+
+async def test_a_budget_that_allows_nothing_is_respected(api: Api, name: str) -> None:
+    made = await running(api, name)
+    await budget(api, name, name, disruptionsAllowed=0)
+    status, answer = await post(api, made)
+    assert (status, answer["reason"], answer["message"]) == (429, "TooManyRequests", VIOLATES)
+    (cause,) = answer["details"]["causes"]
+    assert cause["reason"] == "DisruptionBudget"
+    assert cause["message"] == f"The disruption budget {name} needs 1 healthy pods and has 1 currently"
+    assert answer["details"].get("retryAfterSeconds", 0) == 0
+    blocked = await evict(api.client, made)
+    assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 0)
+    assert "deletionTimestamp" not in (await found(api, name))["metadata"]
+
+
+async def test_a_budget_that_nobody_has_looked_at_blocks_for_a_while(api: Api, name: str) -> None:
+    made = await running(api, name)
+    await budget(api, name, name)
+    status, answer = await post(api, made)
+    assert (status, answer["details"]["retryAfterSeconds"]) == (429, 10)
+    assert answer["details"]["causes"][0]["message"] == (
+        f"The disruption budget {name} is still being processed by the server."
+    )
+    blocked = await evict(api.client, made)
+    assert (blocked.outcome, blocked.retry_after_s) == (Outcome.BLOCKED, 10)
+
+
+async def test_each_eviction_takes_one_from_the_budget(api: Api, name: str) -> None:
+    one, other = await running(api, name), await running(api, f"{name}b")
+    await api.ask("PATCH", f"{IN_DEFAULT}/{name}b", {"metadata": {"labels": {"app": name}}}, MERGE)
+    await budget(api, name, name, disruptionsAllowed=1)
+    assert [(await evict(api.client, each)).outcome for each in (one, other)] == [Outcome.EVICTED, Outcome.BLOCKED]
+    _, left = await api.ask("GET", f"{BUDGETS}/{name}")
+    assert left["status"]["disruptionsAllowed"] == 0
+
+
+async def test_a_pod_that_is_not_ready_is_not_kept_by_a_budget_that_is_met(api: Api, name: str) -> None:
+    made = await running(api, name, ready=False)
+    await budget(api, name, name, disruptionsAllowed=0)
+    assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+
+
+async def test_a_budget_does_not_keep_a_pod_that_is_ending(api: Api, name: str) -> None:
+    made = await running(api, name)
+    await budget(api, name, name, disruptionsAllowed=0)
+    await api.ask("DELETE", f"{IN_DEFAULT}/{name}")
+    assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+
+
+async def test_two_budgets_are_an_error(api: Api, name: str) -> None:
+    made = await running(api, name)
+    for each in (name, f"{name}b"):
+        await budget(api, each, name, disruptionsAllowed=1)
+    status, answer = await post(api, made)
+    assert (status, answer["status"], answer["code"]) == (500, "Failure", 500)
+    assert answer["message"].startswith("This pod has more than one PodDisruptionBudget")
+    failed = await evict(api.client, made)
+    assert failed.outcome is Outcome.FAILED
+    assert "more than one PodDisruptionBudget" in failed.why
+
+
+async def test_a_stranger_evicts_nothing(api: Api, name: str) -> None:
+    made = await running(api, name)
+    status, answer = await api.ask("POST", f"{IN_DEFAULT}/{made.name}/eviction", {}, config=api.stranger)
+    assert (status, answer["reason"]) == (403, "Forbidden")
+    assert 'cannot create resource "pods/eviction" in API group "" in the namespace "default"' in answer["message"]
+
+
+async def test_a_condition_keeps_the_fields_that_a_patch_leaves_out(api: Api, name: str) -> None:
+    """By that its last transition stays while only its heartbeat moves."""
+    await api.ask("POST", "/api/v1/nodes", node(name))
+    times = [f"2026-01-01T00:00:0{second}Z" for second in range(2)]
+    first = {
+        "type": "X",
+        "status": "True",
+        "reason": "R",
+        "lastHeartbeatTime": times[0],
+        "lastTransitionTime": times[0],
+    }
+    for condition in (first, {"type": "X", "reason": "S", "lastHeartbeatTime": times[1]}):
+        body = {"status": {"conditions": [condition]}}
+        raw = await api.client.patch(NODES, name, body, subresource="status", how=PatchType.STRATEGIC)
+    (left,) = (one for one in msgspec.json.decode(raw)["status"]["conditions"] if one["type"] == "X")
+    assert left == {**first, "reason": "S", "lastHeartbeatTime": times[1]} | (
+        {"message": ""} if "message" in left else {}
+    )

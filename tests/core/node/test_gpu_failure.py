@@ -1,0 +1,78 @@
+"""Pods leave a GPU that has failed by itself for the grace; a driver that does not answer fails no GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.evicting import Candidate
+from gpu_device_plugin.core.node.gpu_failure import OWN_CAUSES, Failed, Failures, failure, on_failed
+from gpu_device_plugin.core.node.health import Belief, Cause, Problem
+from gpu_device_plugin.core.node.holdings import Holding
+
+
+def belief(*causes: Cause) -> Belief:
+    return Belief(tuple(Problem(cause, f"it is {cause}") for cause in causes))
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_only_causes_in_the_gpu_itself_are_failures(cause: Cause) -> None:
+    assert failure(belief(cause)) == ("" if cause in {Cause.UNWATCHED, Cause.RESET} else f"it is {cause}")
+    assert (cause in OWN_CAUSES) is (cause not in {Cause.UNWATCHED, Cause.RESET})
+
+
+def test_what_an_unwatched_gpu_had_is_not_known_to_last() -> None:
+    assert failure(belief(Cause.FATAL_XID, Cause.UNWATCHED)) == ""
+    assert failure(belief(Cause.FATAL_XID, Cause.RESET, Cause.LOST)) == "it is fatal XID; it is lost"
+    assert failure(Belief()) == ""
+
+
+def after(*looks: tuple[float, dict[str, Belief], bool]) -> Failures:
+    failures = Failures()
+    for now, beliefs, watched in looks:
+        failures = failures.after(beliefs, watched=watched, now=now)
+    return failures
+
+
+XID = {"a": belief(Cause.FATAL_XID), "b": Belief()}
+
+
+def test_a_gpu_has_failed_once_the_grace_is_over() -> None:
+    failures = after((10, XID, True), (50, XID, True))
+    assert failures.gpus == {"a": Failed(10, "it is fatal XID")}
+    assert (failures.lasting(60, 69), failures.next_s(60, 69)) == ({}, 1)
+    assert (list(failures.lasting(60, 70)), failures.next_s(60, 70)) == (["a"], None)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        (20, XID, False),  # the driver hangs, or the agent is paused
+        (20, {"a": Belief()}, True),
+        (20, {"a": belief(Cause.FATAL_XID, Cause.UNWATCHED)}, True),
+        (20, {"a": belief(Cause.RESET)}, True),
+        (20, {}, True),  # it is not listed any more
+    ],
+)
+def test_whatever_interrupts_a_failure_begins_the_grace_anew(between: tuple[float, dict[str, Belief], bool]) -> None:
+    failures = after((10, XID, True), between, (30, XID, True))
+    assert failures.gpus["a"].since == 30
+
+
+def test_a_clock_that_goes_back_shortens_no_grace() -> None:
+    assert after((10, XID, True), (5, XID, True)).lasting(60, 64) == {}
+
+
+def test_the_newest_reason_is_told() -> None:
+    assert after((1, XID, True), (2, {"a": belief(Cause.LOST)}, True)).gpus["a"] == Failed(1, "it is lost")
+
+
+def test_the_pods_on_it_go_whether_they_have_parts_or_all_of_it() -> None:
+    one, two = Pod("u", "default", "one"), Pod("v", "default", "two")
+    holdings = [
+        Holding("u", "main", {"a": 4096, "b": 4096}, pod=one),
+        Holding("v", "main", {"a": 16384}, whole=True, pod=two),
+        Holding("w", "main", {"a": 1024}),
+        Holding("x", "main", {"b": 1024}, pod=two),
+    ]
+    assert on_failed({"a": Failed(0, "")}, holdings) == (Candidate(one, "a", 4096), Candidate(two, "a", 16384))

@@ -1,0 +1,223 @@
+"""The report of a node's agent in words: used beside granted, and which limit holds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu, UsedPart
+from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.telling.overview import details, summary
+from gpu_device_plugin.core.telling.overview_document import document
+from gpu_device_plugin.core.telling.overview_wide import wide
+from gpu_device_plugin.core.telling.reported import age, container, does_not_hold, limit, memory_in_use, mib, uses
+from tests.reports import NO_LIMITS, SINCE, part, report
+from tests.views import node_view, pod_on
+
+WEB = part("web", used=1200, rung=Rung.ADVISORY, held=Held.UNVERIFIED)
+HOG = part("ml/hog", used=6120, rung=Rung.ADVISORY, held=Held.UNVERIFIED, over_since=SINCE)
+STRANGER = part("spy", granted=0, used=700, over_since=SINCE)
+DIFFERS = part("big", 1, rung=Rung.DRIVER, held=Held.DIFFERS, found_mib=8192, why="its own env names another")
+MISSING = part("old", 1, rung=Rung.DRIVER, held=Held.MISSING, why="its CDI specification is older")
+HELD = part("good", 1, rung=Rung.DRIVER, held=Held.HELD, found_mib=4096)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (None, "at an unknown time"),
+        (0.4, "0 s ago"),
+        (119, "119 s ago"),
+        (120, "2 min ago"),
+        (7199, "120 min ago"),
+        (7200, "2 h ago"),
+        (400_000, "5 days ago"),
+    ],
+)
+def test_an_age_is_told_in_a_unit_of_which_it_has_two(seconds: float | None, said: str) -> None:
+    assert age(seconds) == said
+
+
+def test_amounts_that_are_compared_have_one_unit() -> None:
+    assert [mib(amount) for amount in (None, 0, 4096, 143_771)] == ["unknown", "0 MiB", "4,096 MiB", "143,771 MiB"]
+
+
+def test_a_container_is_named_as_far_as_it_is_known() -> None:
+    """An agent without the API knows only the UID of a pod, and of some processes only the pod."""
+    assert container(HOG) == "ml/hog/main"
+    assert container(UsedPart("", "0b7c6d5e-uid", "", 0, 0)) == "0b7c6d5e-uid"
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        (part("whole"), "-"),
+        (WEB, "advisory"),
+        (part("x", rung=Rung.MPS, held=Held.UNVERIFIED), "mps: unverified"),
+        (part("x", rung=Rung.CUSTOM, held=Held.UNVERIFIED), "custom: unverified"),
+        (part("x", rung=Rung.MPS), "mps"),
+        (HELD, "driver: held"),
+        (DIFFERS, "driver: differs (8,192 MiB instead of 4,096 MiB)"),
+        (MISSING, "driver: missing (4,096 MiB)"),
+    ],
+)
+def test_a_limit_is_the_means_and_whether_it_holds(held: UsedPart, said: str) -> None:
+    assert limit(held) == said
+
+
+def test_what_is_wrong_with_a_container_is_a_sentence() -> None:
+    assert uses(HOG) == f"uses 6,120 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
+    assert uses(WEB) == "uses 1,200 MiB of GPU 0, was granted 4,096 MiB"
+    assert uses(part("x", used=None)) == "uses an unknown amount of GPU 0, was granted 4,096 MiB"
+    assert uses(STRANGER) == "uses 700 MiB of GPU 0, which it was not given"
+    assert does_not_hold(DIFFERS) == (
+        "is limited to 8,192 MiB of GPU 1 instead of 4,096 MiB: its own env names another"
+    )
+    missing = part("old", 1, rung=Rung.DRIVER, held=Held.MISSING)
+    assert does_not_hold(missing) == "has no limit on GPU 1, where it was granted 4,096 MiB"
+
+
+# --- The tables -------------------------------------------------------------------------------------------------------
+
+GPUS = {0: UsedGpu(8320, 300), 1: UsedGpu(3000, 0)}
+RUNGS = {0: GpuRung(Rung.ADVISORY, NO_LIMITS), 1: GpuRung(Rung.DRIVER, "the driver limits")}
+ALL = (WEB, HOG, STRANGER, DIFFERS, MISSING, HELD)
+
+
+def test_the_details_have_used_beside_granted() -> None:
+    """The most use first; the original's tables come before, unchanged."""
+    view = node_view("a", (15, 15), pod_on("web", {0: 4}), report=report(*ALL, gpus=GPUS, rungs=RUNGS, left_out=2))
+    before = details([node_view("a", (15, 15), pod_on("web", {0: 4}))])
+    printed = details([view])
+    assert printed[: len(before)] == before
+    assert printed[len(before) :] == [
+        "",
+        "GPU memory in use on a:",
+        "  GPU  CONTAINER              USED       GRANTED        LIMIT",
+        f"  0    ml/hog/main            6,120 MiB  4,096 MiB      advisory                                          over since {SINCE}",  # noqa: E501
+        "  0    default/web/main       1,200 MiB  4,096 MiB      advisory",
+        "  0    default/spy/main       700 MiB    0 MiB          -                                                 was not given this GPU",  # noqa: E501
+        "  0    (processes of no pod)  300 MiB    -              -",
+        "  0    (in all)               8,320 MiB  of 15,360 MiB  advisory",
+        "  1    default/big/main       1,000 MiB  4,096 MiB      driver: differs (8,192 MiB instead of 4,096 MiB)  its own env names another",  # noqa: E501
+        "  1    default/good/main      1,000 MiB  4,096 MiB      driver: held",
+        "  1    default/old/main       1,000 MiB  4,096 MiB      driver: missing (4,096 MiB)                       its CDI specification is older",  # noqa: E501
+        "  1    (in all)               3,000 MiB  of 15,360 MiB  driver",
+        "  2 more containers are not listed.",
+    ]  # fmt: skip
+
+
+def test_blind_is_not_zero_and_old_figures_say_so() -> None:
+    blind = "the agent's pod has no hostPID"
+    unknown = part("web", used=None, rung=Rung.ADVISORY, held=Held.UNVERIFIED)
+    view = node_view("a", (15,), report=report(unknown, gpus={0: UsedGpu(9000)}, blind=blind, age_s=420))
+    assert memory_in_use([view]) == [
+        "",
+        "GPU memory in use on a, read 7 min ago:",
+        f"  Who uses it is not known: {blind}.",
+        "  GPU  CONTAINER         USED       GRANTED        LIMIT",
+        "  0    default/web/main  unknown    4,096 MiB      advisory",
+        "  0    (in all)          9,000 MiB  of 15,360 MiB  advisory",
+    ]
+
+
+def test_a_node_of_an_older_agent_is_shown_as_before() -> None:
+    view = node_view("a", (15,), pod_on("web", {0: 4}))
+    assert memory_in_use([view]) == []
+    assert summary([view])[-1] == "4/15 (26%)  "
+
+
+def test_a_refusing_gpu_and_one_of_unknown_size_have_their_rows() -> None:
+    refusing = {0: GpuRung(Rung.ADVISORY, "why", refusal="MPS is required here and not there")}
+    view = node_view("a", (15,), share_mib=None, report=report(rungs=refusing))
+    assert memory_in_use([view])[2:] == [
+        "  GPU  CONTAINER  USED     GRANTED  LIMIT",
+        "  0    (in all)   unknown  -        advisory  shares are refused: MPS is required here and not there",
+    ]
+    unknown = node_view("a", (15,), report=report(rungs={}))
+    assert memory_in_use([unknown])[3].split() == ["0", "(in", "all)", "unknown", "of", "15,360", "MiB", "-"]
+
+
+def test_the_overview_says_at_a_glance_that_something_is_wrong() -> None:
+    wrong = node_view("a", (15, 15), report=report(*ALL, gpus=GPUS))
+    assert summary([wrong])[-2:] == [
+        "",
+        (
+            "1 container uses more than granted; 1 container uses a GPU that was not given to it; 2 limits do not "
+            "hold: kubectl inspect gpushare -d has the names."
+        ),
+    ]
+    two = node_view("b", (15, 15), report=report(HOG, HOG))
+    assert summary([two])[-1] == "2 containers use more than granted: kubectl inspect gpushare -d has the names."
+    for well in (report(WEB, HELD), report(HOG, age_s=1000), report(part("dcgm", granted=0, used=3))):
+        assert summary([node_view("a", (15, 15), report=well)])[-1] == "0/30 (0%)  "
+
+
+def test_wide_rows_have_the_use_and_the_means_of_each_gpu() -> None:
+    refusing = GpuRung(Rung.ADVISORY, "why", refusal="no")
+    rungs = {**RUNGS, 2: refusing, 3: GpuRung(Rung.MPS, "the label")}
+    gpus = {**GPUS, 2: UsedGpu(0)}
+    told = [
+        row[34:82].split("  ") for row in wide([node_view("a", (15,) * 5, report=report(*ALL, gpus=gpus, rungs=rungs))])
+    ]
+    cells = [[cell.strip() for cell in row if cell.strip()][1:3] for row in told]
+    assert cells == [
+        ["USED", "LIMITS"],
+        ["8,320 MiB", "advisory"],
+        ["3,000 MiB", "driver, 2 not held"],
+        ["0 MiB", "advisory, shares refused"],
+        ["-", "mps"],
+        ["-", "-"],
+    ]
+    old = wide([node_view("a", (15,), report=report(gpus=GPUS, age_s=600))])
+    assert "  8,320 MiB (10 min ago)  advisory  " in old[1]
+
+
+def test_the_document_has_every_figure() -> None:
+    read = report(
+        DIFFERS, STRANGER, gpus=GPUS, rungs={1: GpuRung(Rung.DRIVER, "why", "refused")}, blind="no hostPID", left_out=3
+    )
+    assert read.use is not None
+    (node,) = json.loads(json.dumps(document([node_view("a", (15, 15), report=read)])))["nodes"]
+    assert node["limits"] == "driver"
+    assert node["use"] == {"at": read.use.at, "ageSeconds": 10, "blind": "no hostPID", "leftOut": 3}
+    first, second = node["gpus"]
+    assert (first["usedMiB"], first["unattributedMiB"], first["limits"], first["limitsReason"]) == (
+        8320,
+        300,
+        None,
+        None,
+    )
+    assert (second["limits"], second["limitsReason"], second["refusal"]) == ("driver", "why", "refused")
+    assert first["containers"] == [
+        {
+            "namespace": "default",
+            "pod": "spy",
+            "container": "main",
+            "grantedMiB": 0,
+            "usedMiB": 700,
+            "smPercent": None,
+            "trespassing": True,
+            "overSince": SINCE,
+            "rung": None,
+            "held": None,
+            "foundMiB": None,
+            "why": None,
+        }
+    ]
+    (differs,) = second["containers"]
+    assert (differs["rung"], differs["held"], differs["foundMiB"], differs["trespassing"]) == (
+        "driver",
+        "differs",
+        8192,
+        False,
+    )
+    assert differs["why"] == "its own env names another"
+
+
+def test_figures_without_a_time_and_without_limits_are_nulls() -> None:
+    read = report(WEB)
+    (node,) = document([node_view("a", (15,), report=NodeReport(None, read.use, None))])["nodes"]
+    assert (node["limits"], node["use"]["ageSeconds"], node["gpus"][0]["refusal"]) == (None, None, None)

@@ -1,0 +1,77 @@
+"""The MPS supervisor of deploy/optional: what would end the work of its clients does not happen by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_device_plugin import cli
+from gpu_device_plugin.core.node.mps_daemon import QUIT_S
+from gpu_device_plugin.settings.knobs import knobs_of
+from gpu_device_plugin.settings.mps import MpsSettings
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Texts
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def daemon_set(path: str) -> Json:
+    (found,) = (each for each in yaml.safe_load_all((DEPLOY / path).read_text()) if each["kind"] == "DaemonSet")
+    assert isinstance(found, dict)
+    return found
+
+
+SUPERVISOR = daemon_set("optional/mps.yaml")
+AGENT = daemon_set("daemonset.yaml")
+POD: Json = SUPERVISOR["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+
+
+def settings() -> MpsSettings:
+    environ = {each["name"]: each["value"] for each in CONTAINER["env"]}
+    return cli.sources_of(MpsSettings, cli.parse(CONTAINER["args"]), environ).read(texts=Texts())
+
+
+def test_its_directory_is_the_one_of_the_agent_and_the_same_on_the_node() -> None:
+    (mount,) = (each for each in CONTAINER["volumeMounts"] if each["name"] == "mps")
+    (volume,) = (each for each in POD["volumes"] if each["name"] == "mps")
+    agent = {knob.name: knob.default for knob in knobs_of(NodeSettings)}["mps_dir"]
+    assert mount["mountPath"] == volume["hostPath"]["path"] == str(settings().mps_dir) == agent
+    # What the supervisor mounts there is for the containers of others.
+    assert settings().shm_size_mib > 0
+    assert mount["mountPropagation"] == "Bidirectional"
+    assert CONTAINER["securityContext"]["privileged"] is True
+
+
+def test_nothing_replaces_or_kills_it_by_itself() -> None:
+    """The daemons are processes of its container: they end with it, and so does the work of their clients."""
+    assert SUPERVISOR["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert "livenessProbe" not in CONTAINER
+    assert "memory" not in CONTAINER["resources"].get("limits", {})
+    assert POD["priorityClassName"] == "system-node-critical"
+
+
+def test_a_daemon_that_does_not_quit_is_killed_before_the_container_is() -> None:
+    assert POD["terminationGracePeriodSeconds"] >= QUIT_S + 45
+
+
+def test_it_runs_where_the_agent_does_and_sees_the_processes_of_the_node() -> None:
+    agent = AGENT["spec"]["template"]["spec"]
+    same = ("nodeSelector", "tolerations", "runtimeClassName")
+    assert [POD[key] for key in same] == [agent[key] for key in same]
+    assert CONTAINER["image"] == agent["containers"][0]["image"]
+    assert POD["hostPID"] is True
+
+
+def test_it_has_the_drivers_programs_and_no_right_on_the_api() -> None:
+    environ = {each["name"]: each["value"] for each in CONTAINER["env"]}
+    assert environ == {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    assert POD["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in POD
+    labels = SUPERVISOR["spec"]["template"]["metadata"]["labels"]
+    assert SUPERVISOR["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["app.kubernetes.io/component"] != AGENT["metadata"]["labels"]["app.kubernetes.io/component"]

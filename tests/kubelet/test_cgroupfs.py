@@ -1,0 +1,199 @@
+"""A container's cgroup is found in the trees that kubelets and container runtimes make."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of
+from gpu_device_plugin.kubelet.cgroupfs import CgroupTree, Leaves
+
+UID = "8dbc6bd1-07c9-4f21-a4f4-3b4fd6e0c6a1"
+SYSTEMD = UID.replace("-", "_")
+HASH = "0123456789abcdef" * 2
+"""The UID of a static pod, as the kubelet has it."""
+ID = "ab" * 32
+OTHER = "cd" * 32
+OWNER = CgroupOwner(UID, ID)
+SCOPE = f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SYSTEMD}.slice"
+
+SHAPES = {
+    "cgroupfs, guaranteed": f"kubepods/pod{UID}/{ID}",
+    "cgroupfs, burstable": f"kubepods/burstable/pod{UID}/{ID}",
+    "below a cgroupRoot": f"kubelet-1/kubepods/besteffort/pod{UID}/{ID}",
+    "systemd, containerd": f"{SCOPE}/cri-containerd-{ID}.scope",
+    "systemd, guaranteed": f"kubepods.slice/kubepods-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    "systemd, docker": f"{SCOPE}/docker-{ID}.scope",
+    "systemd, CRI-O with runc": f"{SCOPE}/crio-{ID}.scope",
+    "systemd, CRI-O with crun": f"{SCOPE}/crio-{ID}.scope/container",
+    "kind": f"kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/"
+    f"kubelet-kubepods-besteffort-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    "a host that sees into kind": f"docker.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/"
+    f"kubelet-kubepods-pod{SYSTEMD}.slice/cri-containerd-{ID}.scope",
+    "cgroup v1": f"memory/kubepods/burstable/pod{UID}/{ID}",
+    "k3s below its unit": f"system.slice/k3s.service/kubepods/burstable/pod{UID}/{ID}",
+}
+
+
+def made(root: Path, *paths: str) -> Path:
+    """Make directories, as the kernel does with files in them."""
+    for path in paths:
+        (root / path).mkdir(parents=True, exist_ok=True)
+    for each in (root, *(directory for directory in root.rglob("*") if directory.is_dir())):
+        (each / "cgroup.procs").touch()
+    return root
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_cgroup_of_a_container_is_found_in_every_shape(tmp_path: Path, shape: str) -> None:
+    pod = next(str(each) for each in Path(shape).parents if owner_of(each.name) is not None)
+    around = (f"{pod}/{OTHER}", "system.slice/kubelet.service", "init.scope", f"{pod}/{OTHER[:-1]}", "dev-hugepages")
+    root = made(tmp_path, shape, *around)
+    assert CgroupTree(root).leaves({OWNER}) == Leaves({OWNER: str(root / shape)})
+
+
+def test_a_static_pod_has_the_uid_that_the_kubelet_gave_it(tmp_path: Path) -> None:
+    root = made(tmp_path, f"kubepods/burstable/pod{HASH}/{ID}")
+    owner = CgroupOwner(HASH, ID)
+    assert CgroupTree(root).leaves({owner}).paths == {owner: str(root / f"kubepods/burstable/pod{HASH}/{ID}")}
+
+
+def test_the_monitor_of_a_container_is_not_the_container(tmp_path: Path) -> None:
+    root = made(tmp_path, f"{SCOPE}/crio-conmon-{ID}.scope")
+    assert CgroupTree(root).leaves({OWNER}) == Leaves({})
+    made(tmp_path, f"{SCOPE}/crio-{ID}.scope")
+    assert CgroupTree(root).leaves({OWNER}).paths[OWNER].endswith(f"/crio-{ID}.scope")
+
+
+def test_what_a_container_makes_below_its_cgroup_is_not_its_leaf(tmp_path: Path) -> None:
+    """A container may have a writable cgroup, and imitate there whatever it likes."""
+    leaf = f"kubepods/pod{UID}/{OTHER}"
+    root = made(tmp_path, f"{leaf}/container", f"{leaf}/{ID}", f"{leaf}/kubepods/pod{UID}/{ID}")
+    tree, owner = CgroupTree(root), CgroupOwner(UID, OTHER)
+    assert tree.leaves({OWNER, owner}).paths == {owner: str(root / leaf)}
+
+
+def test_a_container_counts_only_within_its_own_pod(tmp_path: Path) -> None:
+    root = made(tmp_path, f"kubepods/pod{UID}", f"kubepods/pod{HASH}/{ID}")
+    assert CgroupTree(root).leaves({OWNER}) == Leaves({})
+
+
+@pytest.mark.parametrize("paths", [(), ("init.scope", "user.slice/kubepods.service"), (f"pod{UID}/{ID}",)])
+def test_a_pod_that_sees_only_its_own_cgroups_sees_no_tree(tmp_path: Path, paths: tuple[str, ...]) -> None:
+    assert CgroupTree(made(tmp_path, *paths)).leaves({OWNER}) == Leaves({}, seen=False)
+
+
+def test_a_missing_mount_is_no_error(tmp_path: Path) -> None:
+    assert CgroupTree(tmp_path / "none").leaves({OWNER}) == Leaves({}, seen=False)
+    assert CgroupTree(tmp_path / "none").leaves(()) == Leaves({})
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    """With cgroup v1 controllers have second names, which are links."""
+    root = made(tmp_path / "cgroup", f"cpu,cpuacct/kubepods/pod{UID}/{ID}")
+    (root / "cpu").symlink_to("cpu,cpuacct")
+    (root / "kubepods").symlink_to(tmp_path)
+    (found,) = CgroupTree(root).leaves({OWNER}).paths.values()
+    assert found == str(root / f"cpu,cpuacct/kubepods/pod{UID}/{ID}")
+
+
+def test_both_trees_of_a_node_whose_driver_was_changed_are_searched(tmp_path: Path) -> None:
+    other = CgroupOwner(HASH, OTHER)
+    root = made(tmp_path, f"{SCOPE}/cri-containerd-{ID}.scope", f"kubepods/pod{HASH}/{OTHER}")
+    assert CgroupTree(root).leaves({OWNER, other}).paths.keys() == {OWNER, other}
+
+
+def test_a_restarted_container_has_another_cgroup(tmp_path: Path) -> None:
+    root = made(tmp_path, f"kubepods/pod{UID}/{ID}")
+    tree, again = CgroupTree(root), CgroupOwner(UID, OTHER)
+    assert tree.leaves({OWNER}).paths
+    (root / f"kubepods/pod{UID}/{ID}/cgroup.procs").unlink()
+    (root / f"kubepods/pod{UID}/{ID}").rmdir()
+    assert tree.leaves({OWNER}) == Leaves({})
+    made(root, f"kubepods/pod{UID}/{OTHER}")
+    assert tree.leaves({again}).paths == {again: str(root / f"kubepods/pod{UID}/{OTHER}")}
+    assert "1 found" in repr(tree)
+
+
+class Opened(list[str]):
+    """The directories that were opened."""
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    opened, scandir = Opened(), os.scandir
+
+    def recorded(path: str) -> object:
+        opened.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", recorded)
+    return opened
+
+
+def test_a_found_cgroup_is_not_searched_for_again(tmp_path: Path, opened: Opened) -> None:
+    tree = CgroupTree(made(tmp_path, f"kubepods/pod{UID}/{ID}"))
+    first = tree.leaves({OWNER})
+    opened.clear()
+    assert tree.leaves({OWNER}) == first
+    assert tree.leaves(()) == Leaves({})
+    assert opened == []
+
+
+def test_no_other_pods_cgroup_is_opened(tmp_path: Path, opened: Opened) -> None:
+    others = [f"kubepods/burstable/pod{index:032x}/{ID}" for index in range(50)]
+    root = made(tmp_path, *others, f"kubepods/besteffort/pod{UID}/{ID}")
+    opened.clear()
+    assert CgroupTree(root).leaves({OWNER}).paths
+    kubepods = root / "kubepods"
+    wanted = (root, kubepods, kubepods / "burstable", kubepods / "besteffort", kubepods / f"besteffort/pod{UID}")
+    assert sorted(opened) == sorted(map(str, wanted))
+
+
+def test_a_search_for_the_tree_ends(tmp_path: Path, opened: Opened) -> None:
+    root = made(tmp_path, *(f"{a}/{b}/c/d/e/f" for a in range(40) for b in range(40)))
+    opened.clear()
+    assert not CgroupTree(root).leaves({OWNER}).seen
+    assert len(opened) <= 1_000
+
+
+def test_a_directory_that_vanishes_or_is_forbidden_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, scandir = made(tmp_path, f"kubepods/pod{UID}/{ID}", "kubepods/burstable", "kubepods/besteffort"), os.scandir
+    errors = {"burstable": FileNotFoundError(), "besteffort": PermissionError()}
+
+    def failing(path: str) -> object:
+        if error := errors.get(Path(path).name):
+            raise error
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    assert CgroupTree(root).leaves({OWNER}).paths
+
+
+NAMES = st.sampled_from(
+    ("kubepods", "kubepods.slice", "burstable", f"pod{UID}", f"pod{HASH}", ID, OTHER, f"crio-{ID}.scope", "container")
+)
+
+
+@given(paths=st.lists(st.lists(NAMES, min_size=1, max_size=7), max_size=12))
+def test_what_is_found_is_a_cgroup_of_that_container_in_that_pod(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]]
+) -> None:
+    root = made(tmp_path_factory.mktemp("cgroup"), *("/".join(path) for path in paths))
+    wanted = {CgroupOwner(uid, each) for uid in (UID, HASH) for each in (ID, OTHER)}
+    tree = CgroupTree(root)
+    found = tree.leaves(wanted).paths
+    assert tree.leaves(wanted).paths == found
+    for owner, path in found.items():
+        names = Path(path).relative_to(root).parts
+        assert any(
+            owner_of("/".join(pair)) == owner and "kubepods" in "".join(names[:index])
+            for index, pair in enumerate(pairwise(names))
+        )

@@ -1,0 +1,90 @@
+"""The cgroups and the checkpoint that a real kubelet makes are read; with KUBE_BIN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
+from gpu_device_plugin.kubelet import checkpoint
+from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
+from gpu_device_plugin.kubelet.cgroupfs import ROOT, CgroupTree, Leaves
+from gpu_device_plugin.testing.pods import pod
+from tests.kubelet.kubelet_under_test import healthy
+from tests.kubelet.real_kubelet import RealKubelet
+from tests.kubelet.scripted_plugin import Script, ScriptedPlugin
+from tests.patience import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RESOURCE = "test.example.com/limited"
+
+
+def limited(_: Sequence[str]) -> ContainerAllocateResponse:
+    """Answer as for a share, with the mount that the agent's own pod may ask for."""
+    mount = Mount(container_path=str(ROOT), host_path=str(ROOT), read_only=True)
+    return ContainerAllocateResponse(envs={"GPUSHARE_MEMORY_LIMIT_BY": "driver", "SECRET": "s" * 300}, mounts=[mount])
+
+
+def process_in(leaf: str) -> int:
+    return int((Path(leaf) / "cgroup.procs").read_text().split()[0])
+
+
+def owner_by_kernel(pid: int) -> CgroupOwner | None:
+    return owner_of_process(Path(f"/proc/{pid}/cgroup").read_text())
+
+
+def seen_by(pid: int) -> CgroupTree:
+    """Return the cgroups as a process in a container sees them."""
+    return CgroupTree(Path(f"/proc/{pid}/root{ROOT}"))
+
+
+async def test_the_containers_of_a_real_kubelet_are_found() -> None:
+    if reason := RealKubelet.missing():
+        pytest.skip(reason)
+    async with RealKubelet() as kubelet:
+        await kubelet.be_up()
+        plugin = ScriptedPlugin(
+            kubelet.device_plugin_dir, RESOURCE, {"a": True, "b": True}, script=Script(allocate=limited)
+        )
+        await plugin.start()
+        try:
+            await eventually(lambda: believed(kubelet))
+            limits = {RESOURCE: 1}
+            given = [await kubelet.admit(pod(name, limits)) for name in ("one", "other")]
+            plain = await kubelet.admit(pod("plain", {}))
+            ids = {each.uid: await kubelet.container_ids(each.uid) for each in (*given, plain)}
+            owners = {CgroupOwner(uid, made) for uid, containers in ids.items() for made in containers.values()}
+            tree = CgroupTree()
+            leaves = tree.leaves(owners)
+            assert leaves.seen
+            assert leaves.paths.keys() == owners
+            for owner, leaf in leaves.paths.items():
+                assert Path(leaf).name == owner.container_id
+                pid = process_in(leaf)
+                assert owner_by_kernel(pid) == owner
+                inside = seen_by(pid).leaves(owners)
+                # Only with the node's cgroups mounted into it does a container find the others, by the same paths.
+                if owner.pod_uid == plain.uid:
+                    assert inside == Leaves({}, seen=False)
+                else:
+                    assert inside.paths == {each: f"/proc/{pid}/root{path}" for each, path in leaves.paths.items()}
+
+            entries = checkpoint.read(kubelet.checkpoint).entries
+            told = {(entry.pod_uid, entry.container): entry.rung for entry in entries}
+            assert told == {(each.uid, name): Rung.DRIVER for each in given for name in ids[each.uid]}
+
+            await kubelet.delete(given[0].uid)
+            await eventually(
+                lambda: {owner.pod_uid for owner in tree.leaves(owners).paths} == {given[1].uid, plain.uid}
+            )
+        finally:
+            await plugin.stop()
+
+
+async def believed(kubelet: RealKubelet) -> bool:
+    return await healthy(kubelet, RESOURCE) == {"a", "b"}

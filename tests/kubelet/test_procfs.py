@@ -1,0 +1,169 @@
+"""The pod of a process is read from /proc, which changes while it is read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.node.cgroups import CgroupOwner
+from gpu_device_plugin.kubelet.procfs import Processes, boot_time, in_nodes_namespace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
+ID = "5ad9" * 16
+POD = f"0::/kubepods/burstable/pod{UID}/{ID}\n"
+OURS = CgroupOwner(UID, ID)
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process(
+    proc: Path, pid: int | str, cgroup: str | None = POD, *, parent: int = 1, start: int = 500, name: str = "python"
+) -> None:
+    """Write what the kernel shows of a process; a second one of the same PID takes the place of the first."""
+    folder = proc / str(pid)
+    folder.mkdir(exist_ok=True)
+    (folder / "stat").write_text(
+        f"{pid} ({name}) S {parent} {pid} {pid} 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 {start} 9 9 184467440737095\n"
+    )
+    if cgroup is not None:
+        (folder / "cgroup").write_text(cgroup)
+
+
+def test_a_process_in_a_pod_has_an_owner_and_one_of_the_host_has_none(tmp_path: Path) -> None:
+    process(tmp_path, 11)
+    process(tmp_path, 12, "0::/system.slice/sshd.service\n")
+    assert Processes(tmp_path).owners([11, 12]) == {11: OURS, 12: None}
+
+
+@pytest.mark.parametrize("name", ["a) S 1 (b", "tr ee", ")", "x\ny) R 9"])
+def test_a_programs_name_may_contain_anything(tmp_path: Path, name: str) -> None:
+    process(tmp_path, 11, name=name)
+    assert Processes(tmp_path).owners([11]) == {11: OURS}
+
+
+def test_processes_that_are_gone_are_left_out(tmp_path: Path) -> None:
+    process(tmp_path, 11)
+    process(tmp_path, 12, cgroup=None)  # it ended after its stat was read
+    assert Processes(tmp_path).owners([10, 11, 12]) == {11: OURS}
+
+
+def test_a_process_is_asked_for_its_cgroup_once(tmp_path: Path) -> None:
+    process(tmp_path, 11)
+    processes = Processes(tmp_path)
+    processes.owners([11])
+    (tmp_path / "11" / "cgroup").unlink()
+    assert processes.owners([11]) == {11: OURS}
+
+
+def test_another_process_with_the_same_pid_is_another_one(tmp_path: Path) -> None:
+    process(tmp_path, 11)
+    processes = Processes(tmp_path)
+    processes.owners([11])
+    process(tmp_path, 11, "0::/\n", start=900)
+    assert processes.owners([11]) == {11: None}
+    (tmp_path / "11" / "stat").unlink()
+    assert processes.owners([11]) == {}
+
+
+def test_a_process_that_started_after_the_pid_was_named_is_another_one(tmp_path: Path) -> None:
+    process(tmp_path, 11, start=500)
+    processes = Processes(tmp_path)
+    assert processes.owners([11], named_at=500 / TICKS) == {11: OURS}
+    assert processes.owners([11], named_at=490 / TICKS) == {}
+
+
+def test_no_more_than_so_many_are_remembered_and_those_are_asked_for_last(tmp_path: Path) -> None:
+    for pid in (11, 12, 13):
+        process(tmp_path, pid)
+    processes = Processes(tmp_path, most=2)
+    processes.owners([11, 12])
+    processes.owners([11])
+    assert processes.owners([13]) == {13: OURS}
+    for pid in (11, 12, 13):
+        (tmp_path / str(pid) / "cgroup").unlink()
+    assert processes.owners([11, 12, 13]) == {11: OURS, 13: OURS}
+    assert repr(processes).endswith("2 known>")
+
+
+@pytest.mark.parametrize(
+    "stat", ["", "11 (a) S", "11 (a) S x 11 11 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 5 9", "\0" * 4000]
+)
+def test_a_damaged_file_names_nobody(tmp_path: Path, stat: str) -> None:
+    process(tmp_path, 11)
+    (tmp_path / "11" / "stat").write_text(stat)
+    assert Processes(tmp_path).owners([11]) == {}
+
+
+def test_a_file_that_is_too_long_names_nobody(tmp_path: Path) -> None:
+    process(tmp_path, 11, "0::/" + "a" * (1 << 16))
+    assert Processes(tmp_path).owners([11]) == {}
+
+
+def test_this_process_is_found_in_the_kernels_proc() -> None:
+    """It started before now, and no pod's name is expected of a test's process: that it is there suffices."""
+    assert Processes().owners([os.getpid()], named_at=boot_time()).keys() == {os.getpid()}
+
+
+# --- Whose PIDs they are ----------------------------------------------------------------------------------------------
+
+OWN = "0::/\n"
+HOST = "0::/../../../init.scope\n"
+
+
+def namespace(proc: Path, inode: int) -> None:
+    (proc / "self" / "ns").mkdir(parents=True)
+    (proc / "self" / "ns" / "pid").symlink_to(f"pid:[{inode}]")
+
+
+def test_the_machines_first_namespace_is_the_nodes(tmp_path: Path) -> None:
+    namespace(tmp_path, 4026531836)
+    assert in_nodes_namespace(tmp_path) is True
+
+
+def test_the_agent_is_the_first_process_of_its_container(tmp_path: Path) -> None:
+    namespace(tmp_path, 4026532511)
+    process(tmp_path, "self", OWN, parent=0)
+    process(tmp_path, 1, OWN, parent=0)
+    assert in_nodes_namespace(tmp_path) is False
+
+
+def test_the_agent_is_started_by_an_init_in_its_container(tmp_path: Path) -> None:
+    process(tmp_path, "self", OWN, parent=7)
+    process(tmp_path, 7, OWN, parent=1)
+    process(tmp_path, 1, OWN, parent=0)
+    assert in_nodes_namespace(tmp_path) is False
+
+
+def test_the_containers_of_the_agents_pod_share_a_namespace(tmp_path: Path) -> None:
+    """PID 1 is the pod's pause container, and the agent was started from outside."""
+    process(tmp_path, "self", OWN, parent=0)
+    process(tmp_path, 1, f"0::/../{ID}\n", parent=0)
+    assert in_nodes_namespace(tmp_path) is False
+
+
+def test_a_node_that_is_a_container_has_a_namespace_of_its_own(tmp_path: Path) -> None:
+    """As with kind: PID 1 is the node's systemd, the agent's parent is containerd's shim."""
+    namespace(tmp_path, 4026532511)
+    process(tmp_path, "self", OWN, parent=340)
+    process(tmp_path, 340, "0::/../../../kubelet.slice/containerd.service\n", parent=1)
+    process(tmp_path, 1, HOST, parent=0)
+    assert in_nodes_namespace(tmp_path) is True
+
+
+def test_it_is_not_known_without_proc(tmp_path: Path) -> None:
+    assert in_nodes_namespace(tmp_path) is None
+    process(tmp_path, "self", OWN, parent=7)
+    process(tmp_path, 1, HOST, parent=0)
+    assert in_nodes_namespace(tmp_path) is None  # the parent is not there
+
+
+def test_a_ring_of_parents_ends(tmp_path: Path) -> None:
+    process(tmp_path, "self", OWN, parent=7)
+    process(tmp_path, 7, OWN, parent=8)
+    process(tmp_path, 8, OWN, parent=7)
+    process(tmp_path, 1, HOST, parent=0)
+    assert in_nodes_namespace(tmp_path) is False

@@ -1,0 +1,340 @@
+"""Agent, kubelet and MPS supervisor on one node: who starts when, and what survives the end of each."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.programs.node.probes import metrics_state
+from gpu_device_plugin.testing.pods import Kind
+from tests.names import COUNT
+from tests.programs.node.harness import T4, container, envs_of, pod, world
+from tests.programs.node.mps_supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gpu_device_plugin.programs.node.agent import NodeAgent
+    from gpu_device_plugin.testing.pods import Pod
+    from tests.programs.node.harness import NodeWorld
+
+SERVER_MIB = 300
+"""Memory that the context of an MPS server takes."""
+
+
+@asynccontextmanager
+async def mps_node(*gpus: dict[str, object], **settings: str) -> AsyncIterator[tuple[NodeWorld, Supervisor]]:
+    """Make a node on which memory is limited by MPS; neither agent nor supervisor runs yet. GPUs have 14 shares."""
+    async with world(gpus or "fake:2xT4", limits="mps", **settings) as node:
+        directory = node.folder / "mps"
+        directory.mkdir()
+        node.settings["mps_dir"] = str(directory)
+        supervisor = Supervisor(directory)
+        try:
+            yield node, supervisor
+        finally:
+            await supervisor.stop()
+
+
+def agent_of(node: NodeWorld) -> NodeAgent:
+    assert node.agent is not None
+    return node.agent
+
+
+async def seen(node: NodeWorld, uuid: str, status: MpsStatus) -> None:
+    """Wait until the agent has read that the daemon of a GPU is in this state."""
+    await node.until(lambda: uuid in agent_of(node).mps.gpus and agent_of(node).mps.gpus[uuid].status is status)
+
+
+async def ended(node: NodeWorld, *pods: Pod) -> None:
+    """Let pods end, and the agent find out."""
+    for each in pods:
+        node.kubelet.finish(each)
+    for each in pods:
+        await node.kubelet.delete(each)
+
+
+# --- Allocate ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_share_of_a_gpu_is_answered_when_its_daemon_is_ready() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        first = await node.kubelet.admit(pod("p", mem=3))
+        assert first.only.running
+        gpu = node.uuids[0]
+        assert supervisor.history == [(gpu, MpsStatus.STARTING), (gpu, MpsStatus.READY)]
+        assert supervisor.wanted == {gpu: 3 * 1024}
+        envs = envs_of(first)
+        assert envs["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
+        assert envs["CUDA_MPS_PIPE_DIRECTORY"] == str(supervisor.directory / gpu[:8])
+        assert {mount.container_path for mount in first.only.received.mounts} == {
+            envs["CUDA_MPS_PIPE_DIRECTORY"],
+            "/dev/shm",
+        }
+
+
+async def test_the_daemons_limit_for_all_is_the_largest_part_of_one_container() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        small, large = [await node.kubelet.admit(pod(name, mem=mem)) for name, mem in (("s", 2), ("l", 5))]
+        gpu = node.uuids[0]
+        assert supervisor.wanted == {gpu: 5 * 1024}
+        await node.confirmed()
+        await ended(node, large)
+        await node.until(lambda: supervisor.wanted == {gpu: 2 * 1024})
+        assert (await node.kubelet.restart_container(small, "main")).only.running
+        assert supervisor.status(gpu) is MpsStatus.READY
+
+
+async def test_a_daemon_that_does_not_become_ready_is_told_and_wanted_no_longer() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.held = True
+        supervisor.start()
+        agent = await node.start_agent()
+        agent.mps.start_s = 0.3
+        refused = await node.kubelet.admit(pod("p", mem=3))
+        assert refused.phase == "Failed"
+        assert "the MPS daemon of GPU 0 is not ready (starting), after 15 s" in refused.message
+        await node.until(lambda: supervisor.wanted == {})
+
+
+async def test_without_a_supervisor_the_owner_of_the_pod_reads_what_to_apply() -> None:
+    async with mps_node() as (node, _):
+        await node.start_agent()
+        refused = await node.kubelet.admit(pod("p", mem=3))
+        assert "the MPS supervisor does not run on this node: apply deploy/optional/mps.yaml" in refused.message
+
+
+async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_no_daemon_comes_later() -> None:
+    """A daemon that came up under a container without MPS would shut it out of its GPU."""
+    async with mps_node(limits_fallback="advisory") as (node, supervisor):
+        await node.start_agent()
+        advisory = await node.kubelet.admit(pod("p", mem=3))
+        assert advisory.only.running
+        assert envs_of(advisory)["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
+        supervisor.start()
+        await node.until(lambda: not isinstance(agent_of(node).mps.states.value, str))
+        beside = await node.kubelet.admit(pod("q", mem=3))
+        assert envs_of(beside)["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
+        assert supervisor.wanted == {}
+        await node.confirmed()
+        await ended(node, advisory, beside)
+        await node.until(lambda: not node.held)
+        assert envs_of(await node.kubelet.admit(pod("r", mem=3)))["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+
+
+async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it() -> None:
+    async with world() as node:
+        directory = node.folder / "mps"
+        directory.mkdir()
+        agent = await node.start_agent(mps_dir=str(directory))
+        assert (await node.kubelet.admit(pod("p", mem=3))).only.running
+        await node.rounds(1, now=True)
+        assert not agent.mps.on
+        assert list(directory.iterdir()) == []
+
+
+# --- The daemon's troubles --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [MpsStatus.FAULT, MpsStatus.FAILED])
+async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
+    status: MpsStatus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        gpu = node.uuids[0]
+        supervisor.broken[gpu] = MpsGpu(status, "a client was killed")
+        await seen(node, gpu, status)
+        await node.until(lambda: f"MPS does not serve GPU 0 ({gpu})" in caplog.text)
+        (shown,) = metrics_state(agent).mps
+        assert (shown.gpu, shown.up) == (gpu, False)
+        refused = await node.kubelet.admit(pod("q", mem=3))
+        assert f"does not serve new clients ({status}: a client was killed)" in refused.message
+        agent.mps.stop_s = 0.1
+        waiting = (await node.kubelet.restart_container(client, "main")).only
+        assert f"the MPS daemon of GPU 0 is not ready ({status}: a client was killed)" in str(waiting.waiting)
+        del supervisor.broken[gpu]
+        await seen(node, gpu, MpsStatus.READY)
+        await node.until(lambda: f"MPS serves GPU 0 ({gpu}) again" in caplog.text)
+        (shown,) = metrics_state(agent).mps
+        assert (shown.up, shown.clients) == (True, 1)
+        assert (await node.kubelet.restart_container(client, "main")).only.running
+        assert (await node.kubelet.admit(pod("r", mem=3))).only.running
+
+
+async def test_a_supervisor_that_is_gone_is_reported_and_its_clients_wait_for_the_next() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        agent.mps.grace_s, agent.mps.stop_s = 0.0, 0.1
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await supervisor.vanish()
+        await node.until(lambda: "has not reported for more than 10 s" in str(agent.mps.states.value))
+        waiting = (await node.kubelet.restart_container(client, "main")).only
+        assert "has not reported for more than 10 s" in str(waiting.waiting)
+        assert "has not reported" in (await node.kubelet.admit(pod("q", mem=3))).message
+        supervisor.start()
+        await seen(node, node.uuids[0], MpsStatus.READY)
+        assert (await node.kubelet.restart_container(client, "main")).only.running
+
+
+# --- Whole GPUs -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_whole_gpu_starts_after_the_last_share_ended_and_mps_let_go_of_it() -> None:
+    """The server's context is a process on the GPU: it ends when its daemon is not wanted, and then the GPU is free."""
+    quiet, served = {**T4, "used": "0MiB"}, {**T4, "used": f"{SERVER_MIB}MiB"}
+    async with mps_node(quiet, process_wait="1h") as (node, supervisor):
+        supervisor.on_gpu = lambda _uuid, status: node.hardware(quiet if status is MpsStatus.STOPPED else served)
+        supervisor.start()
+        await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await node.until(lambda: agent_of(node).hardware.load.value.used_mib[node.uuids[0]] == SERVER_MIB)
+        supervisor.held = True
+        await ended(node, client)
+        await node.until(lambda: supervisor.wanted == {})
+        await node.until(lambda: supervisor.status(node.uuids[0]) is MpsStatus.STOPPING)
+        await node.rounds(2, now=True)
+        assert node.held, "the server still has its context"
+        supervisor.held = False
+        await node.until(lambda: not node.held)
+        await node.healthy_is(COUNT, 1)
+        assert (await node.kubelet.admit(pod("w", count=1))).only.running
+        assert supervisor.wanted == {}
+
+
+async def test_a_whole_gpu_waits_while_mps_still_runs_it() -> None:
+    """Here the kubelet is offered the GPU before the daemon has ended: nobody waits for processes."""
+    async with mps_node(T4, process_wait="0s") as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        agent.mps.stop_s = 0.1
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        supervisor.held = True
+        await ended(node, client)
+        await node.healthy_is(COUNT, 1)
+        whole = await node.kubelet.admit(pod("w", count=1))
+        assert "GPU 0 is still run by MPS (stopping)" in str(whole.only.waiting)
+        supervisor.held = False
+        await seen(node, node.uuids[0], MpsStatus.STOPPED)
+        assert (await node.kubelet.restart_container(whole, "main")).only.running
+
+
+@pytest.mark.parametrize("fallback", ["refuse", "advisory"])
+async def test_a_whole_gpu_after_a_supervisor_that_was_killed_starts_as_the_administrator_chose(fallback: str) -> None:
+    async with mps_node(T4, process_wait="0s", limits_fallback=fallback) as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        agent.mps.stop_s = 0.1
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await supervisor.vanish()
+        await node.until(lambda: isinstance(agent.mps.states.value, str))
+        await ended(node, client)
+        await node.healthy_is(COUNT, 1)
+        whole = (await node.kubelet.admit(pod("w", count=1))).only
+        if fallback == "advisory":
+            assert whole.running
+            return
+        assert "may still be in the compute mode EXCLUSIVE_PROCESS" in str(whole.waiting)
+        assert f"nvidia-smi -i {node.uuids[0]} -c DEFAULT` and remove {STATE_FILE}" in str(whole.waiting)
+        (supervisor.directory / STATE_FILE).unlink()
+        await node.until(lambda: "does not run" in str(agent.mps.states.value))
+        assert (await node.kubelet.restart_container(node.kubelet.pod("w"), "main")).only.running
+
+
+# --- Restarts ---------------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_that_restarts_keeps_the_daemons_of_running_clients() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        gpu, happened = node.uuids[0], len(supervisor.history)
+        await node.stop_agent()
+        assert supervisor.wanted == {gpu: 3 * 1024}
+        node.launch()
+        await node.ready()
+        await node.rounds(2, now=True)
+        assert supervisor.wanted == {gpu: 3 * 1024}
+        assert len(supervisor.history) == happened, "the daemon was never told to stop"
+        assert (await node.kubelet.restart_container(client, "main")).only.running
+        await ended(node, client)
+        await node.until(lambda: supervisor.wanted == {})
+        await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)
+
+
+async def test_an_agent_that_cannot_read_the_kubelets_records_changes_nothing() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        gpu = node.uuids[0]
+        await node.stop_agent()
+        await node.kubelet.stop()
+        node.kubelet.checkpoint.write_text("damaged")
+        agent = node.launch()
+        await node.until(lambda: gpu in agent.mps.gpus)
+        await node.until(lambda: bool(agent.state.node.shares.gpus))
+        assert supervisor.wanted == {gpu: 3 * 1024}
+        assert supervisor.status(gpu) is MpsStatus.READY
+
+
+async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
+    """Its daemon stays, and no container without MPS is put beside it: it could not use the GPU."""
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await node.stop_agent()
+        await node.start_agent(limits="advisory")
+        gpu = node.uuids[0]
+        assert supervisor.wanted == {gpu: 3 * 1024}
+        await seen(node, gpu, MpsStatus.READY)
+        beside = await node.kubelet.admit(pod("q", mem=3))
+        assert envs_of(beside)["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        await node.confirmed()
+        await ended(node, client, beside)
+        await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)
+        await node.until(lambda: not agent_of(node).mps.on)
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(await node.kubelet.admit(pod("r", mem=3)))
+
+
+async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemon() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        both = await node.kubelet.admit(pod("p", container("init", kind=Kind.INIT, mem=4), container("main", mem=2)))
+        assert both.container("main").running
+        assert supervisor.wanted == {node.uuids[0]: 4 * 1024}
+        assert supervisor.history.count((node.uuids[0], MpsStatus.STARTING)) == 1
+
+
+async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        (supervisor.directory / WANTED_FILE).mkdir()
+        agent.mps.start_s = 0.3
+        refused = await node.kubelet.admit(pod("p", mem=3))
+        assert "is not ready" in refused.message
+        (supervisor.directory / WANTED_FILE).rmdir()
+        assert (await node.kubelet.admit(pod("q", mem=3))).only.running

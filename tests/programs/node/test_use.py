@@ -1,0 +1,341 @@
+"""The agent reads who uses what at intervals, says it on its node, and serves containers whatever comes of that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.contract.nodeuse import read_node_use
+from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.resources import Kind, Resource
+from gpu_device_plugin.core.node.holdings import Allocated
+from gpu_device_plugin.core.node.over_use import Excess
+from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID, ContainerUse, GpuProcess, GpuReading, UseReading
+from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S
+from gpu_device_plugin.kubelet.checkpoint import Entry
+from gpu_device_plugin.kubelet.procfs import Processes
+from gpu_device_plugin.programs.node.use import UseWatch, allocated
+from gpu_device_plugin.programs.node.use_notes import UseNotes
+from tests.names import COUNT, MEM
+from tests.nodes import ids, node, uuid
+from tests.patience import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    import pytest
+
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.core.node.over_use import Place
+
+RESOURCES = (Resource(Kind.MEMORY, MEM), Resource(Kind.COUNT, COUNT))
+SHARES = node(16, 16).shares
+UID = "0f5d3a31-9a3b-4c6e-8c5b-6a7b8c9d0e1f"
+ID = "5ad9" * 16
+
+
+def entry(pod_uid: str = UID, *device_ids: str, resource: str = MEM) -> Entry:
+    return Entry(pod_uid, "main", resource, frozenset(device_ids or ids(0, [0, 1])))
+
+
+def test_entries_of_our_resources_have_their_kind_and_all_others_are_whole() -> None:
+    """Of other plugins' devices only those named like our GPUs will be found among them."""
+    entries = [entry(), entry("b", uuid(1), resource=COUNT), entry("c", uuid(1), resource="nvidia.com/gpu"), entry("d")]
+    assert allocated(entries, RESOURCES, {"d"}) == (
+        Allocated(UID, "main", Kind.MEMORY, frozenset(ids(0, [0, 1]))),
+        Allocated("b", "main", Kind.COUNT, frozenset({uuid(1)})),
+        Allocated("c", "main", Kind.COUNT, frozenset({uuid(1)})),
+    )
+
+
+@dataclass
+class World:
+    """A node with scripted GPUs and a tree that stands for /proc."""
+
+    proc: Path
+    entries: Latest[tuple[Entry, ...]] = field(default_factory=lambda: Latest(()))
+    readings: tuple[GpuReading, ...] | None = ()
+    error: Exception | None = None
+    host_pids: bool | None = True
+    pods: tuple[Pod, ...] = ()
+    servers: frozenset[int] = frozenset()
+    read: int = 0
+    """How often the GPUs were read."""
+
+    async def read_use(self) -> tuple[GpuReading, ...] | None:
+        self.read += 1
+        if self.error is not None:
+            raise self.error
+        return self.readings
+
+    def process(self, pid: int, cgroup: str = f"0::/kubepods/pod{UID}/{ID}\n") -> None:
+        folder = self.proc / str(pid)
+        folder.mkdir(exist_ok=True)
+        (folder / "stat").write_text(f"{pid} (python) S 1 1 1 0 -1 0 1 0 0 0 0 0 0 0 20 0 1 0 5 9 9\n")
+        (folder / "cgroup").write_text(cgroup)
+
+    def use(self, *processes: tuple[int, int], used: int | None = None, gpu: str = uuid(0)) -> None:
+        """Let processes, each a PID and its MiB, use the first GPU."""
+        self.readings = (GpuReading(gpu, tuple(GpuProcess(pid, mib) for pid, mib in processes), used),)
+
+    @asynccontextmanager
+    async def watching(self, interval_s: float = 0.01) -> AsyncIterator[UseWatch]:
+        watch = UseWatch(
+            self.read_use,
+            self.entries,
+            RESOURCES,
+            lambda: SHARES,
+            interval_s=interval_s,
+            pods=lambda: self.pods,
+            mps_servers=lambda: self.servers,
+            processes=Processes(self.proc),
+            host_pids=lambda: self.host_pids,
+        )
+        task = asyncio.create_task(watch.run())
+        try:
+            yield watch
+        finally:
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def rounds(self, count: int = 2) -> None:
+        """Wait until the GPUs were read so many times more."""
+        until = self.read + count
+        await eventually(lambda: self.read >= until)
+
+
+def amounts(watch: UseWatch) -> list[tuple[str, int, int | None]]:
+    return [(use.container, use.granted_mib, use.used_mib) for use in watch.reading.value.containers]
+
+
+async def test_a_process_is_found_in_its_container(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.process(11)
+    world.process(12, "0::/system.slice/x.service\n")
+    world.use((11, 700), (12, 50), (13, 60), used=815)  # 13 has ended since
+    async with world.watching() as watch:
+        await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
+        assert watch.reading.value.unattributed_mib == {uuid(0): 115}
+        assert watch.reading.value.blind == ""
+        assert watch.reading.value.at > 0
+        world.use((11, 900), used=900)
+        await eventually(lambda: amounts(watch) == [("main", 2048, 900)])
+
+
+async def test_nothing_is_read_before_the_kubelets_checkpoint(tmp_path: Path) -> None:
+    """Every pod would trespass."""
+    world = World(tmp_path)
+    world.process(11)
+    world.use((11, 700))
+    async with world.watching() as watch:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (world.read, watch.reading.version) == (0, 0)
+        world.entries.set((entry(),))
+        await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
+        assert [use.trespassing for use in watch.reading.value.containers] == [False]
+
+
+async def test_gpus_that_are_not_shared_are_not_looked_at(tmp_path: Path) -> None:
+    """An administrator has left them to another plugin, whose pods use them rightly."""
+    world = World(tmp_path)
+    world.entries.set(())
+    world.process(11)
+    world.use((11, 700), gpu="GPU-excluded")
+    async with world.watching() as watch:
+        await world.rounds()
+        await eventually(lambda: watch.reading.version > 0)
+        assert (watch.reading.value.containers, watch.reading.value.used_mib) == ((), {})
+
+
+async def test_a_server_of_mps_and_a_stranger_are_told_apart(tmp_path: Path) -> None:
+    world = World(tmp_path, pods=(Pod(UID, "shop", "web-0"),), servers=frozenset({12}))
+    world.entries.set(())
+    world.process(11)
+    world.process(12)
+    world.use((11, 700), (12, 90), used=790)
+    async with world.watching() as watch:
+        await eventually(lambda: amounts(watch) == [("", 0, 700)])
+        (use,) = watch.reading.value.containers
+        assert use.trespassing
+        assert use.pod == world.pods[0]
+
+
+async def test_a_blind_agent_says_so_and_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    world = World(tmp_path, host_pids=False)
+    world.entries.set((entry(),))
+    world.use(used=900)
+    async with world.watching() as watch:
+        await world.rounds(3)
+        await eventually(lambda: watch.reading.version > 2)
+        assert (amounts(watch), watch.reading.value.blind) == ([("main", 2048, None)], WITHOUT_HOST_PID)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+async def test_a_driver_that_does_not_answer_leaves_the_newest_reading(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.use(used=3)
+    async with world.watching() as watch:
+        await eventually(lambda: watch.reading.version > 0)
+        world.readings = None
+        await world.rounds()
+        before = watch.reading.version
+        await world.rounds()
+        assert watch.reading.version == before
+        assert amounts(watch) == [("main", 2048, 0)]
+
+
+async def test_a_fault_is_logged_once_and_reading_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    world = World(tmp_path, error=RuntimeError("can't start new thread"))
+    world.entries.set((entry(),))
+    async with world.watching() as watch:
+        await world.rounds(4)
+        assert watch.reading.version == 0
+        world.error = None
+        world.use(used=3)
+        await eventually(lambda: watch.reading.version > 0)
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.entries.set((entry(),))
+    world.process(11)
+    world.use((11, 700))
+    async with world.watching(interval_s=0.0) as watch:
+        await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert amounts(watch) == [("main", 2048, None)]
+        world.entries.set((entry(), entry("b", *ids(1, [0]))))
+        await eventually(lambda: len(watch.reading.value.containers) == 2)
+        assert world.read == 0
+        watch.interval_s = 3600.0
+        await eventually(lambda: watch.reading.value.blind == "")
+        assert amounts(watch) == [("main", 2048, 700), ("main", 1024, None)]
+        watch.interval_s = 0.01
+        await world.rounds(2)
+        watch.interval_s = 0.0
+        await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert repr(watch).startswith("<UseWatch every 0 s: ")
+
+
+async def test_the_kernels_proc_is_read_by_default() -> None:
+    """This process runs in no pod that holds a GPU here, so nobody is charged for it."""
+    entries: Latest[tuple[Entry, ...]] = Latest(())
+    entries.set((entry(),))
+
+    async def read_use() -> tuple[GpuReading, ...]:
+        await asyncio.sleep(0)
+        return (GpuReading(uuid(0), (GpuProcess(os.getpid(), 700),), 700),)
+
+    watch = UseWatch(read_use, entries, RESOURCES, lambda: SHARES, interval_s=3600, host_pids=lambda: True)
+    task = asyncio.create_task(watch.run())
+    await eventually(lambda: watch.reading.version > 0, running=lambda: [task])
+    assert watch.holdings()[0].granted == {uuid(0): 2048}
+    assert ("main", 2048, 0) in amounts(watch)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+# --- On the node ------------------------------------------------------------------------------------------------------
+
+WEB = ContainerUse(UID, "main", uuid(0), 2048, 700, pod=Pod(UID, "shop", "web-0"))
+PLACE = (UID, "main", uuid(0))
+
+
+@dataclass
+class Notes:
+    """What the annotation has said, one after the other, by a clock that the test turns."""
+
+    reading: Latest[UseReading] = field(default_factory=lambda: Latest(UseReading()))
+    limits: Latest[Mapping[Place, LimitState]] = field(default_factory=lambda: Latest({}))
+    over: Latest[Mapping[Place, Excess]] = field(default_factory=lambda: Latest({}))
+    now: float = 1000.0
+    written: list[str] = field(default_factory=list)
+
+    def read(self, *uses: ContainerUse, used: int = 700) -> None:
+        self.reading.set(UseReading(self.now, uses, {uuid(0): used}, {uuid(0): 0}))
+
+    @property
+    def said(self) -> list[NodeUse]:
+        return [read_node_use(text) for text in self.written]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        notes = UseNotes(
+            self.reading, self.limits, self.over, lambda: SHARES, self.written.append, clock=lambda: self.now
+        )
+        task = asyncio.create_task(notes.run())
+        try:
+            yield
+        finally:
+            assert not task.done()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def settled() -> None:
+    """Let every task that can run do so; none of them waits for anything but the loop."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_nothing_is_said_before_the_first_reading() -> None:
+    notes = Notes()
+    async with notes.running():
+        notes.limits.set({})
+        await settled()
+        assert notes.written == []
+        notes.read(WEB)
+        await settled()
+        assert [part.pod for said in notes.said for part in said.parts] == ["web-0"]
+
+
+async def test_figures_are_told_after_their_minute_and_states_after_seconds() -> None:
+    notes = Notes()
+    notes.read(WEB)
+    async with notes.running():
+        await settled()
+        assert len(notes.written) == 1
+        notes.now += SELDOM_S - 1
+        notes.read(WEB, used=9000)
+        await settled()
+        assert len(notes.written) == 1
+        notes.limits.set({PLACE: LimitState(Rung.MPS, Held.HELD)})
+        await settled()
+        assert [(said.gpus[0].used_mib, said.parts[0].held) for said in notes.said[1:]] == [(9000, Held.HELD)]
+        notes.now += SOON_S
+        notes.over.set({PLACE: Excess(PLACE, 700, 100, since=notes.now)})
+        await settled()
+        assert bool(notes.said[2].parts[0].over_since)
+        notes.now += SELDOM_S
+        notes.read(WEB, used=9100)
+        await settled()
+        assert len(notes.written) == 3
+        notes.read(WEB, used=10_000)
+        await settled()
+        assert len(notes.written) == 4
+
+
+async def test_what_was_too_early_is_told_later_without_another_reading() -> None:
+    notes = Notes()
+    notes.read(WEB)
+    async with notes.running():
+        await settled()
+        notes.now += SOON_S - 0.01
+        notes.read()
+        await settled()
+        assert len(notes.written) == 1
+        notes.now += 1
+        await eventually(lambda: len(notes.written) == 2)
+        assert notes.said[1].parts == ()

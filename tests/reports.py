@@ -1,0 +1,50 @@
+"""Reports of nodes' agents, written by the codecs that the agents use."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE
+from gpu_device_plugin.core.contract.nodelimits import NodeLimits, write_node_limits
+from gpu_device_plugin.core.contract.nodereport import NodeReport, node_report
+from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart, write_node_use
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SINCE = "2026-11-22T09:56:00Z"
+NO_LIMITS = "the driver has no memory limits, which come with r615"
+
+
+def part(pod: str, gpu: int = 0, *, granted: int = 4096, used: int | None = 1000, **more: Any) -> UsedPart:
+    """Return a container `main` of a pod in the namespace `default`, or in the one before a slash."""
+    namespace, _, name = pod.rpartition("/")
+    return UsedPart(namespace or "default", name, "main", gpu, granted, used, **more)
+
+
+def written(
+    *parts: UsedPart,
+    gpus: Mapping[int, UsedGpu] | None = None,
+    rungs: Mapping[int, GpuRung] | None = None,
+    age_s: float = 10.0,
+    blind: str = "",
+    left_out: int = 0,
+) -> dict[str, str]:
+    """Return the annotations of a node whose agent read them so long ago."""
+    at = datetime.fromtimestamp(time.time() - age_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limits = NodeLimits({0: GpuRung(Rung.ADVISORY, NO_LIMITS)} if rungs is None else rungs)
+    return {
+        NODE_LIMITS: write_node_limits(limits),
+        NODE_USE: write_node_use(NodeUse(at, gpus or {}, parts, blind, left_out)),
+    }
+
+
+def report(*parts: UsedPart, age_s: float = 10.0, **more: Any) -> NodeReport:
+    """Return the same as inspect reads it."""
+    # The annotation has whole seconds, so the age is given again.
+    read, problems = node_report(written(*parts, age_s=age_s, **more), time.time())
+    assert problems == ()
+    return NodeReport(read.limits, read.use, age_s)
