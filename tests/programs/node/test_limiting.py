@@ -204,18 +204,3 @@ def test_daemons_of_mps_and_settings_reach_the_means() -> None:
     means = limiting.apply(settings(soft_limit="share", limits_fallback="advisory"), SHARES, 2, {})
     assert (means.soft_is_share, means.refuse, means.mps_compute) == (True, False, False)
     assert limiting.apply(settings(mps_compute="by-share"), SHARES, 2, {}).mps_compute
-
-
-async def test_under_mps_a_container_gets_the_directories_of_its_daemon() -> None:
-    async with world(limits="mps", limits_fallback="advisory") as node:
-        agent = await node.start_agent()
-        uuid = agent.state.node.shares.gpus[0].gpu.uuid
-        agent.limiting.mps = {uuid: MpsGpu(MpsStatus.READY, pipe_directory="/run/x/0")}
-        agent.reload(agent.settings)
-        made = await node.kubelet.admit(pod("a", mem=3))
-        assert (envs_of(made)[BY], envs_of(made)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]) == ("mps", "0=3072M")
-        (container,) = made.containers
-        assert {(mount.host_path, mount.container_path, mount.read_only) for mount in container.received.mounts} == {
-            ("/run/x/0", "/run/x/0", False),
-            ("/run/gpushare/mps/shm", "/dev/shm", False),
-        }
