@@ -27,7 +27,6 @@ from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.core.node.rungs import wanted
-from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -167,6 +166,7 @@ class NodeAgent:
             interval_s=settings.usage_interval_s,
             pods=lambda: () if cluster is None else cluster.followed.pods.values(),
             ended=lambda: self.kubelet_records.over,
+            mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
             measured=lambda: self.verification.measured,
             complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
             processes=procfs.Processes(proc),
@@ -180,7 +180,8 @@ class NodeAgent:
             (lambda *_: None) if cluster is None else cluster.pod_event,
             interval_s=settings.usage_interval_s,
         )
-        self.use: Latest[UseReading] = Latest(UseReading())
+        self.use = self.use_watch.reading
+        """Who uses what, as last read."""
         self.responses = Responses(self, self.use)
         self.over_use = self.responses.over_use
         self.use_notes = UseNotes(

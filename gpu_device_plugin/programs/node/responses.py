@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.gpu_condition import gpu_condition
 from gpu_device_plugin.core.node.health import Belief
-from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs.node.gpu_failures import GpuFailures
 from gpu_device_plugin.programs.node.over_use import OverUse
+from gpu_device_plugin.programs.node.use import allocated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import NoReturn
 
     from gpu_device_plugin.aio.latest import Latest
@@ -76,10 +76,7 @@ class Responses:
         """Return the GPUs of the containers by the kubelet's checkpoint."""
         agent = self._agent
         pods = () if agent.cluster is None else agent.cluster.pods.values()
-        return holdings(self._allocated(), pods, agent.state.node.shares)
-
-    def _allocated(self) -> Iterator[Allocated]:
-        kinds = {resource.name: resource.kind for resource in self._agent.settings.offered}
-        for entry in self._agent.reconciler.checkpoint_entries.value:
-            if entry.resource in kinds:
-                yield Allocated(entry.pod_uid, entry.container, kinds[entry.resource], entry.device_ids)
+        # Those of other plugins evict their own pods.
+        ours = {resource.name for resource in agent.settings.offered}
+        entries = (entry for entry in agent.reconciler.checkpoint_entries.value if entry.resource in ours)
+        return holdings(allocated(entries, agent.settings.offered), pods, agent.state.node.shares)
