@@ -27,7 +27,6 @@ from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
 from gpu_device_plugin.core.node.rungs import wanted
-from gpu_device_plugin.core.node.use import UseReading
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
@@ -180,8 +179,7 @@ class NodeAgent:
             (lambda *_: None) if cluster is None else cluster.pod_event,
             interval_s=settings.usage_interval_s,
         )
-        self.use: Latest[UseReading] = Latest(UseReading())
-        self.responses = Responses(self, self.use)
+        self.responses = Responses(self, self.use_watch.reading)
         self.over_use = self.responses.over_use
         self.use_notes = UseNotes(
             self.use_watch.reading,

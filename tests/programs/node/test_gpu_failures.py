@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster
-from tests.programs.node.harness import T4
+from tests.programs.node.cluster_harness import NODE, RIGHTS, Cluster, cluster, promise
+from tests.programs.node.harness import T4, pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
