@@ -180,9 +180,7 @@ class NodeAgent:
             (lambda *_: None) if cluster is None else cluster.pod_event,
             interval_s=settings.usage_interval_s,
         )
-        self.use = self.use_watch.reading
-        """Who uses what, as last read."""
-        self.responses = Responses(self, self.use)
+        self.responses = Responses(self, self.use_watch.reading)
         self.over_use = self.responses.over_use
         self.use_notes = UseNotes(
             self.use_watch.reading,

@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.gpu_condition import gpu_condition
 from gpu_device_plugin.core.node.health import Belief
-from gpu_device_plugin.core.node.holdings import holdings
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs.node.gpu_failures import GpuFailures
 from gpu_device_plugin.programs.node.over_use import OverUse
-from gpu_device_plugin.programs.node.use import allocated
 
 if TYPE_CHECKING:
     from typing import NoReturn
 
     from gpu_device_plugin.aio.latest import Latest
-    from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use import UseReading
     from gpu_device_plugin.programs.node.agent import NodeAgent
 
@@ -36,7 +33,7 @@ class Responses:
 
             self.evictor = Evictor(cluster, agent.metrics)
             self.failures = GpuFailures(
-                agent.hardware.view, agent.state, lambda: agent.settings, self._holdings, self.evictor
+                agent.hardware.view, agent.state, lambda: agent.settings, agent.use_watch.holdings, self.evictor
             )
         self.over_use = OverUse(readings, agent.state, lambda: agent.settings, cluster, self.evictor)
 
@@ -71,12 +68,3 @@ class Responses:
                 sentence=agent.equipment.why_none if view.state is State.WATCHING else view.sentence,
             )
         )
-
-    def _holdings(self) -> tuple[Holding, ...]:
-        """Return the GPUs of the containers by the kubelet's checkpoint."""
-        agent = self._agent
-        pods = () if agent.cluster is None else agent.cluster.pods.values()
-        # Those of other plugins evict their own pods.
-        ours = {resource.name for resource in agent.settings.offered}
-        entries = (entry for entry in agent.reconciler.checkpoint_entries.value if entry.resource in ours)
-        return holdings(allocated(entries, agent.settings.offered), pods, agent.state.node.shares)
