@@ -55,13 +55,13 @@ async def test_a_daemon_answers_until_it_quits(machine: Machine) -> None:
     assert await machine.nvidia.command(machine.place, "get_server_list") == ""
     await machine.nvidia.command(machine.place, "quit")
     await eventually(lambda: not machine.nvidia.alive(machine.place))
-    with pytest.raises(MpsError, match="^get_server_list failed: Cannot find MPS control daemon process$"):
+    with pytest.raises(MpsError, match=r"^get_server_list failed: Cannot find MPS control daemon process$"):
         await machine.nvidia.command(machine.place, "get_server_list")
 
 
 async def test_a_second_daemon_is_refused(machine: Machine) -> None:
     await machine.nvidia.start(machine.place)
-    with pytest.raises(MpsError, match="failed: An instance of this daemon is already running$"):
+    with pytest.raises(MpsError, match=r"failed: An instance of this daemon is already running$"):
         await machine.nvidia.start(machine.place)
 
 
@@ -108,10 +108,15 @@ async def test_a_program_that_is_no_program_is_told(machine: Machine) -> None:
         await machine.nvidia.compute_mode(A)
 
 
+def variables_of(pid: str) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/environ").read_text(encoding="utf-8").split("\0")
+    return dict(line.split("=", 1) for line in lines if line)
+
+
 async def test_a_daemon_sees_its_gpu_alone_and_none_of_our_settings(machine: Machine) -> None:
     await machine.nvidia.start(machine.place)
     ((uuid, pid),) = machine.programs.calls("start")
-    environ = dict(line.partition("=")[::2] for line in Path(f"/proc/{pid}/environ").read_text().split("\0") if line)
+    environ = variables_of(pid)
     assert uuid == A
     assert environ == {
         "PATH": str(machine.programs.directory),
