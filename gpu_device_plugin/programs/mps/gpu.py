@@ -117,7 +117,7 @@ class GpuKeeper:
             return self._timings.look_s
         # Without a daemon every look goes through all processes of the node.
         until_retry_s = self._daemon.retry_s - self._clock()
-        return max(self._timings.look_s, min(until_retry_s, self._timings.mode_soon_s))
+        return min(until_retry_s, self._timings.mode_soon_s) if until_retry_s > 0 else self._timings.mode_soon_s
 
     async def _step(self) -> bool:
         """Look and act once; return whether there was something to do."""
