@@ -69,6 +69,10 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
     ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps")),
+    (
+        {"agent": {"evict": True, "nodeCondition": True}},
+        ("daemonset", "scheduler", "policies", "optional/evict"),
+    ),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -98,6 +102,14 @@ def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> Non
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if "metadata" in document:
             assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare"
+
+
+@pytest.mark.parametrize(
+    ("value", "rights"), [("evict", ("pods/eviction", "create")), ("nodeCondition", ("nodes/status", "patch"))]
+)
+def test_an_agent_may_evict_without_the_condition_and_the_other_way_round(value: str, rights: tuple[str, str]) -> None:
+    role = CHART.render({"agent": {value: True}})["ClusterRole", "", "gpushare-node-evict"]
+    assert [(*rule["resources"], *rule["verbs"]) for rule in role["rules"]] == [rights]
 
 
 def test_without_any_part_nothing_but_the_namespace_is_left() -> None:

@@ -56,7 +56,10 @@ def test_what_kubectl_is_given_is_there(command: str) -> None:
 
 def workloads() -> set[tuple[str, str]]:
     return {
-        named(each) for path in (ROOT / "deploy").glob("**/*.yaml") if "chart" not in path.parts for each in load(path)
+        named(each)
+        for path in (ROOT / "deploy").glob("**/*.yaml")
+        if not {"chart", "patches"} & {*path.parts}
+        for each in load(path)
     }
 
 

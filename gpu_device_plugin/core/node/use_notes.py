@@ -19,6 +19,9 @@ SOON_S = 5.0
 """Least seconds between two writings. Pods often start and end in groups, and each writing is two calls of the API."""
 SELDOM_S = 60.0
 """Least seconds between two writings of which only figures differ."""
+AGAIN_S = 300.0
+"""Seconds after which the same is written again, so that readers can tell a node where nothing changes from one whose
+agent has ended. A kubelet reports an unchanged node as often."""
 _LEAST_MIB = 256
 _LEAST_PART = 0.05
 """Figures that differ by less than both of these count as the same."""
@@ -79,8 +82,10 @@ def _rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def due_in_s(written: NodeUse | None, now: NodeUse, age_s: float) -> float | None:
-    """Return after how many seconds the annotation is to be written again; None: it says enough as it is.
+def due_in_s(
+    written: NodeUse | None, now: NodeUse, age_s: float, soon_s: float = SOON_S, seldom_s: float = SELDOM_S
+) -> float:
+    """Return after how many seconds the annotation is to be written again.
 
     What holds, who is there and who uses too much is told at once; figures seldom, and only if they differ by much.
     The use of the multiprocessors alone is no reason: it changes with every reading.
@@ -89,15 +94,17 @@ def due_in_s(written: NodeUse | None, now: NodeUse, age_s: float) -> float | Non
         written: the use that it tells; None: it was not written yet.
         now: the newest use.
         age_s: seconds since it was written.
+        soon_s: least seconds between two writings.
+        seldom_s: least seconds between two writings of which only figures differ.
     """
     if written is None:
         return 0.0
     if _states(written) != _states(now):
-        return max(0.0, SOON_S - age_s)
+        return max(0.0, soon_s - age_s)
     before, after = _figures(written), _figures(now)
     if any(_differ(before[name], after[name]) for name in after) or _reasons(written) != _reasons(now):
-        return max(0.0, SELDOM_S - age_s)
-    return None
+        return max(0.0, seldom_s - age_s)
+    return max(0.0, AGAIN_S - age_s)
 
 
 def _name(part: UsedPart) -> tuple[int, str, str, str]:

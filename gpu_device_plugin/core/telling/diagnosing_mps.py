@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.telling.node_symptoms import NodeSymptoms
 
 _START = (
-    "kubectl apply -f deploy/optional/mps.yaml, and see "
+    "kubectl apply -f deploy/optional/mps.yaml, patch the agents with deploy/patches/mps-agent.yaml, and see "
     "kubectl -n gpushare get pods -l app.kubernetes.io/component=mps -o wide"
 )
 

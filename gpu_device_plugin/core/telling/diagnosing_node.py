@@ -22,6 +22,13 @@ from gpu_device_plugin.core.telling.printing import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+_FOR_SETTINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "create pods/eviction": ("the settings want pods evicted", "agent.evict"),
+        "patch nodes/status": ("the settings want the node condition GPUHealthy", "agent.nodeCondition"),
+    }
+)
+"""Rights that only some settings need: which, and the value of the chart that grants it."""
 _SKEW_S = 30.0
 """Service account tokens and leases tolerate a clock skew of some seconds."""
 
@@ -203,9 +210,15 @@ def _rights(node: NodeSymptoms) -> Iterator[Finding]:
         return
     denied = [right for right, may in node.api.rights.items() if may is False]
     unknown = [right for right, may in node.api.rights.items() if may is None]
-    if denied:
+    for right, (why, value) in _FOR_SETTINGS.items():
+        if right in denied:
+            yield error(
+                f"{why}, and the agent's account may not {right}",
+                f"kubectl apply -f deploy/optional/evict.yaml (chart: {value}), which grants it",
+            )
+    if others := [right for right in denied if right not in _FOR_SETTINGS]:
         yield error(
-            f"the agent's account may not {', '.join(denied)}",
+            f"the agent's account may not {', '.join(others)}",
             "kubectl apply -f deploy/daemonset.yaml, whose ClusterRole gpushare-node grants it",
         )
     if unknown:

@@ -59,7 +59,11 @@ RIGHTS = (
     Right("create", "events", "events.k8s.io"),
     Right("patch", "events", "events.k8s.io"),
 )
-"""The rights that the agent needs."""
+"""The rights that the agent needs with any settings."""
+EVICTING = Right("create", "pods/eviction")
+"""Needed where the settings want pods evicted."""
+CONDITION = Right("patch", "nodes/status")
+"""Needed for the node condition GPUHealthy."""
 
 _HIDDEN = Unknown(
     "the node's files are not visible in this container",
@@ -259,6 +263,12 @@ async def examined(
     )
 
 
+def rights_of(settings: NodeSettings) -> tuple[Right, ...]:
+    """Return the rights that the agent needs with these settings."""
+    evicts = settings.over_use != "report" or settings.on_gpu_failure != "report"
+    return (*RIGHTS, *([EVICTING] if evicts else []), *([CONDITION] if settings.node_condition else []))
+
+
 # --- The hardware -----------------------------------------------------------------------------------------------------
 
 
@@ -326,8 +336,9 @@ async def _api(settings: NodeSettings, deadlines: Deadlines) -> ApiSeen | Unknow
             return ApiSeen(config.url, problem=f"{config.url}: {problem}")
         # The server's clock shows whole seconds.
         skew_s = None if server.clock_s is None else (asked_s + time.time() - 1) / 2 - server.clock_s
-        verdicts = await asyncio.gather(*(_may(client, right) for right in RIGHTS))
-        rights = {str(right): verdict for right, verdict in zip(RIGHTS, verdicts, strict=True)}
+        needed = rights_of(settings)
+        verdicts = await asyncio.gather(*(_may(client, right) for right in needed))
+        rights = {str(right): verdict for right, verdict in zip(needed, verdicts, strict=True)}
         seen = ApiSeen(config.url, version=server.version, skew_s=skew_s, rights=rights)
         return await _with_node(seen, client, settings.node_name)
 

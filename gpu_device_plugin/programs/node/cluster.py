@@ -15,7 +15,6 @@ from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.api import PodReader
 from gpu_device_plugin.cluster.backoff import Backoff
-from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.events import About, EventWriter, about_node
@@ -185,7 +184,7 @@ class NodeCluster:
 
     async def evict(self, pod: Pod) -> Eviction:
         """Ask for the eviction of a pod, once."""
-        return await evict(self._client, PodRef(pod.namespace, pod.name, pod.uid), timeout_s=self.evict_within_s)
+        return await evict(self._client, pod, timeout_s=self.evict_within_s)
 
     def _condition_forbidden(self, why: str) -> None:
         self.event("NodeConditionForbidden", why, "Observe")

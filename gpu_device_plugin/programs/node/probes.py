@@ -81,6 +81,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
             for shared in node.shares.gpus
         ),
         containers_over=len(agent.over_use.excesses.value),
+        limits=agent.verification.counts,
         streams=tuple(
             m.StreamState(resource=name, up=up, without_s=without)
             for name, (up, without) in agent.registration.outages().items()

@@ -59,7 +59,9 @@ class Responses:
         if agent.cluster is None or view.state is State.STARTING:
             return
         if not agent.settings.node_condition:
-            agent.cluster.condition.want(None)
+            node = agent.node.value
+            if agent.cluster.condition.wanted.version or (node is not None and node.gpu_condition):
+                agent.cluster.condition.want(None)  # this agent wrote it, or an earlier one
             return
         gpus = ((shared.position, shared.gpu.uuid) for shared in agent.state.node.shares.gpus)
         agent.cluster.condition.want(

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.nodereport import STALE_S
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.over_use import Excess
 from gpu_device_plugin.core.node.use import ContainerUse, UseReading
-from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S, due_in_s, node_use
+from gpu_device_plugin.core.node.use_notes import AGAIN_S, SELDOM_S, SOON_S, due_in_s, node_use
 from tests.nodes import node, uuid
 
 SHARES = node(16, 16).shares
@@ -89,8 +90,9 @@ def test_the_first_is_written_at_once() -> None:
         replace(USE, gpus={0: UsedGpu(12_600, 2_256)}),
     ],
 )
-def test_what_says_the_same_is_not_written(now: NodeUse) -> None:
-    assert due_in_s(USE, now, 1e6) is None
+def test_what_says_the_same_is_written_for_its_time_alone(now: NodeUse) -> None:
+    assert due_in_s(USE, now, SELDOM_S + 1) == AGAIN_S - SELDOM_S - 1
+    assert due_in_s(USE, now, AGAIN_S) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -133,4 +135,8 @@ def test_what_holds_and_who_is_there_is_told_soon(now: NodeUse) -> None:
 def test_since_when_somebody_uses_too_much_changes_nothing() -> None:
     """The clock of the machine may be set meanwhile."""
     earlier, later = (with_part(over_since=f"2026-11-22T09:33:{second}Z") for second in ("00", "01"))
-    assert due_in_s(earlier, later, 1e6) is None
+    assert due_in_s(earlier, later, SELDOM_S) == AGAIN_S - SELDOM_S
+
+
+def test_figures_are_renewed_before_readers_take_them_for_old() -> None:
+    assert 2 * AGAIN_S < STALE_S

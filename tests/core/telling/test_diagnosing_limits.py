@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gpu_device_plugin.core.contract.keys import SCHEDULE_LABEL, SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus
+from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.contract.nodereport import NO_REPORT
 from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.node.mps import NOT_THERE
 from gpu_device_plugin.core.telling import diagnosing_node
 from gpu_device_plugin.core.telling.cluster_symptoms import NodeSeen, PartSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
@@ -116,18 +117,16 @@ def on_node(**changes: Any) -> list[str]:
 
 
 def test_the_supervisor_of_a_node_is_examined_where_mps_is_wanted() -> None:
-    state = MpsState({"GPU-a": MpsGpu(MpsStatus.READY), "GPU-b": MpsGpu(MpsStatus.STOPPED)}, 100.0)
-    assert on_node(mps=state) == []
-    assert on_node(limits="mps", mps=state, mps_age_s=5.0) == ["ok: the supervisor runs, with 2 GPUs"]
+    daemons = {"GPU-a": MpsGpu(MpsStatus.READY), "GPU-b": MpsGpu(MpsStatus.STOPPED)}
+    assert on_node(mps=daemons) == []
+    assert on_node(limits="mps", api=Unknown("off"), mps=daemons) == ["ok: the supervisor runs, with 2 GPUs"]
     labels = test_diagnosing_node.api(labels={SET_LIMITS_LABEL: "mps"})
-    (said,) = on_node(api=labels)
-    assert said.startswith("error: the limits are to be those of MPS, and nothing is known of the MPS supervisor -> ")
-    (said,) = on_node(limits="mps", api=Unknown("off"), mps=state, mps_age_s=31.0)
-    assert said.startswith("error: the MPS supervisor has written nothing for 31 s -> see its log; ")
+    (said,) = on_node(api=labels, mps=NOT_THERE)
+    assert said.startswith(f"error: the limits are to be those of MPS, and {NOT_THERE} -> kubectl ")
 
 
 def test_a_daemon_in_trouble_is_named_with_its_gpu() -> None:
-    gpus = {
+    daemons = {
         "GPU-b": MpsGpu(MpsStatus.FAULT),
         "GPU-x": MpsGpu(MpsStatus.FAILED, "no such program"),
         "GPU-a": MpsGpu(MpsStatus.READY),
@@ -136,7 +135,7 @@ def test_a_daemon_in_trouble_is_named_with_its_gpu() -> None:
         "a daemon in FAULT serves again once its clients have ended, and one that failed is started again; see the "
         "supervisor's log"
     )
-    assert on_node(limits="mps", mps=MpsState(gpus)) == [
+    assert on_node(limits="mps", mps=daemons) == [
         f"warning: the MPS daemon of GPU 1 (GPU-b) is in the state fault -> {advice}",
         f"warning: the MPS daemon of GPU ? (GPU-x) is in the state failed: no such program -> {advice}",
     ]

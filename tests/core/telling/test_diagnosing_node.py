@@ -483,6 +483,24 @@ def test_rights_that_are_missing_or_unknown() -> None:
     assert untold == "unknown: the API server does not say whether the agent may watch pods"
 
 
+def test_rights_for_some_settings_are_granted_by_a_manifest_of_their_own() -> None:
+    denied = {"get nodes": True, "create pods/eviction": False, "patch pods": False, "patch nodes/status": False}
+    assert of("rights", api=api(rights=denied)) == [
+        (
+            "error: the settings want pods evicted, and the agent's account may not create pods/eviction -> "
+            "kubectl apply -f deploy/optional/evict.yaml (chart: agent.evict), which grants it"
+        ),
+        (
+            "error: the settings want the node condition GPUHealthy, and the agent's account may not patch "
+            "nodes/status -> kubectl apply -f deploy/optional/evict.yaml (chart: agent.nodeCondition), which grants it"
+        ),
+        (
+            "error: the agent's account may not patch pods -> "
+            "kubectl apply -f deploy/daemonset.yaml, whose ClusterRole gpushare-node grants it"
+        ),
+    ]
+
+
 def test_a_node_of_another_name_or_without_the_label() -> None:
     assert of("node", api=api(node_problem="get nodes x: 404 NotFound; set NODE_NAME")) == [
         "error: get nodes x: 404 NotFound -> set NODE_NAME"

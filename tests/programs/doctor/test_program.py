@@ -15,11 +15,14 @@ from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.core.contract.mpsfiles import MpsState, write_state
+from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
 from gpu_device_plugin.core.telling.diagnosing_node import CHECKS
 from gpu_device_plugin.core.telling.node_symptoms import ApiSeen, NodeSymptoms, Profiles
 from gpu_device_plugin.programs.doctor.agent import Running
 from gpu_device_plugin.programs.doctor.program import (
+    CONDITION,
+    EVICTING,
     RIGHTS,
     Deadlines,
     Place,
@@ -28,6 +31,7 @@ from gpu_device_plugin.programs.doctor.program import (
     examined,
     main,
     place,
+    rights_of,
     settings_of,
 )
 from gpu_device_plugin.settings.knobs import UsageError
@@ -92,20 +96,15 @@ async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Pa
     (use,) = found(seen, "memory use")["memory use"]
     assert use.found == f"{NODE}: default/web/main uses 9,000 MiB of GPU 0, was granted 4,096 MiB, since {SINCE}"
     (mps,) = found(seen, "MPS")["MPS"]
-    assert mps.found == (
-        f"the limits are to be those of MPS, and no MPS supervisor has written {tmp_path / 'state.json'}"
-    )
+    assert mps.found == f"the limits are to be those of MPS, and {NOT_THERE}"
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (write_state(MpsState({}, time.clock_gettime(time.CLOCK_BOOTTIME))), "the supervisor runs, with 0 GPUs"),
-        (write_state(MpsState({}, -1000.0)), "the MPS supervisor has written nothing for "),
-        (
-            "{",
-            "the limits are to be those of MPS, and {folder}/state.json cannot be read: state.json cannot be parsed: ",
-        ),
+        ("now", "the supervisor runs, with 0 GPUs"),
+        (write_state(MpsState({}, -1000.0)), f"the limits are to be those of MPS, and {SILENT}"),
+        ("{", "the limits are to be those of MPS, and state.json cannot be parsed: "),
     ],
     ids=["now", "long ago", "garbage"],
 )
@@ -113,7 +112,8 @@ async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Pat
     """Below the root of the node's file system."""
     folder = tmp_path / "run" / "mps"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(text, encoding="utf-8")
+    now = write_state(MpsState({}, time.clock_gettime(time.CLOCK_BOOTTIME)))
+    (folder / "state.json").write_text(now if text == "now" else text, encoding="utf-8")
     settings = NodeSettings(
         gpus="fake:1xT4",
         device_plugin_dir=tmp_path / "none",
@@ -124,7 +124,7 @@ async def test_the_state_of_the_mps_supervisor_is_read_on_the_node(tmp_path: Pat
     )
     seen = await examined(settings, Place(tmp_path), QUICK, 0)
     (mps,) = found(seen, "MPS")["MPS"]
-    assert mps.found.startswith(told.format(folder=folder) if "{folder}" in told else told)
+    assert mps.found.startswith(told)
 
 
 async def test_a_node_on_which_nothing_works_is_told_all_of_it(tmp_path: Path) -> None:
@@ -242,8 +242,17 @@ async def test_where_there_is_no_account_the_api_is_not_asked(tmp_path: Path) ->
 
 
 def test_the_rights_that_are_asked_for_are_those_that_the_agent_uses() -> None:
-    asked = {(right.group, right.resource, right.verb) for right in RIGHTS}
+    """Where pods are evicted and the node's condition is kept, which takes more than the default settings do."""
+    most = rights_of(NodeSettings(over_use="evict", node_condition=True))
+    asked = {(right.group, right.resource, right.verb) for right in most}
     assert asked == rights_needed("gpu_device_plugin.programs.node.agent")
+
+
+def test_rights_that_the_settings_do_not_use_are_not_missed() -> None:
+    assert rights_of(NodeSettings()) == RIGHTS
+    for evicting in ({"over_use": "evict-when-short"}, {"on_gpu_failure": "evict"}):
+        assert rights_of(NodeSettings(**evicting)) == (*RIGHTS, EVICTING)  # type: ignore[arg-type]
+    assert rights_of(NodeSettings(node_condition=True)) == (*RIGHTS, CONDITION)
 
 
 # --- The node's files -------------------------------------------------------------------------------------------------

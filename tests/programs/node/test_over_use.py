@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
-QUICK = {"over_use_grace": "60s", "http": "127.0.0.1:0"}
+QUICK: dict[str, Any] = {"over_use_grace": "60s", "http": "127.0.0.1:0"}
 GPU_MIB = 15360
 """Of the T4 of the fake hardware."""
 
@@ -71,9 +71,9 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), **settings: str
+    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), over_use: str = "report"
 ) -> AsyncIterator[Scene]:
-    async with cluster(allowed=allowed, **QUICK, **settings) as it:
+    async with cluster(allowed=allowed, over_use=over_use, **QUICK) as it:
         await it.start_agent()
         for name in pods:
             await it.run(pod(name, mem=4), promise(0, 4))
@@ -84,7 +84,7 @@ async def scene(
         yield Scene(it, time.monotonic() - 3600)
 
 
-def evictions(it: Cluster, outcome: str) -> str:
+def evictions(outcome: str) -> str:
     return f'gpushare_over_use_evictions_total{{outcome="{outcome}"}}'
 
 
@@ -140,7 +140,7 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         await its.it.node.until(lambda: "big" not in [found.name for found in its.it.cluster.pods.values()])
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))
-        assert f"{evictions(its.it, 'evicted')} 2.0" in await its.it.metrics()
+        assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
 
 
 async def test_when_short_it_goes_only_while_others_lack_their_part() -> None:
@@ -167,7 +167,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.exceed()
         await its.it.node.until(lambda: bool(its.told("GPUEvictionBlocked")))
         assert not its.going()
-        assert f"{evictions(its.it, 'blocked')} 1.0" in await its.it.metrics()
+        assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
         evictor = its.it.node.agent.responses.evictor
