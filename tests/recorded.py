@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.contract.keys import NODE_LABELS, NODE_USE
 from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pods import ContainerSpec, Kind, PodSpec
 from tests.names import COUNT, MEM
@@ -126,10 +127,10 @@ async def record() -> dict[str, Any]:
 
 
 def of_node(there: Cluster) -> Json:
-    """Return what the agent has written on its node."""
+    """Return what the agent has written on its node, but for the figures of use, which depend on time and machine."""
     metadata = there.api.get("nodes", NODE)["metadata"]
     return {
-        kind: {key: value for key, value in metadata[kind].items() if key.startswith("gpu-device-plugin/")}
+        kind: {key: metadata[kind][key] for key in metadata[kind].keys() - {NODE_USE} if key.startswith(NODE_LABELS)}
         for kind in ("annotations", "labels")
     }
 

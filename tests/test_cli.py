@@ -34,7 +34,7 @@ FIRST = "begin with a command, node, extender, mps, inspect, doctor or demo; see
     [
         (["node", "--polcy=spread"], "--polcy: there is no such argument; did you mean --policy?"),
         (["node", "--xyzzy"], "--xyzzy: there is no such argument; see gpu-device-plugin node --help"),
-        (["node", "extra"], "extra: there is no such argument; see gpu-device-plugin node --help"),
+        (["node", "surplus"], "surplus: there is no such argument; see gpu-device-plugin node --help"),
         (["node", "--conifg=a.yaml"], "--conifg: there is no such argument; did you mean --config?"),
         (["node", "-policy=spread"], "-policy: there is no such argument; did you mean --policy?"),
         (["node", "a.yaml"], "a.yaml: there is no such argument; did you mean --config=a.yaml?"),

@@ -41,6 +41,7 @@ PLACES = {
     "deploy/daemonset.yaml": (IMAGE,),
     "deploy/optional/extender-alone.yaml": (IMAGE,),
     "deploy/optional/extender-loopback.yaml": (IMAGE,),
+    "deploy/optional/mps.yaml": (IMAGE,),
     "deploy/scheduler.yaml": (IMAGE,),
     "docs/install-image.md": (IMAGE,),
     "docs/install.md": (IMAGE,),

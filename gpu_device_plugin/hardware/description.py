@@ -18,8 +18,7 @@ changes::
       - {at: 20s, gpu: 0, lost: false}
       - {at: 30s, gpu: 1, ecc: 2, remap: pending, recovery_action: gpu-reset}
       - {at: 40s, gpu: 1, reset: true}
-      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}     # a number, or each with its ID, memory and percentage:
-      - {at: 46s, gpu: 1, processes: [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]}
+      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}   # or [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]
       - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
@@ -338,14 +337,13 @@ def _or_null(read: Reader) -> Reader:
 
 
 def _process(value: object) -> Fields:
-    fields = _Where("").fields(value, {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_whole)})
-    if "pid" not in fields:
+    if isinstance(value, dict) and "pid" not in value:
         raise ValueError(f"{value!r} has no pid")
-    return {"used": None, "sm": None, **fields}
+    return {"used": None, "sm": None, **_Where("").fields(value, _PROCESS)}
 
 
 def _processes(value: object) -> int | list[Fields] | None:
-    """Read the processes of a GPU: their number, or each of them; null means that the driver does not report them."""
+    """Read the processes of a GPU, or their number; null means that the driver does not report them."""
     return [_process(each) for each in value] if isinstance(value, list) else _or_null(_whole)(value)
 
 
@@ -411,10 +409,6 @@ def _failure(value: object) -> str | None:
     return None if kind == "none" else kind
 
 
-def _any(value: object) -> object:
-    return value  # checked once the GPUs are known
-
-
 _STATE: Readers = {
     "mig": _switch,
     "lost": _switch,
@@ -441,8 +435,10 @@ _GPU: Readers = {
     "memory_limits": _switch,
     **_STATE,
 }
+_any: Reader = lambda value: value  # noqa: E731 - checked once the GPUs are known
 _GPU_EVENT: Readers = {"at": _seconds, "gpu": _any, "xid": _whole, "reset": _switch, **_STATE}
 _NODE_EVENT: Readers = {"at": _seconds, "hang": _hang, "crash": _switch, "failure": _failure, "driver": _text}
+_PROCESS: Readers = {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_whole)}
 _LINK: Readers = {"gpus": list, "closeness": _level(CLOSENESS), "nvlinks": _whole}
 _TOP: Readers = {
     "driver": _text,

@@ -105,4 +105,5 @@ def test_every_signal_to_a_child_goes_through_here() -> None:
         for path in package.rglob("*.py")
         if re.search(r"os\.kill(pg)?\(|\.(send_signal|terminate)\(", path.read_text())
     }
-    assert senders == {"aio/children.py"}
+    # The daemons of MPS detach themselves, and outlive their supervisor: they are nobody's children.
+    assert senders == {"aio/children.py", "programs/mps/nvidia.py"}

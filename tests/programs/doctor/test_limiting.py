@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsGpu, MpsState, MpsStatus, write_state
-from gpu_device_plugin.core.node.mps import NOT_THERE
+from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
 from gpu_device_plugin.programs.doctor.limiting import mps_daemons, with_driver_limits
 from gpu_device_plugin.testing.device_checkpoint import Entry, write
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 READY = {"GPU-a": MpsGpu(MpsStatus.READY, pipe_directory="/run/x/a")}
-ENDED = "the MPS supervisor of the node does not run any more"
+ENDED = SILENT
 
 
 @pytest.mark.parametrize(("age_s", "found"), [(0.0, READY), (3600.0, ENDED), (-3600.0, ENDED)])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.programs.mps.places import Places, open_directory
+from tests.kubelet.short_paths import short_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,15 +28,16 @@ def test_a_gpu_keeps_its_directory_whoever_is_asked_for_first(tmp_path: Path) ->
     assert again.before == {A: "DEFAULT", B: "PROHIBITED"}
 
 
-def test_clients_of_any_user_reach_the_sockets_whatever_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        place = Places(tmp_path / "run" / "mps").of(A)
-        place.prepare()
-    finally:
-        os.umask(before)
-    for path in (place.pipe, place.log, *place.pipe.parents[:3]):
-        assert path.stat().st_mode & 0o7777 == 0o755, path
+def test_clients_of_any_user_reach_the_sockets_whatever_the_umask() -> None:
+    with short_folder() as folder:
+        before = os.umask(0o077)
+        try:
+            place = Places(folder / "run" / "mps").of(A)
+            place.prepare()
+        finally:
+            os.umask(before)
+        for path in (place.pipe, place.log, *place.pipe.parents[:3]):
+            assert path.stat().st_mode & 0o7777 == 0o755, path
 
 
 def test_sockets_of_a_daemon_that_is_gone_are_removed(tmp_path: Path) -> None:
