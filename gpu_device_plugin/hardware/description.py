@@ -20,7 +20,9 @@ changes::
       - {at: 40s, gpu: 1, reset: true}
       - {at: 45s, gpu: 1, processes: 2, used: 3GiB}     # a number, or each with its ID, memory and percentage:
       - {at: 46s, gpu: 1, processes: [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]}
-      - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path
+      - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path; the first
+                                              # that matches counts. A size, or what the driver answers:
+      - {at: 48s, gpu: 1, limits: {"*/podA/*": {hard: 4GiB, used: 3GiB}, "*/podB/*": {hard: null}, "*": {code: 3}}}
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
       - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
@@ -337,8 +339,14 @@ def _or_null(read: Reader) -> Reader:
     return lambda value: None if value is None else read(value)
 
 
+def _percent(value: object) -> int:
+    if (percent := _whole(value)) > 100:
+        raise ValueError(f"{percent} is not a percentage")
+    return percent
+
+
 def _process(value: object) -> Fields:
-    fields = _Where("").fields(value, {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_whole)})
+    fields = _Where("").fields(value, {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_percent)})
     if "pid" not in fields:
         raise ValueError(f"{value!r} has no pid")
     return {"used": None, "sm": None, **fields}
@@ -349,11 +357,19 @@ def _processes(value: object) -> int | list[Fields] | None:
     return [_process(each) for each in value] if isinstance(value, list) else _or_null(_whole)(value)
 
 
-def _limits(value: object) -> dict[str, int]:
-    """Read the memory limits of cgroups, in MiB by a pattern of their path."""
+def _limit(value: object) -> Fields:
+    """Read the memory limit of a cgroup: a size, or what the driver answers."""
+    optional = _or_null(_size)
+    known = {"code": _whole, "hard": optional, "soft": _size, "used": optional}
+    fields = _Where("").fields(value, known) if isinstance(value, dict) else {"hard": _size(value)}
+    return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
+
+
+def _limits(value: object) -> dict[str, Fields]:
+    """Read the memory limits of cgroups, by a pattern of their path."""
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a mapping of paths to sizes")  # noqa: TRY004 - as in _switch
-    return {_text(pattern): _size(size) for pattern, size in value.items()}
+        raise ValueError(f"{value!r} is not a mapping of paths to limits")  # noqa: TRY004 - as in _switch
+    return {_text(pattern): _limit(limit) for pattern, limit in value.items()}
 
 
 def _count(value: object) -> int:
