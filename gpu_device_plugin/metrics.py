@@ -12,7 +12,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -182,8 +182,9 @@ class MpsDaemonState:
 
     gpu: str
     """Its UUID."""
-    up: bool = _read_off("gpushare_mps_up", "1 while the MPS daemon that the GPU needs serves new clients.", "gpu")
-    clients: int = _read_off("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", "gpu")
+    ready: bool = _read_off(
+        "gpushare_mps_ready", "1 while the MPS daemon that containers on the GPU need serves new ones.", "gpu"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +193,8 @@ class State:
 
     gpus: tuple[GpuState, ...] = ()
     streams: tuple[StreamState, ...] = ()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The number of memory limits by what was read back, a `core.model.limits.Held`."""
     containers_over: int = 0
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     mps: tuple[MpsDaemonState, ...] = ()
@@ -203,11 +206,13 @@ class State:
         yield _GPUS, [(("healthy",), healthy), (("unhealthy",), len(self.gpus) - healthy)]
         yield from _gauges(GpuState, self.gpus)
         yield from _gauges(StreamState, self.streams)
+        yield _LIMITS, [((held,), count) for held, count in self.limits.items()]
         yield from _gauges(MpsDaemonState, self.mps)
 
 
 _OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
 _GPUS = Gauge("gpushare_gpus", "GPUs of this node by health.", ("health",))
+_LIMITS = Gauge("gpushare_limit_states", "Memory limits of running containers by what was read back.", ("state",))
 
 
 @dataclass(frozen=True, slots=True)

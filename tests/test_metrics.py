@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 GPU_A = metrics.GpuState("GPU-a", healthy=True, shares=15, allocated=8, unhealthy=0, fenced=0)
 GPU_B = metrics.GpuState("GPU-b", healthy=False, shares=7, allocated=2, unhealthy=7, fenced=0)
+DAEMON = metrics.MpsDaemonState("GPU-a", ready=True)
 STREAM = metrics.StreamState("aliyun.com/gpu-mem", up=True, without_s=1.5)
 
 
@@ -55,7 +56,7 @@ async def test_the_state_is_the_one_at_the_moment_of_the_question() -> None:
     state = metrics.State()
     seen = metrics.PrometheusMetrics(lambda: state)
     assert 'gpushare_gpus{health="healthy"} 0.0' in lines(await seen.page())
-    state = metrics.State((GPU_A, GPU_B), (STREAM,))
+    state = metrics.State((GPU_A, GPU_B), (STREAM,), {"held": 3, "missing": 0}, mps=(DAEMON,))
     assert lines(await seen.page()) >= {
         f'gpushare_build_info{{version="{__version__}"}} 1.0',
         'gpushare_gpus{health="healthy"} 1.0',
@@ -65,8 +66,11 @@ async def test_the_state_is_the_one_at_the_moment_of_the_question() -> None:
         'gpushare_gpu_shares_allocated{gpu="GPU-a"} 8.0',
         'gpushare_gpu_shares_unhealthy{gpu="GPU-b"} 7.0',
         'gpushare_gpu_shares_fenced{gpu="GPU-a"} 0.0',
+        'gpushare_mps_ready{gpu="GPU-a"} 1.0',
         'gpushare_stream_up{resource="aliyun.com/gpu-mem"} 1.0',
         'gpushare_without_stream_seconds_total{resource="aliyun.com/gpu-mem"} 1.5',
+        'gpushare_limit_states{state="held"} 3.0',
+        'gpushare_limit_states{state="missing"} 0.0',
     }
     state = metrics.State((GPU_A,))
     assert not [line for line in lines(await seen.page()) if "GPU-b" in line]

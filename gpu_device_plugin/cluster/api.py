@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from gpu_device_plugin.cluster.quantity import RequestSums, whole_quantity
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 
@@ -276,6 +277,8 @@ class NodeRecord:
     """The first internal IP address."""
     kubelet_version: str = ""
     """As the kubelet reports it, like ``v1.31.14+k3s1``; empty before its first report."""
+    gpu_condition: bool = False
+    """It has the condition `GPU_CONDITION`."""
 
 
 class _NodeSpec(msgspec.Struct, gc=False):
@@ -339,6 +342,7 @@ class NodeReader:
             unschedulable=bool(node.spec.unschedulable),
             address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
             kubelet_version=status.node_info.kubelet_version if status.node_info is not None else "",
+            gpu_condition=any(one.type == GPU_CONDITION for one in status.conditions or ()),
         )
 
     def _kept(self, values: Mapping[str, str] | None) -> Mapping[str, str]:

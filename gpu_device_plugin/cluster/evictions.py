@@ -23,7 +23,6 @@ from gpu_device_plugin.cluster.errors import (
 )
 
 if TYPE_CHECKING:
-    from gpu_device_plugin.cluster.binder import PodRef
     from gpu_device_plugin.cluster.client import Client
     from gpu_device_plugin.core.model.pods import Pod
 
@@ -61,7 +60,7 @@ class _Status(msgspec.Struct):
     status: str = ""
 
 
-async def evict(client: Client, pod: Pod | PodRef, *, timeout_s: float = math.inf) -> Eviction:
+async def evict(client: Client, pod: Pod, *, timeout_s: float = math.inf) -> Eviction:
     """Evict a pod with its own grace period. One attempt; a failure of the API is an outcome, not an error."""
     body = {
         "apiVersion": "policy/v1",

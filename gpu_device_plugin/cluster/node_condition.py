@@ -14,7 +14,7 @@ from gpu_device_plugin.cluster.api import NODES
 from gpu_device_plugin.cluster.backoff import Backoff
 from gpu_device_plugin.cluster.client import PatchType
 from gpu_device_plugin.cluster.errors import ApiError, Call, ForbiddenError, UnavailableError
-from gpu_device_plugin.core.node.gpu_condition import CONDITION
+from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class _Node(msgspec.Struct):
 
 
 class NodeCondition:
-    """Writes the condition `CONDITION` on a node: on every change, and as a heartbeat.
+    """Writes the condition `GPU_CONDITION` on a node: on every change, and as a heartbeat.
 
     The patch merges the list of conditions by their types, so that the kubelet's stay. The time of the last transition
     is written only when the status differs from that on the node, and so outlives the agent.
@@ -102,12 +102,12 @@ class NodeCondition:
         if condition is None:
             if before is None:
                 return False
-            return await self._patch({"type": CONDITION, "$patch": "delete"})
+            return await self._patch({"type": GPU_CONDITION, "$patch": "delete"})
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         moved = {} if before == condition.status else {"lastTransitionTime": now}
         return await self._patch(
             {
-                "type": CONDITION,
+                "type": GPU_CONDITION,
                 "status": condition.status,
                 "reason": condition.reason,
                 "message": condition.message,
@@ -123,7 +123,7 @@ class NodeCondition:
         except (msgspec.DecodeError, UnicodeDecodeError):
             call = Call("get", NODES.plural, name=self._node)
             raise UnavailableError(call, "the answer is not a node") from None
-        return next((one.status for one in node.status.conditions or () if one.type == CONDITION), None)
+        return next((one.status for one in node.status.conditions or () if one.type == GPU_CONDITION), None)
 
     async def _patch(self, condition: dict[str, Any]) -> bool:
         body = {"status": {"conditions": [condition]}}
@@ -131,9 +131,9 @@ class NodeCondition:
         return True
 
     def _told(self, error: ApiError) -> None:
-        _log.warning("the node's condition %s is not up to date: %s; trying again", CONDITION, error)
+        _log.warning("the node's condition %s is not up to date: %s; trying again", GPU_CONDITION, error)
         if isinstance(error, ForbiddenError):
             self._forbidden(
-                f"The node's condition {CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml "
+                f"The node's condition {GPU_CONDITION} cannot be written: {error}; apply deploy/optional/evict.yaml "
                 "(chart: agent.nodeCondition), or set node_condition to false"
             )

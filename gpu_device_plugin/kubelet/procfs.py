@@ -8,7 +8,6 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_device_plugin import files
 from gpu_device_plugin.core.node.cgroups import owner_of_process
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class Processes:
 
     def __init__(self, proc: Path = PROC, most: int = MOST) -> None:
         """Read below `proc`; remember `most` processes, and of more those that were asked for last."""
-        self._proc = proc
+        self._proc = str(proc)
         self._most = most
         self._known: OrderedDict[int, tuple[int, CgroupOwner | None]] = OrderedDict()
         """The start and the owner of processes by PID."""
@@ -60,7 +59,7 @@ class Processes:
                 continue
             known = self._known.get(pid)
             if known is None or known[0] != start:
-                text = _text(self._proc / str(pid) / "cgroup")
+                text = _text(f"{self._proc}/{pid}/cgroup")
                 if text is None or _started(self._proc, pid) != start:
                     continue  # it ended, and another process may have got its PID meanwhile
                 known = self._known[pid] = start, owner_of_process(text)
@@ -92,46 +91,48 @@ def in_nodes_namespace(proc: Path = PROC) -> bool | None:
             return True
     except OSError:
         pass
-    ours, first, pid = _text(proc / "self/cgroup"), _text(proc / "1/cgroup"), _own_parent(proc)
-    if ours is None or first is None or pid is None:
+    ours, first, stat = _text(f"{proc}/self/cgroup"), _text(f"{proc}/1/cgroup"), _stat(proc, "self")
+    if ours is None or first is None or stat is None:
         return None
     for _ in range(_DEPTH):
-        if pid <= 1:
-            break
-        stat = _stat(proc, pid)
+        parent = int(stat[1])
+        if parent <= 1:
+            return parent == 1 and first != ours
+        stat = _stat(proc, parent)
         if stat is None:
-            return None
-        pid = int(stat[1])
-    return pid == 1 and first != ours
+            break
+    return None
 
 
-def _own_parent(proc: Path) -> int | None:
-    stat = _fields(_text(proc / "self/stat"))
-    return None if stat is None else int(stat[1])
-
-
-def _started(proc: Path, pid: int) -> int | None:
+def _started(proc: str, pid: int) -> int | None:
     """Return when a process started, in clock ticks since the boot; None if it is not there."""
     stat = _stat(proc, pid)
     return None if stat is None else int(stat[19])
 
 
-def _stat(proc: Path, pid: int) -> list[str] | None:
-    return _fields(_text(proc / str(pid) / "stat"))
-
-
-def _fields(stat: str | None) -> list[str] | None:
-    """Return the fields of a ``stat`` from the third on (state, parent, ...); the start is the 22nd.
+def _stat(proc: Path | str, pid: int | str) -> list[str] | None:
+    """Return the fields of a process's ``stat`` from the third on (state, parent, ...); the start is the 22nd.
 
     The second is the program's name in parentheses, which the program may choose, parentheses and blanks included.
     """
+    stat = _text(f"{proc}/{pid}/stat")
     fields = [] if stat is None else stat.rpartition(")")[2].split()
     return fields if len(fields) >= 20 and fields[1].isdecimal() and fields[19].isdecimal() else None
 
 
-def _text(path: Path) -> str | None:
-    """Return the content of a file of a process; None if it cannot be read: most often the process has ended."""
+def _text(path: str) -> str | None:
+    """Return the content of a file of a process; None if it cannot be read: most often the process has ended.
+
+    The kernel gives such a file whole to one `read` that is large enough, and this is called a thousand times a round.
+    """
     try:
-        return files.read(path, _LARGEST)[0].decode("utf-8", "replace")
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    try:
+        content = os.read(opened, _LARGEST + 1)
+    except OSError:  # it has ended since the file was opened
+        return None
+    finally:
+        os.close(opened)
+    return content.decode("utf-8", "replace") if len(content) <= _LARGEST else None

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from gpu_device_plugin.cluster.api import NODES
-from gpu_device_plugin.cluster.binder import PodRef
 from gpu_device_plugin.cluster.client import PatchType
 from gpu_device_plugin.cluster.evictions import Outcome, evict
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.testing.builders import node, pod
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def name() -> str:
     return f"t{uuid.uuid4().hex[:10]}"
 
 
-async def running(api: Api, name: str, *, ready: bool = True) -> PodRef:
+async def running(api: Api, name: str, *, ready: bool = True) -> Pod:
     """Make a pod that runs on a node, with its name as a label."""
     status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
     assert status == 201, made
@@ -37,16 +37,17 @@ async def running(api: Api, name: str, *, ready: bool = True) -> PodRef:
     body = {"status": {"phase": "Running", "conditions": [ready_now]}}
     status, answer = await api.ask("PATCH", f"{IN_DEFAULT}/{name}/status", body, MERGE)
     assert status == 200, answer
-    return PodRef("default", name, made["metadata"]["uid"])
+    return Pod(made["metadata"]["uid"], "default", name)
 
 
-async def budget(api: Api, name: str, app: str, **status: int) -> None:
+async def budget(api: Api, name: str, app: str, expressions: list[dict[str, Any]] | None = None, **status: int) -> None:
     """Make a PodDisruptionBudget for the pods with a label, with the status that its controller writes."""
+    selector = {"matchExpressions": expressions} if expressions else {"matchLabels": {"app": app}}
     body = {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name, "namespace": "default"},
-        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}},
+        "spec": {"minAvailable": 1, "selector": selector},
     }
     code, answer = await api.ask("POST", BUDGETS, body)
     assert code == 201, answer
@@ -56,7 +57,7 @@ async def budget(api: Api, name: str, app: str, **status: int) -> None:
         assert code == 200, answer
 
 
-async def post(api: Api, pod: PodRef, uid: str = "", **metadata: str) -> tuple[int, dict[str, Any]]:
+async def post(api: Api, pod: Pod, uid: str = "", **metadata: str) -> tuple[int, dict[str, Any]]:
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",
@@ -84,13 +85,13 @@ async def test_a_running_pod_is_marked_and_its_kubelet_ends_it(api: Api, name: s
 
 
 async def test_what_is_gone_and_a_namesake_are_not_evicted(api: Api, name: str) -> None:
-    answer = await post(api, PodRef("default", name, "u"))
+    answer = await post(api, Pod("u", "default", name))
     assert (answer[0], answer[1]["reason"], answer[1]["message"]) == (404, "NotFound", f'pods "{name}" not found')
     made = await running(api, name)
     status, answer_ = await post(api, made, uid="another")
     assert (status, answer_["reason"]) == (409, "Conflict")
     assert "another" in answer_["message"]
-    assert (await evict(api.client, PodRef("default", name, "another"))).outcome is Outcome.GONE
+    assert (await evict(api.client, Pod("another", "default", name))).outcome is Outcome.GONE
     assert "deletionTimestamp" not in (await found(api, name))["metadata"]
 
 
@@ -145,6 +146,38 @@ async def test_a_budget_does_not_keep_a_pod_that_is_ending(api: Api, name: str) 
     await budget(api, name, name, disruptionsAllowed=0)
     await api.ask("DELETE", f"{IN_DEFAULT}/{name}")
     assert (await evict(api.client, made)).outcome is Outcome.EVICTED
+
+
+async def test_a_budget_does_not_keep_a_pod_that_has_not_started(api: Api, name: str) -> None:
+    status, made = await api.ask("POST", IN_DEFAULT, pod(name, node=name, labels={"app": name}))
+    assert status == 201, made
+    await budget(api, name, name, disruptionsAllowed=0)
+    assert (await evict(api.client, Pod(made["metadata"]["uid"], "default", name))).outcome is Outcome.EVICTED
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ({"operator": "In", "values": ["x", "{name}"]}, True),
+        ({"operator": "In", "values": ["x"]}, False),
+        ({"operator": "NotIn", "values": ["x"]}, True),
+        ({"operator": "NotIn", "values": ["x", "{name}"]}, False),
+        ({"operator": "Exists"}, True),
+        ({"operator": "DoesNotExist"}, False),
+    ],
+    ids=str,
+)
+async def test_a_budget_chooses_its_pods_by_expressions(
+    api: Api, name: str, rule: dict[str, Any], *, kept: bool
+) -> None:
+    made = await running(api, name)
+    values = [value.format(name=name) for value in rule.get("values", ())]
+    expressions = [
+        {"key": "app", **rule, **({"values": values} if values else {})},
+        {"key": "app", "operator": "In", "values": [name]},
+    ]
+    await budget(api, name, name, expressions, disruptionsAllowed=0)
+    assert (await evict(api.client, made)).outcome is (Outcome.BLOCKED if kept else Outcome.EVICTED)
 
 
 async def test_two_budgets_are_an_error(api: Api, name: str) -> None:

@@ -119,6 +119,19 @@ VARIABLE_CASES = (
     Case("a greater limit", PERSON,
          create(pod("a", setting(SHARING, NVIDIA_GPU_MEMORY_LIMIT="999", ALIYUN_COM_GPU_MEM_CONTAINER="9", MINE="1"))),
          {VARIABLES: "container 'main' sets NVIDIA_GPU_MEMORY_LIMIT, ALIYUN_COM_GPU_MEM_CONTAINER: "}),
+    Case("another daemon of MPS, and no limit there", PERSON,
+         create(pod("a", setting(SHARING, CUDA_MPS_PIPE_DIRECTORY="/mps", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=9G"))),
+         {VARIABLES: "container 'main' sets CUDA_MPS_PIPE_DIRECTORY, CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: "}),
+    Case("more multiprocessors", PERSON,
+         create(pod("a", setting(SHARING, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="100"))),
+         {VARIABLES: "container 'main' sets CUDA_MPS_ACTIVE_THREAD_PERCENTAGE: "}),
+    Case("another word for what limits it", PERSON, create(pod("a", setting(SHARING, GPUSHARE_MEMORY_LIMIT_BY="mps"))),
+         {VARIABLES: "container 'main' sets GPUSHARE_MEMORY_LIMIT_BY: "}),
+    Case("an MPS of its own on whole GPUs", PERSON,
+         create(pod("a", setting(WHOLE, CUDA_MPS_PIPE_DIRECTORY="/tmp/mps", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="50")))),
+    Case("fractions of frameworks", PERSON,
+         create(pod("a", setting(SHARING, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True",
+                                 XLA_CLIENT_MEM_FRACTION="0.2")))),
     Case("isolation turned off", PERSON, create(pod("a", setting(SHARING, CGPU_DISABLE="true"))),
          {VARIABLES: "container 'main' sets CGPU_DISABLE:"}),
     Case("an init container that sees all GPUs", PERSON,
@@ -417,6 +430,20 @@ BEYOND_ON_PODS: dict[str, Json] = {
 }
 """What RBAC lets an agent change and it has no use for."""
 
+HEALTHY: Json = {"type": "GPUHealthy", "status": "True", "reason": "GPUsHealthy", "message": "1 of 1 GPUs are healthy"}
+BEYOND_IN_STATUS: dict[str, Json] = {
+    "status.conditions": {"conditions": [HEALTHY, {"type": "Ready", "status": "False"}]},
+    "status.capacity": {"capacity": {"aliyun.com/gpu-mem": "1000"}},
+    "status.addresses": {"addresses": [{"type": "InternalIP", "address": "10.0.0.9"}]},
+    "status.allocatable": {"allocatable": {"cpu": None}},
+}
+"""What the right to patch nodes/status lets an agent change besides."""
+
+
+def state(node: str, **status: object) -> Request:
+    return Request("PATCH", f"/api/v1/nodes/{node}/status", {"status": status}, STRATEGIC)
+
+
 AGENT_CASES = (
     Case("an agent on its own node", AGENT_A, annotate_node("node-a")),
     Case("an agent on another node", AGENT_A, annotate_node("node-b"),
@@ -441,9 +468,29 @@ AGENT_CASES = (
     ),
     Case("an agent with labels and an annotation of its own", AGENT_A,
          Request("PATCH", "/api/v1/nodes/node-a",
-                 {"metadata": {"annotations": {wire.NODE_GPUS: "{}"},
-                               "labels": {f"{wire.NODE_LABELS}{name}": "2" for name in ("count", "product.Tesla-T4")}}},
+                 {"metadata": {"annotations": {wire.NODE_GPUS: "{}", wire.NODE_LIMITS: "{}", wire.NODE_USE: "{}"},
+                               "labels": {f"{wire.NODE_LABELS}{name}": "2"
+                                          for name in ("count", "limits", "product.Tesla-T4")}}},
                  MERGE)),
+    Case("an agent with the condition of its node", AGENT_A, state("node-a", conditions=[HEALTHY])),
+    Case("an agent without the condition any more", AGENT_A,
+         state("node-a", conditions=[{"type": "GPUHealthy", "$patch": "delete"}])),
+    Case("an agent with the condition of another node", AGENT_B, state("node-a", conditions=[HEALTHY]),
+         {OWN_NODE: "this is of node 'node-a', the token of node 'node-b'"}),
+    *(
+        Case(f"an agent with {what} of its node", AGENT_A, state("node-a", **status),
+             {OWN_NODE: f"{what}: a node agent writes"})
+        for what, status in BEYOND_IN_STATUS.items()
+    ),
+    Case("an agent that labels its node through the status", AGENT_A,
+         Request("PATCH", "/api/v1/nodes/node-a/status", {"metadata": {"labels": {"gpushare": "true"}}}, MERGE),
+         {OWN_NODE: "gpushare: a node agent writes"}),
+    Case("a kubelet with the status of its node", KUBELET, state("node-a", capacity={"aliyun.com/gpu-mem": "9"})),
+    Case("an agent that was given the right evicts a pod", AGENT_A,
+         Request("POST", "/api/v1/namespaces/default/pods/plain/eviction",
+                 {"apiVersion": "policy/v1", "kind": "Eviction",
+                  "metadata": {"name": "plain", "namespace": "default"}})),
+    Case("an agent marks a pod of its node", AGENT_A, annotate("plain", {wire.OVER_USE: "it uses too much"})),
     Case("a person on any node", PERSON, annotate_node("node-b")),
     Case("a kubelet on its node", KUBELET, annotate_node("node-a")),
 )  # fmt: skip
@@ -467,11 +514,16 @@ EVENT_CASES = (
     Case("an agent tells of a pod in the kubelet's words", AGENT_A,
          tell(event("node-a", regarding=A_POD, reason="Killing")),
          {OWN_EVENTS: f"Pod 'plain' as 'gpu-device-plugin' of 'node-a': {FORGED}"}),
-    Case("an agent tells of a pod in the name of another agent", AGENT_A,
-         tell(event("node-b", regarding=A_POD, reason="GPULimitNotHeld")),
-         {OWN_EVENTS: f"Pod 'plain' as 'gpu-device-plugin' of 'node-b': {FORGED}"}),
+    *(
+        Case(f"an agent tells of a pod: {reason}", AGENT_A, tell(event("node-a", regarding=A_POD, reason=reason)))
+        for reason in ("GPUMemoryExceeded", "GPUTrespass", "GPUMemoryEvicted", "GPUEvictionBlocked",
+                       "GPUFailureEvicted", "GPULimitNotHeld")
+    ),
+    Case("an agent tells of a pod in the name of another node", AGENT_A,
+         tell(event("node-b", regarding=A_POD, reason="GPUTrespass")),
+         {OWN_EVENTS: "Pod 'plain' as 'gpu-device-plugin' of 'node-b': a node agent"}),
     Case("an agent tells of a pod as the kubelet", AGENT_A,
-         tell(event("node-a", regarding=A_POD, reason="GPULimitNotHeld", reportingController="kubelet")),
+         tell(event("node-a", regarding=A_POD, reason="GPUTrespass", reportingController="kubelet")),
          {OWN_EVENTS: "Pod 'plain' as 'kubelet' of 'node-a': a node agent"}),
     Case("an agent in no pod tells of a pod", AGENT_UNBOUND,
          tell(event("node-a", regarding=A_POD, reason="GPULimitNotHeld")), {OWN_EVENTS: "this token is of node ''"}),

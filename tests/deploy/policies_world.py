@@ -238,14 +238,14 @@ async def furnish(world: PolicyWorld) -> None:
 
 
 async def _agents(world: PolicyWorld) -> None:
-    """Make the agents' account with the rights of deploy/daemonset.yaml, and a token for each as kubelets ask it."""
+    """Make the agents' account with all rights that it can be given, and a token for each as kubelets ask it."""
     paths = {
         "Namespace": "/api/v1/namespaces",
         "ServiceAccount": "/api/v1/namespaces/gpushare/serviceaccounts",
         "ClusterRole": f"{RBAC}/clusterroles",
         "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
     }
-    for each in documents(DEPLOY / "daemonset.yaml"):
+    for each in [*documents(DEPLOY / "daemonset.yaml"), *documents(DEPLOY / "optional" / "evict.yaml")]:
         if each["kind"] in paths:
             await world.make(paths[each["kind"]], each)
     for name in ("node-a", "node-b"):

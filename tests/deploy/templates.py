@@ -244,6 +244,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "default": lambda otherwise, value: value or otherwise,
     "regexFind": _regex_find,
     "fail": _fail,
+    "or": lambda one, other: one or other,
     "eq": lambda one, other: one == other,
     "ne": lambda one, other: one != other,
 }

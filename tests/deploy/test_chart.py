@@ -27,6 +27,7 @@ from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
+from tests.deploy.patches import patched
 from tests.deploy.templates import Chart, ChartError, Json, Objects, by_name
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ VALUES: Json = CHART.values({})
 SCHEMA: Json = json.loads((CHART.root / "values.schema.json").read_text(encoding="utf-8"))
 DOCS = DEPLOY.parent / "docs" / "chart.md"
 PAGES = (DOCS, CHART.root / "README.md")
+
+AGENT = ("DaemonSet", "gpushare", "gpushare-node")
 
 SECOND = {"scheduler": {"mode": "second"}}
 LOOPBACK = {"scheduler": {"mode": "loopback"}}
@@ -58,7 +61,11 @@ BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
 
 def manifests(*names: str) -> Objects:
     texts = [(DEPLOY / f"{name}.yaml").read_text(encoding="utf-8") for name in names]
-    return by_name(document for text in texts for document in yaml.safe_load_all(text))
+    documents = [document for text in texts for document in yaml.safe_load_all(text)]
+    found = by_name(each for each in documents if "kind" in each)
+    for patch in (each for each in documents if "kind" not in each):
+        found[AGENT] = patched(found[AGENT], patch)
+    return found
 
 
 # --- The same objects ------------------------------------------------------------------------------------------------
@@ -68,7 +75,11 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
     ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
     ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
-    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps")),
+    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps", "patches/mps-agent")),
+    (
+        {"agent": {"evict": True, "nodeCondition": True}},
+        ("daemonset", "scheduler", "policies", "optional/evict"),
+    ),
     (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
     (NONE, ("daemonset", "policies")),
@@ -87,7 +98,7 @@ def test_the_chart_renders_what_the_manifests_are(values: Json, names: tuple[str
 
 def test_every_manifest_is_in_the_chart() -> None:
     """But for what is no object of the API: the configuration of the cluster's own scheduler."""
-    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))
+    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"), *DEPLOY.glob("patches/*.yaml"))
     files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
     in_chart = {name for _, names in SAME for name in names}
     assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
@@ -98,6 +109,14 @@ def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> Non
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if "metadata" in document:
             assert document["metadata"]["labels"]["app.kubernetes.io/name"] == "gpushare"
+
+
+@pytest.mark.parametrize(
+    ("value", "rights"), [("evict", ("pods/eviction", "create")), ("nodeCondition", ("nodes/status", "patch"))]
+)
+def test_an_agent_may_evict_without_the_condition_and_the_other_way_round(value: str, rights: tuple[str, str]) -> None:
+    role = CHART.render({"agent": {value: True}})["ClusterRole", "", "gpushare-node-evict"]
+    assert [(*rule["resources"], *rule["verbs"]) for rule in role["rules"]] == [rights]
 
 
 def test_without_any_part_nothing_but_the_namespace_is_left() -> None:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gpu_device_plugin.settings.node import NodeSettings
+from tests.deploy.patches import patched
 from tests.deploy.templates import Chart
 
 Json = dict[str, Any]
@@ -28,18 +29,8 @@ def agent() -> Json:
     return found
 
 
-def patched() -> Json:
-    """Return the agent's DaemonSet after the patch: lists are merged by the keys that Kubernetes' types name."""
-    made, patch = deepcopy(agent()), yaml.safe_load(PATCH.read_text(encoding="utf-8"))
-    assert patch.keys() == {"spec"}
-    pod, more = made["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
-    (container,), (added,) = pod["containers"], more["containers"]
-    assert added.keys() == {"name", "volumeMounts"}
-    assert added["name"] == container["name"]
-    container["volumeMounts"] += added["volumeMounts"]
-    pod["volumes"] += more["volumes"]
-    assert more.keys() == {"containers", "volumes"}
-    return made
+def with_mps() -> Json:
+    return patched(agent(), yaml.safe_load(PATCH.read_text(encoding="utf-8")))
 
 
 def sorted_volumes(made: Json) -> Json:
@@ -53,13 +44,13 @@ def sorted_volumes(made: Json) -> Json:
 
 def test_the_chart_renders_the_patched_agent_and_without_mps_the_plain_one() -> None:
     chart = Chart(DEPLOY / "chart")
-    assert chart.render({"mps": {"enabled": True}})[AGENT] == patched()
+    assert chart.render({"mps": {"enabled": True}})[AGENT] == with_mps()
     assert chart.render({})[AGENT] == agent()
 
 
 def test_the_directory_is_the_settings_own_on_the_node_and_in_the_agent() -> None:
     """It is writable: the agent says there what it wants. The agent gets no right with it."""
-    pod, plain = (made["spec"]["template"]["spec"] for made in (patched(), agent()))
+    pod, plain = (made["spec"]["template"]["spec"] for made in (with_mps(), agent()))
     volume, mount = pod["volumes"][-1], pod["containers"][0]["volumeMounts"][-1]
     directory = str(NodeSettings().mps_dir)
     assert volume["hostPath"] == {"path": directory, "type": "DirectoryOrCreate"}
@@ -84,4 +75,4 @@ def test_kubectl_makes_the_same_of_it(tmp_path: Path) -> None:
         str(PATCH),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert sorted_volumes(yaml.safe_load(done.stdout)) == sorted_volumes(patched())
+    assert sorted_volumes(yaml.safe_load(done.stdout)) == sorted_volumes(with_mps())

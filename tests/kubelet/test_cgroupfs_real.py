@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
 from gpu_device_plugin.kubelet import checkpoint
@@ -27,7 +28,7 @@ RESOURCE = "test.example.com/limited"
 def limited(_: Sequence[str]) -> ContainerAllocateResponse:
     """Answer as for a share, with the mount that the agent's own pod may ask for."""
     mount = Mount(container_path=str(ROOT), host_path=str(ROOT), read_only=True)
-    return ContainerAllocateResponse(envs={"GPUSHARE_MEMORY_LIMIT_BY": "driver", "SECRET": "s" * 300}, mounts=[mount])
+    return ContainerAllocateResponse(envs={LIMITS: "driver", "SECRET": "s" * 300}, mounts=[mount])
 
 
 def process_in(leaf: str) -> int:

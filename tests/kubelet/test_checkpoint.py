@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse, Mount
 from gpu_device_plugin.kubelet.checkpoint import Checkpoint, CheckpointUnreadableError, Entry, read, stamp_of
@@ -73,21 +74,23 @@ def test_a_record_without_devices_is_one(tmp_path: Path, nothing: Any) -> None:
 
 # --- The means of limiting in the answer that the container got -------------------------------------------------------
 
+KEY = b"\n%c%s\x12" % (len(LIMITS), LIMITS.encode())
+"""The beginning of its entry in the answer."""
 DRIVER_PAIR = {"NVIDIA_GPU_MEMORY_REQUEST": "0", "NVIDIA_GPU_MEMORY_LIMIT": "4096"}
 
 
 @pytest.mark.parametrize(
     ("envs", "rung"),
     [
-        *(({"GPUSHARE_MEMORY_LIMIT_BY": rung}, rung) for rung in Rung),
-        ({"GPUSHARE_MEMORY_LIMIT_BY": "mps", **DRIVER_PAIR}, Rung.MPS),
+        *(({LIMITS: rung}, rung) for rung in Rung),
+        ({LIMITS: "mps", **DRIVER_PAIR}, Rung.MPS),
         (DRIVER_PAIR, Rung.DRIVER),
         ({"GPUSHARE_MEMORY_LIMIT_MIB": "4096"}, ""),
-        ({"GPUSHARE_MEMORY_LIMIT_BY": "of a newer agent", **DRIVER_PAIR}, ""),
-        ({"GPUSHARE_MEMORY_LIMIT_BY": "drivers"}, ""),
-        ({"GPUSHARE_MEMORY_LIMIT_BY": ""}, ""),
-        ({"GPUSHARE_MEMORY_LIMIT_BY_TOO": "driver"}, ""),
-        ({"OTHER": "GPUSHARE_MEMORY_LIMIT_BY"}, ""),
+        ({LIMITS: "of a newer agent", **DRIVER_PAIR}, ""),
+        ({LIMITS: "drivers"}, ""),
+        ({LIMITS: ""}, ""),
+        ({f"{LIMITS}_TOO": "driver"}, ""),
+        ({"OTHER": LIMITS}, ""),
         ({}, ""),
     ],
 )
@@ -104,9 +107,9 @@ def test_the_means_of_limiting_is_read_from_the_answer(tmp_path: Path, envs: dic
 
 
 @given(content=st.binary(max_size=60), before=st.binary(max_size=9))
-@example(b"", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
-@example(b"\xff", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
-@example(b"\x06driver", b"\n\x18GPUSHARE_MEMORY_LIMIT_BY\x12")
+@example(b"", KEY)
+@example(b"\xff", KEY)
+@example(b"\x06driver", KEY)
 def test_a_damaged_answer_is_no_damaged_file(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, before: bytes
 ) -> None:

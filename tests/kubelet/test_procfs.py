@@ -103,6 +103,13 @@ def test_a_file_that_is_too_long_names_nobody(tmp_path: Path) -> None:
     assert Processes(tmp_path).owners([11]) == {}
 
 
+def test_a_file_that_cannot_be_read_names_nobody(tmp_path: Path) -> None:
+    """As that of a process which ends between the opening and the reading of its file."""
+    process(tmp_path, 11, cgroup=None)
+    (tmp_path / "11" / "cgroup").mkdir()
+    assert Processes(tmp_path).owners([11]) == {}
+
+
 def test_this_process_is_found_in_the_kernels_proc() -> None:
     """It started before now, and no pod's name is expected of a test's process: that it is there suffices."""
     assert Processes().owners([os.getpid()], named_at=boot_time()).keys() == {os.getpid()}
@@ -166,4 +173,4 @@ def test_a_ring_of_parents_ends(tmp_path: Path) -> None:
     process(tmp_path, 7, OWN, parent=8)
     process(tmp_path, 8, OWN, parent=7)
     process(tmp_path, 1, HOST, parent=0)
-    assert in_nodes_namespace(tmp_path) is False
+    assert in_nodes_namespace(tmp_path) is None

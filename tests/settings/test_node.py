@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT
+from gpu_device_plugin.core.contract.variables import LIMITS, MEMORY_LIMIT
 from gpu_device_plugin.core.model.resources import Kind, Resource
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.forms import Address
@@ -88,7 +88,7 @@ def test_variables_that_kubernetes_makes_of_services_are_none_of_ours() -> None:
 
 def test_what_a_container_is_told_of_its_memory_is_no_setting() -> None:
     """Somebody runs one of our programs where a part of a GPU is."""
-    assert read({}, {MEMORY_LIMIT: "4096"}) == NodeSettings()
+    assert read({}, {MEMORY_LIMIT: "4096", LIMITS: "mps"}) == NodeSettings()
 
 
 def test_in_a_file_off_is_a_word_and_lists_are_lists(tmp_path: Path) -> None:
@@ -326,6 +326,14 @@ def test_an_xid_cannot_be_ignored_and_fatal() -> None:
     assert complaint({"ignored_xids": "31,48", "fatal_xids": "48,79"}) == (
         "--ignored-xids and --fatal-xids: XID 48 is both ignored and fatal; name it in one of them only"
     )
+
+
+def test_custom_limits_need_a_file_that_says_what_they_are() -> None:
+    assert complaint({"limits": "custom"}) == (
+        "--limits and extra_grant (by default): limits is custom, and no file says what containers get for that; name "
+        "it in extra_grant, or choose another value of limits"
+    )
+    assert read({"limits": "custom", "extra_grant": "/etc/gpushare/extra.grant"}).limits == "custom"
 
 
 def test_a_gpu_is_not_given_up_between_two_questions() -> None:

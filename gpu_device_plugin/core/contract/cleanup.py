@@ -1,4 +1,4 @@
-"""Find the labels, annotations and capacity that sharing left on a node, and make the patches that remove them."""
+"""Find the labels, annotations, capacity and conditions that sharing left on a node, and make patches without them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract.keys import (
     AGENT_ANNOTATIONS,
     AGENT_LABELS,
+    GPU_CONDITION,
     MODEL_LABELS,
     SWITCH_LABEL,
     SWITCHED_ON,
@@ -34,7 +35,7 @@ def our_annotations(annotations: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The labels, annotations and capacity that sharing left on one node."""
+    """The labels, annotations, capacity and conditions that sharing left on one node."""
 
     node: str
     labelled: bool
@@ -43,13 +44,20 @@ class Leftovers:
     annotations: tuple[str, ...] = ()
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Of our resources. The kubelet never removes these keys; it sets them to 0 once it has dropped the plugin."""
+    conditions: tuple[str, ...] = ()
+    """Their types."""
 
     def __bool__(self) -> bool:
-        return bool(self.labels or self.annotations or self.capacity)
+        return bool(self.labels or self.annotations or self.capacity or self.conditions)
 
     def __str__(self) -> str:
         """Return the leftovers in words."""
-        kinds = {"labels": self.labels, "annotations": self.annotations, "capacity": self.capacity}
+        kinds = {
+            "labels": self.labels,
+            "annotations": self.annotations,
+            "capacity": self.capacity,
+            "conditions": self.conditions,
+        }
         return "; ".join(f"{kind} {', '.join(keys)}" for kind, keys in kinds.items() if keys)
 
     @property
@@ -60,11 +68,18 @@ class Leftovers:
 
     @property
     def status_patch(self) -> Mapping[str, object]:
-        """The merge patch of the status that removes our resources; empty if there are none."""
-        return _removing("status", {"capacity": self.capacity, "allocatable": self.capacity})
+        """The patch of the status that removes our resources and conditions; empty if there are none.
+
+        With conditions it is a strategic merge patch, without them a merge patch.
+        """
+        patch = _removing("status", {"capacity": self.capacity, "allocatable": self.capacity})
+        if not self.conditions:
+            return patch
+        gone = [{"type": each, "$patch": "delete"} for each in self.conditions]
+        return {"status": {**patch.get("status", {}), "conditions": gone}}
 
 
-def _removing(part: str, keys: Mapping[str, Iterable[str]]) -> Mapping[str, object]:
+def _removing(part: str, keys: Mapping[str, Iterable[str]]) -> Mapping[str, Mapping[str, object]]:
     found = {kind: nulls for kind, names in keys.items() if (nulls := dict.fromkeys(names))}
     return {part: found} if found else {}
 
@@ -75,7 +90,10 @@ def leftovers(
     annotations: Mapping[str, str],
     capacity: Mapping[str, int],
     resources: Iterable[str],
+    *,
+    conditions: Iterable[str] = (),
 ) -> Leftovers:
-    """Return the leftovers among a node's labels, annotations and capacity; `resources` are the names of ours."""
+    """Return the leftovers among what a node has; `resources` are the names of ours, `conditions` the types of all."""
     ours = {name: capacity[name] for name in resources if name in capacity}
-    return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours)
+    kept = tuple(each for each in conditions if each == GPU_CONDITION)
+    return Leftovers(node, switched_on(labels), our_labels(labels), our_annotations(annotations), ours, kept)

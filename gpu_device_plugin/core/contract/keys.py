@@ -69,6 +69,8 @@ NODE_LIMITS = "gpu-device-plugin/limits"
 Annotation: the means of each GPU with its reason, as JSON (`nodelimits`)."""
 NODE_USE = "gpu-device-plugin/use"
 """Annotation: who uses what on the node's GPUs, as JSON (`nodeuse`)."""
+GPU_CONDITION = "GPUHealthy"
+"""The type of the node condition that the agent keeps where the setting `node_condition` asks for it."""
 AGENT_LABELS = tuple(
     f"{NODE_LABELS}{name}" for name in ("product", "count", "memory-mib", "driver", "share-mib", "policy", "limits")
 )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from gpu_device_plugin.core.contract.promises import Promise
-    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+    from gpu_device_plugin.core.model.shares import SharedGpu
     from gpu_device_plugin.core.node.extra_grant import Owner
     from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.core.node.matching import Match
@@ -125,22 +125,23 @@ def refuse_request(match: Match | None) -> Refused | None:
     return None
 
 
-def refuse_unlimited(verdict: Placement | Refused, shares: Shares, means: Means, owner: Owner) -> Placement | Refused:
+def refuse_unlimited(node: Node, kind: Kind, device_ids: Collection[str], means: Means, owner: Owner) -> Refused | None:
     """Refuse a container whose memory cannot be limited although the administrator requires it.
 
     Args:
-        verdict: the decision without regard to limits.
-        shares: the node's GPUs.
+        node: the present state of the node.
+        kind: the resource of the call; whole GPUs have no limits.
+        device_ids: the kubelet's choice.
         means: what keeps containers of this node within their parts.
         owner: the container, as far as it is known.
     """
-    if isinstance(verdict, Refused) or verdict.demand.kind is Kind.COUNT:
-        return verdict
-    why = refusal(parts(verdict, shares), means, owner)
-    if not why:
-        return verdict
-    positions = ", ".join(str(position) for position in verdict.positions)
-    return Refused(Why.NO_LIMIT, f"GPU {positions}: {why}")
+    if kind is Kind.COUNT or not means.may_refuse:
+        return None
+    given = spread_over(node, device_ids)
+    why = refusal(parts(given.items(), node.shares), means, owner) if given else ""
+    barred = [position for position in sorted(given) if node.shares.gpus[position].gpu.uuid in means.barred]
+    names = ", ".join(str(position) for position in barred or sorted(given))
+    return Refused(Why.NO_LIMIT, f"GPU {names}: {why}") if why else None
 
 
 def _barred(node: Node, kind: Kind, shared: SharedGpu) -> Refused | None:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.node.health import Belief
 
-CONDITION = "GPUHealthy"
-"""The type of the condition."""
 MOST_MESSAGE = 1024
 """Characters of the message. The API has no limit of its own."""
 

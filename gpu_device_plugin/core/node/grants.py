@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract import variables
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.extra_grant import NOBODY, Part
-from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means, limit_grant
+from gpu_device_plugin.core.node.limit_grants import ADVISORY, NO_MEANS, Means, limit_grant
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
-    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
-    from gpu_device_plugin.core.model.limits import Rung
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.extra_grant import Mount, Owner
@@ -38,10 +36,6 @@ class Delivery:
     means: Means = NO_MEANS
     """What keeps containers within their parts."""
 
-    def with_daemons(self, daemons: Mapping[str, MpsGpu]) -> Delivery:
-        """Return this delivery with the MPS daemons of this moment, by the GPU's UUID."""
-        return replace(self, means=replace(self.means, mps=daemons))
-
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -62,7 +56,6 @@ def grant(
     present: Collection[str] = OPTIONAL_NODES,
     *,
     owner: Owner = NOBODY,
-    rung: Rung | None = None,
 ) -> Grant:
     """Return the answer for one container.
 
@@ -77,7 +70,6 @@ def grant(
         pod_shares: shares of the whole pod if they are known; otherwise the container's own, as with gpushare.
         present: those of `OPTIONAL_NODES` that exist on this node; a container with a missing one would not start.
         owner: the container, as far as it is known.
-        rung: see `limit_grant`.
     """
     gpus = [shares.gpus[position] for position in placement.positions]
     uuids = [shared.gpu.uuid for shared in gpus]
@@ -89,7 +81,8 @@ def grant(
         own = sum(count for _, count in placement.shares)
         # The limit holds on each GPU of the container, so it is the part on one GPU.
         limit = str(max(count for _, count in placement.shares) * shares.share_mib)
-        limited = limit_grant(parts(placement, shares), delivery.means, owner, rung)
+        advisory = delivery.means.advisory and not owner.frameworks
+        limited = ADVISORY if advisory else limit_grant(parts(placement.shares, shares), delivery.means, owner)
         mounts = limited.mounts
         envs = {
             **limited.envs,
@@ -110,15 +103,13 @@ def grant(
     return Grant(envs, tuple(nodes), cdi, mounts)
 
 
-def parts(placement: Placement, shares: Shares) -> tuple[Part, ...]:
-    """Return the parts of a container with shares, by the GPU's number in the container.
+def parts(given: Iterable[tuple[int, int]], shares: Shares) -> tuple[Part, ...]:
+    """Return the parts of a container by the GPU's number in the container; `given` are shares by position.
 
     CUDA numbers equal GPUs by their PCI addresses, as NVML's index does; positions may be in another order.
     """
-    given = sorted(
-        ((shares.gpus[position].gpu, count) for position, count in placement.shares), key=lambda each: each[0].index
-    )
+    ordered = sorted(((shares.gpus[position].gpu, count) for position, count in given), key=lambda each: each[0].index)
     return tuple(
         Part(gpu.uuid, count * shares.share_mib, gpu.total_mib, gpu.total_mib - gpu.reserved_mib)
-        for gpu, count in given
+        for gpu, count in ordered
     )

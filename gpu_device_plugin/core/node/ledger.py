@@ -74,7 +74,7 @@ class Reading:
     def of(cls, processes: int | None, used_mib: int | None, began: float) -> Reading:
         """Return the reading in which memory in use counts as one more process; None: the driver does not report it.
 
-        NVML lists only processes of the caller's PID namespace, and an agent has a namespace of its own.
+        NVML lists only processes of the caller's PID namespace: an agent whose pod lacks ``hostPID: true`` sees none.
         """
         if processes is None and used_mib is None:
             return cls(None, began)

@@ -40,10 +40,19 @@ class Means:
     refuse: bool = False
     """A container that cannot have what the rung of its GPUs adds is refused; otherwise its limits are advisory."""
 
-    @property
-    def barred(self) -> frozenset[str]:
-        """The UUIDs of GPUs whose shares every container is refused."""
-        return frozenset(uuid for uuid, gpu in self.rungs.items() if gpu.refusal)
+    # Computed once, and not in every call of the kubelet.
+    barred: frozenset[str] = field(init=False)
+    """The UUIDs of GPUs whose shares every container is refused."""
+    may_refuse: bool = field(init=False)
+    """Whether there may be a container to refuse."""
+    advisory: bool = field(init=False)
+    """Whether the limits on all GPUs are advisory."""
+
+    def __post_init__(self) -> None:
+        barred = frozenset(uuid for uuid, gpu in self.rungs.items() if gpu.refusal)
+        object.__setattr__(self, "barred", barred)
+        object.__setattr__(self, "may_refuse", bool(barred) or (self.refuse and self.extra is not None))
+        object.__setattr__(self, "advisory", all(gpu.rung is Rung.ADVISORY for gpu in self.rungs.values()))
 
 
 NO_MEANS = Means()
@@ -57,6 +66,10 @@ class LimitGrant:
     rung: Rung
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
+
+
+ADVISORY = LimitGrant(Rung.ADVISORY, {variables.LIMITS: Rung.ADVISORY.value})
+"""Of a container that only its variables keep within its parts."""
 
 
 def refusal(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> str:
@@ -73,16 +86,15 @@ def refusal(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> str:
     return ""
 
 
-def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY, rung: Rung | None = None) -> LimitGrant:
+def limit_grant(parts: Sequence[Part], means: Means, owner: Owner = NOBODY) -> LimitGrant:
     """Return what keeps a container within its parts; of GPUs with different means the weakest one counts.
 
     Args:
         parts: by the GPU's number in the container; not empty.
         means: the means of the node.
         owner: the container.
-        rung: the means for this container, whatever is usual on its GPUs; None: the usual.
     """
-    made = _grant(rung or _weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
+    made = _grant(_weakest(parts, means), parts, means, owner) or LimitGrant(Rung.ADVISORY)
     # Ours come last: no other variable says what was given.
     envs = {**framework_envs(owner.frameworks, made.rung, parts), **made.envs, variables.LIMITS: made.rung.value}
     return LimitGrant(made.rung, envs, made.mounts)

@@ -14,7 +14,10 @@ from gpu_device_plugin.core.node.admitting import Refused, Why
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from gpu_device_plugin.core.model.limits import GpuRung
+    from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.ledger import Ledger
+    from gpu_device_plugin.core.node.rungs import Wanted
 
 BEAT_S = 10.0
 """After so many seconds without a beat the supervisor does not run any more."""
@@ -34,6 +37,14 @@ SILENT = (
 )
 _STOPPED = MpsGpu(MpsStatus.STOPPED)
 _BROKEN = frozenset({MpsStatus.FAULT, MpsStatus.FAILED})
+
+
+def asked(shares: Shares, rungs: Mapping[str, GpuRung], want: Wanted) -> frozenset[str]:
+    """Return the GPUs (by UUID) on which MPS is the means that the administrator wants, even if it is not there."""
+    if Rung.MPS not in want.rungs:
+        return frozenset()
+    uuids = (shared.gpu.uuid for shared in shares.gpus if not shared.gpu.mig)
+    return frozenset(uuid for uuid in uuids if uuid in rungs and rungs[uuid].rung in {Rung.MPS, Rung.ADVISORY})
 
 
 # --- Who is on a GPU --------------------------------------------------------------------------------------------------
@@ -164,6 +175,8 @@ class Situation:
     tenants: Tenants
     daemon: MpsGpu | str
     """See `daemon`."""
+    part_mib: int = 0
+    """The container's part of this GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +209,29 @@ def choose(situations: Sequence[Situation], *, refuse: bool) -> Rung | Refused |
         )
         return refused if refuse or clients else Rung.ADVISORY
     (only,) = situations
-    if only.tenants.others:
-        problem = f"{only.name} has containers that were started without MPS, and gets MPS when they have ended"
-    elif isinstance(only.daemon, str):
-        problem = f"{only.name} needs MPS: {only.daemon}"
-    elif only.daemon.status is MpsStatus.READY:
-        return Rung.MPS
-    elif only.daemon.status in _BROKEN:
-        problem = f"the MPS daemon of {only.name} does not serve new clients ({_told(only.daemon)})"
-    else:
-        return Await(f"the MPS daemon of {only.name} is not ready ({_told(only.daemon)})")
+    lacks = _lacks(only)
+    if isinstance(lacks, Await) or not lacks:
+        return lacks or Rung.MPS
     if refuse:
-        return Refused(Why.MPS_NOT_READY, problem)
+        return Refused(Why.MPS_NOT_READY, lacks)
     # Beside clients of MPS it has to be one too. It starts when the daemon is ready, see `why_not_start`.
     return Rung.MPS if clients else Rung.ADVISORY
+
+
+def _lacks(situation: Situation) -> Await | str:
+    """Return what a GPU lacks for a client of MPS, in a sentence; empty: nothing."""
+    name, gpu = situation.name, situation.daemon
+    if situation.tenants.others:
+        return f"{name} has containers that were started without MPS, and gets MPS when they have ended"
+    if isinstance(gpu, str):
+        return f"{name} needs MPS: {gpu}"
+    if gpu.status in _BROKEN:
+        return f"the MPS daemon of {name} does not serve new clients ({_told(gpu)})"
+    if gpu.status is not MpsStatus.READY:
+        return Await(f"the MPS daemon of {name} is not ready ({_told(gpu)})")
+    if 0 < gpu.limit_mib < situation.part_mib:
+        return Await(f"the MPS daemon of {name} lets a process have {gpu.limit_mib} MiB only")
+    return ""
 
 
 def in_vain(waited: Await, situation: Situation, *, refuse: bool) -> Rung | Refused:

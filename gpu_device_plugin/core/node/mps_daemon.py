@@ -108,6 +108,8 @@ def decide(daemon: Daemon, seen: Seen, now_s: float) -> tuple[Daemon, Act | None
             return _stop(daemon, now_s)
         return _run(daemon, seen, seen.wanted_mib, now_s)
     ended = daemon.running and daemon.quit_s is None
+    if daemon.quit_s is not None:
+        daemon = replace(daemon, retry_s=now_s)  # what was put off was the next attempt to kill it
     daemon = replace(daemon, running=False, limit_mib=0, quit_s=None, silent_s=None)
     if seen.wanted_mib is None:
         return _set_back(daemon, seen, now_s)

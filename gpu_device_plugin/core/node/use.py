@@ -123,6 +123,7 @@ def attribute(
     measured: Mapping[Place, int] = MappingProxyType({}),
     at: float = 0.0,
     blind: str = "",
+    complete: bool = True,
 ) -> UseReading:
     """Return which container uses how much of each GPU.
 
@@ -140,6 +141,8 @@ def attribute(
         measured: what the driver itself says that containers use, in MiB (r615 counts by cgroup). It needs no PIDs.
         at: monotonic seconds of the readings.
         blind: why the listed processes are not all of them, see `blindness`; empty if they are.
+        complete: no container holds more than `holdings` say. Otherwise nobody can be said to use what it was not
+            given: that memory is left unattributed.
     """
     known = {kubelet_uid(pod): pod for pod in pods}
     known.update((holding.pod_uid, holding.pod) for holding in holdings if holding.pod is not None)
@@ -153,7 +156,7 @@ def attribute(
     unattributed: dict[str, int] = {}
     for uuid, held in holders.items():
         reading = by_gpu.get(uuid, GpuReading(uuid, None))
-        uses = _uses(reading, of_pods, held, known, measured)
+        uses = [use for use in _uses(reading, of_pods, held, known, measured) if complete or not use.trespassing]
         found += uses
         in_pods = _sum(process.used_mib for process in reading.processes or () if process.pid in of_pods)
         if reading.processes is not None and reading.used_mib is not None and in_pods is not None:

@@ -82,7 +82,9 @@ def _rfc3339(seconds: float) -> str:
     return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def due_in_s(written: NodeUse | None, now: NodeUse, age_s: float) -> float:
+def due_in_s(
+    written: NodeUse | None, now: NodeUse, age_s: float, soon_s: float = SOON_S, seldom_s: float = SELDOM_S
+) -> float:
     """Return after how many seconds the annotation is to be written again.
 
     What holds, who is there and who uses too much is told at once; figures seldom, and only if they differ by much.
@@ -92,14 +94,16 @@ def due_in_s(written: NodeUse | None, now: NodeUse, age_s: float) -> float:
         written: the use that it tells; None: it was not written yet.
         now: the newest use.
         age_s: seconds since it was written.
+        soon_s: least seconds between two writings.
+        seldom_s: least seconds between two writings of which only figures differ.
     """
     if written is None:
         return 0.0
     if _states(written) != _states(now):
-        return max(0.0, SOON_S - age_s)
+        return max(0.0, soon_s - age_s)
     before, after = _figures(written), _figures(now)
     if any(_differ(before[name], after[name]) for name in after) or _reasons(written) != _reasons(now):
-        return max(0.0, SELDOM_S - age_s)
+        return max(0.0, seldom_s - age_s)
     return max(0.0, AGAIN_S - age_s)
 
 

@@ -103,15 +103,15 @@ class Kubectl:
             raise ClusterUnreadableError(f"{path}: {_why(done)}")
         return done.stdout
 
-    def patch(self, resource: str, name: str, patch: object, *, subresource: str = "") -> None:
-        """Change an object of the cluster by a merge patch.
+    def patch(self, resource: str, name: str, patch: object, *, subresource: str = "", how: str = "merge") -> None:
+        """Change an object of the cluster by a merge patch, or a ``strategic`` one.
 
         Raises:
             ClusterUnreadableError: it was not changed, or the outcome is unknown; the message is kubectl's.
         """
         beneath = [f"--subresource={subresource}"] if subresource else []
         written = msgspec.json.encode(patch).decode()
-        words = ["patch", resource, name, *beneath, "--type=merge", "-p", written]
+        words = ["patch", resource, name, *beneath, f"--type={how}", "-p", written]
         done = self._run(*words, stderr=subprocess.PIPE, within_s=self._answer_within_s)
         if done.returncode:
             raise ClusterUnreadableError(f"{resource} {name}: {_why(done)}")

@@ -51,6 +51,7 @@ class _NodeSpec(Shape):
 class _NodeStatus(Shape):
     capacity: dict[str, str] | None = None
     allocatable: dict[str, str] | None = None
+    conditions: tuple[Condition, ...] | None = None
 
 
 class Node(Named):
@@ -73,6 +74,11 @@ class Node(Named):
     def capacity(self) -> Mapping[str, int]:
         """Return its capacity in those resources that are whole numbers."""
         return _amounts(self.status.capacity)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Return the types of its conditions."""
+        return tuple(each.type for each in self.status.conditions or ())
 
     @property
     def allocatable(self) -> Mapping[str, int]:

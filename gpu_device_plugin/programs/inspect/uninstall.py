@@ -58,7 +58,9 @@ def uninstall(
     names = [resource.name for resource in resources]
     for raw in raw_nodes:
         node = decoded(raw, Node)
-        left = leftovers(node.metadata.name, node.labels, node.annotations, node.capacity, names)
+        left = leftovers(
+            node.metadata.name, node.labels, node.annotations, node.capacity, names, conditions=node.conditions
+        )
         if not left:
             continue
         if left.labelled and not labelled_too:
@@ -75,7 +77,8 @@ def uninstall(
                 if left.metadata_patch:
                     kubectl.patch("node", left.node, left.metadata_patch)
                 if left.status_patch:
-                    kubectl.patch("node", left.node, left.status_patch, subresource="status")
+                    how = "strategic" if left.conditions else "merge"
+                    kubectl.patch("node", left.node, left.status_patch, subresource="status", how=how)
             except ClusterUnreadableError as error:
                 complete = False
                 lines.append(f"{left.node}: the removal is incomplete: {error}")

@@ -52,7 +52,14 @@ class GpuKeeper:
     """Owns the daemon and the compute mode of one GPU."""
 
     def __init__(
-        self, place: Place, driver: MpsDriver, on_change: Callable[[], None], *, before: str, timings: Timings = TIMINGS
+        self,
+        place: Place,
+        driver: MpsDriver,
+        on_change: Callable[[], None],
+        *,
+        before: str,
+        timings: Timings = TIMINGS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare; nothing is looked at before `run`.
 
@@ -62,11 +69,13 @@ class GpuKeeper:
             on_change: called when `told` is another.
             before: the compute mode to set back, from an earlier supervisor; empty: none.
             timings: the intervals.
+            clock: seconds, which never go back.
         """
         self._place = place
         self._driver = driver
         self._on_change = on_change
         self._timings = timings
+        self._clock = clock
         self._daemon = Daemon(before=before)
         self._on_disk = before
         self._wanted_mib: int | None = None
@@ -100,13 +109,20 @@ class GpuKeeper:
             if self.done:
                 return
             if not acted:
-                await within(self._timings.look_s, self._changed.wait())
+                await within(self._pause_s(), self._changed.wait())
                 self._changed.clear()
+
+    def _pause_s(self) -> float:
+        if self._daemon.running or self._daemon.status is not MpsStatus.FAILED:
+            return self._timings.look_s
+        # Without a daemon every look goes through all processes of the node.
+        until_retry_s = self._daemon.retry_s - self._clock()
+        return min(until_retry_s, self._timings.mode_soon_s) if until_retry_s > 0 else self._timings.mode_soon_s
 
     async def _step(self) -> bool:
         """Look and act once; return whether there was something to do."""
         seen = await self._look()
-        self._daemon, act = decide(self._daemon, seen, time.monotonic())
+        self._daemon, act = decide(self._daemon, seen, self._clock())
         self._tell()
         if act is None:
             return False
@@ -115,11 +131,11 @@ class GpuKeeper:
             await self._do(act)
         except (MpsError, OSError) as error:
             why = str(error)
-            self._daemon = failed(self._daemon, act, why, time.monotonic())
+            self._daemon = failed(self._daemon, act, why, self._clock())
             # Of a tenant comes nothing here: these are texts of the driver and of the system.
             _log.warning("a step failed", extra={"gpu": self._place.uuid, "step": str(act), "why": why})
         else:
-            self._daemon = did(self._daemon, act, seen, time.monotonic())
+            self._daemon = did(self._daemon, act, seen, self._clock())
             _log.info("a step is done", extra={"gpu": self._place.uuid, "step": str(act)})
             self._write_down()
         finally:
@@ -147,7 +163,7 @@ class GpuKeeper:
     async def _look(self) -> Seen:
         alive = self._driver.alive(self._place)
         await self._look_at_mode()
-        if alive and time.monotonic() >= self._ask_at_s and not self._ends:
+        if alive and self._clock() >= self._ask_at_s and not self._ends:
             await self._ask()
             alive = self._driver.alive(self._place)  # one that has ended has not fallen silent
         if not alive:
@@ -160,7 +176,7 @@ class GpuKeeper:
         return self._daemon.quit_s is not None
 
     async def _look_at_mode(self) -> None:
-        if time.monotonic() < self._mode_until_s:
+        if self._clock() < self._mode_until_s:
             return
         try:
             self._mode = await self._driver.compute_mode(self._place.uuid)
@@ -168,7 +184,7 @@ class GpuKeeper:
         except MpsError as error:
             self._mode, pause_s = None, self._timings.mode_soon_s
             _log.warning("the compute mode is unknown", extra={"gpu": self._place.uuid, "why": str(error)})
-        self._mode_until_s = time.monotonic() + pause_s
+        self._mode_until_s = self._clock() + pause_s
 
     async def _ask(self) -> None:
         try:
@@ -184,7 +200,7 @@ class GpuKeeper:
             self._silence = str(error)
         self._shorten_logs()
         healthy = not self._silence and self.told.status is MpsStatus.READY
-        self._ask_at_s = time.monotonic() + (self._timings.ask_s if healthy else self._timings.ask_soon_s)
+        self._ask_at_s = self._clock() + (self._timings.ask_s if healthy else self._timings.ask_soon_s)
 
     async def _server_pids(self) -> tuple[int, ...]:
         return _pids(await self._driver.command(self._place, "get_server_list"))[:_MOST_SERVERS]

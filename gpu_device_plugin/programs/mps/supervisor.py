@@ -39,6 +39,7 @@ POLL_S = 0.5
 """Seconds between two looks at `WANTED_FILE`."""
 BEAT_S = 2.0
 """Longest time between two writings of `STATE_FILE`."""
+_AFTER_BUG_S = 5.0
 _FINISH_S = QUIT_S + 30.0
 """Longest time in which all GPUs are given back at the end: a daemon quits or is killed, and the mode is set."""
 
@@ -161,7 +162,15 @@ class Supervisor:
                 self._running[uuid].want(limit_mib)
 
     async def _keep(self, uuid: str, keeper: GpuKeeper) -> None:
-        await keeper.run()
+        while True:
+            try:
+                await keeper.run()
+                break
+            except Exception:  # noqa: BLE001 - see below
+                # A fault of one GPU's keeper must not end this program: in a container the daemons of all other GPUs
+                # would end with it, and the work of their clients.
+                _log.exception("an error in the program itself", extra={"gpu": uuid})
+                await asyncio.sleep(_AFTER_BUG_S)
         # Without a pause in between: who is wanted from now on gets a keeper of its own.
         del self._running[uuid]
         self._gpus[uuid] = keeper.told

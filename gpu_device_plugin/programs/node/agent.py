@@ -23,12 +23,15 @@ from gpu_device_plugin.core.node.ended_pods import PodsInApi
 from gpu_device_plugin.core.node.grants import Delivery
 from gpu_device_plugin.core.node.health import Rules
 from gpu_device_plugin.core.node.ledger import Reading
+from gpu_device_plugin.core.node.mps import asked
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.refusals import ADVICE
-from gpu_device_plugin.core.node.use import UseReading
+from gpu_device_plugin.core.node.rungs import wanted
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware, Timings
+from gpu_device_plugin.kubelet import cgroupfs, procfs
+from gpu_device_plugin.kubelet.cgroupfs import CgroupTree
 from gpu_device_plugin.kubelet.records import KubeletRecords
 from gpu_device_plugin.kubelet.registration_loop import Plugin, RegistrationEvent, RegistrationLoop
 from gpu_device_plugin.kubelet.servicer import PluginServicer
@@ -47,6 +50,9 @@ from gpu_device_plugin.programs.node.mps import MpsLink
 from gpu_device_plugin.programs.node.reconciler import Reconciler
 from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
+from gpu_device_plugin.programs.node.use import UseWatch
+from gpu_device_plugin.programs.node.use_notes import UseNotes
+from gpu_device_plugin.programs.node.verification import Verification
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:
@@ -87,8 +93,18 @@ def reach_api(settings: NodeSettings) -> ClusterConfig | None:
 class NodeAgent:
     """The parts of an agent, which follow each other's published values."""
 
-    def __init__(self, settings: NodeSettings, *, dev: Path = Path("/dev")) -> None:
-        """Prepare; no file, socket or GPU is opened before `run`. `dev` is the directory of the device nodes."""
+    def __init__(
+        self,
+        settings: NodeSettings,
+        *,
+        dev: Path = Path("/dev"),
+        proc: Path = procfs.PROC,
+        cgroups: Path = cgroupfs.ROOT,
+    ) -> None:
+        """Prepare; no file, socket or GPU is opened before `run`.
+
+        `dev` is the directory of the device nodes, `proc` that of the processes, `cgroups` that of the cgroups.
+        """
         self.settings = settings
         self.state = NodeState(Node(Shares(settings.share_size_mib, settings.reserve_mib)))
         self.metrics: m.Metrics = (
@@ -142,15 +158,43 @@ class NodeAgent:
             on_grant=self.reconciler.granted,
             mps=self.mps,
         )
+        self.use_watch = UseWatch(
+            partial(self.hardware.use, utilisation=True),
+            self.reconciler.checkpoint_entries,
+            settings.offered,
+            lambda: self.state.node.shares,
+            interval_s=settings.usage_interval_s,
+            pods=lambda: () if cluster is None else cluster.followed.pods.values(),
+            ended=lambda: self.kubelet_records.over,
+            mps_servers=lambda: frozenset(pid for gpu in self.mps.gpus.values() for pid in gpu.server_pids),
+            measured=lambda: self.verification.measured,
+            complete=lambda: all(hold.granted_at is None for hold in self.state.node.ledger.holds.values()),
+            processes=procfs.Processes(proc),
+            host_pids=partial(procfs.in_nodes_namespace, proc),
+        )
+        self.verification = Verification(
+            self.use_watch.holdings,
+            self.hardware.limits,
+            CgroupTree(cgroups),
+            self.state,
+            (lambda *_: None) if cluster is None else cluster.pod_event,
+            interval_s=settings.usage_interval_s,
+        )
+        self.responses = Responses(self, self.use_watch.reading)
+        self.over_use = self.responses.over_use
+        self.use_notes = UseNotes(
+            self.use_watch.reading,
+            self.verification.states,
+            self.over_use.excesses,
+            lambda: self.state.node.shares,
+            (lambda _: None) if cluster is None else cluster.show_use,
+        )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,
             [Plugin(resource, partial(self._servicer, resource)) for resource in settings.offered],
             self._prepare,
             self._registration_event,
         )
-        self.use: Latest[UseReading] = Latest(UseReading())
-        self.responses = Responses(self, self.use)
-        self.over_use = self.responses.over_use
         self._lock = NodeLock(settings.device_plugin_dir)
         self._handover = Handover(settings, self.kubelet_records)
 
@@ -185,11 +229,18 @@ class NodeAgent:
                 tasks.create_task(self.coexistence.run(), name="look for other plugins")
                 tasks.create_task(self.coexistence.others.follow(self._apply), name="publish other plugins")
                 tasks.create_task(self.mps.run(), name="meet the MPS supervisor")
-                tasks.create_task(self.mps.states.follow(self._apply), name="follow the MPS supervisor's daemons")
+                tasks.create_task(self.mps.states.follow(self._apply), name="publish the MPS daemons")
                 tasks.create_task(self._serve(), name="serve the kubelet")
                 tasks.create_task(self.responses.run(), name="respond to over-use and failed GPUs")
                 tasks.create_task(self.reconciler.rounds.follow(self._round_over), name="save ended pods")
+                tasks.create_task(self.use_watch.run(), name="read the use of the GPUs")
+                pods = () if self.cluster is None else (self.cluster.followed.changes,)
+                tasks.create_task(
+                    self.verification.run((self.reconciler.checkpoint_entries, *pods), (self.hardware.view,)),
+                    name="verify memory limits",
+                )
                 if self.cluster is not None:
+                    tasks.create_task(self.use_notes.run(), name="publish the use of the GPUs")
                     tasks.create_task(self.cluster.run(), name="Kubernetes API")
                     tasks.create_task(self.cluster.node.follow(self._take_node), name="follow our node")
                     tasks.create_task(self.cluster.users.follow(self.reconciler.users_changed), name="follow users")
@@ -206,6 +257,7 @@ class NodeAgent:
         settings = self.settings = outcome.settings
         self.reconciler.interval_s = settings.reconcile_interval_s
         self.reconciler.process_wait_s = settings.process_wait_s
+        self.use_watch.interval_s = self.verification.interval_s = settings.usage_interval_s
         self.advertiser.limit(settings.refusal_limit)
         self.hardware.timings, self.hardware.rules = _timings(settings), _rules(settings)
         self.coexistence.settings = settings
@@ -285,9 +337,10 @@ class NodeAgent:
         settings, view = self.settings, self.hardware.view.value
         labels = {} if self.node.value is None else self.node.value.labels
         cgpu_disable = labels.get(CGPU_DISABLE_LABEL) == "true"
-        self.limiting.mps = self.mps.states.value if isinstance(self.mps.states.value, str) else self.mps.gpus
+        self.mps.look()  # who asks for MPS only now does not hear that there was no supervisor before
+        self.limiting.mps = self.mps.daemons
         means = self.limiting.apply(settings, self.state.node.shares, view.inventory.cgroup, labels)
-        self.mps.ask_for(self.limiting.asks_mps)
+        self.mps.ask_for(asked(self.state.node.shares, means.rungs, wanted(settings.limits, labels)))
         self.mps.refuse = means.refuse
         self._answers.delivery = Delivery(frozenset(settings.devices), settings.cdi_kind, cgpu_disable, means)
         placement = labels.get(PLACEMENT_LABEL, "")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import metrics as m
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from pathlib import Path
 
-    from gpu_device_plugin.core.model.limits import Rung
     from gpu_device_plugin.core.model.placing import Placement
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.node.grants import Delivery, Grant
@@ -82,7 +83,10 @@ class NodeAnswers:
         """Return the IDs that the kubelet should allocate; fewer than `amount` if there is no good choice."""
         node = self._state.node
         if resource.kind is Kind.MEMORY:
-            available = not_on(available, self.delivery.means.barred)
+            barred = self.delivery.means.barred
+            if self._mps is not None and self._mps.on:
+                barred |= self._mps.barred
+            available = not_on(available, barred)
         question = Question(node, resource.kind, available, must, amount)
         matched = UNMATCHED if self._waiting is None else await self._waiting.find(question.call)
         policy = self.policy if matched.match is None else matched.match.pod.policy or self.policy
@@ -98,7 +102,8 @@ class NodeAnswers:
         if self._mps is None or not self._mps.on or resource.kind is not Kind.MEMORY:
             return None
         match = None if self._waiting is None else self._whose(self._waiting, resource.kind, frozenset(device_ids))
-        verdict = self._judge(resource.kind, device_ids, match)
+        owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
+        verdict = self._judge(resource.kind, device_ids, match, owner)
         if isinstance(verdict, Refused):
             return None
         gpus = [self._state.node.shares.gpus[position] for position in verdict.positions]
@@ -114,17 +119,13 @@ class NodeAnswers:
         match = None if waiting is None else self._whose(waiting, resource.kind, ids)
         self._preferred = _NOTHING
         owner = NOBODY if match is None else Owner(match.pod.uid, match.wanted.container, match.pod.frameworks)
-        verdict = self._judge(resource.kind, device_ids, match)
+        verdict, delivery = self._judge(resource.kind, device_ids, match, owner), self.delivery
         mps = self._mps if self._mps is not None and self._mps.on else None
-        rung: Rung | None = None
-        if mps is not None and resource.kind is Kind.MEMORY and not isinstance(verdict, Refused):
-            chosen = mps.choose([node.shares.gpus[position] for position in verdict.positions])
-            if isinstance(chosen, Refused):
-                verdict = chosen
-            else:
-                rung = chosen
-        if rung is None:
-            verdict = refuse_unlimited(verdict, node.shares, self.delivery.means, owner)
+        means = None if mps is None or isinstance(verdict, Refused) else mps.means(verdict, node.shares, delivery.means)
+        if isinstance(means, Refused):
+            verdict = means
+        elif means is not None:
+            delivery = replace(delivery, means=means)
         if isinstance(verdict, Refused):
             if mps is not None:
                 mps.given_up()
@@ -134,8 +135,6 @@ class NodeAnswers:
             self._on_refusal(resource.kind, len(ids), verdict)
             raise RefusedError(verdict.sentence)
         self._state.update(Ledger.granted, ids, time.monotonic())
-        if mps is not None:
-            mps.granted(ids, rung)
         if waiting is not None and match is not None:
             waiting.served(match, ids)
         self._metrics.count(m.ALLOCATIONS, resource.name)
@@ -149,15 +148,17 @@ class NodeAnswers:
                 **({"pod": match.pod.name, "container": match.wanted.container} if match is not None else {}),
             },
         )
-        return grant(
+        made = grant(
             verdict,
             node.shares,
-            self.delivery if mps is None else self.delivery.with_daemons(mps.gpus),
+            delivery,
             match.pod.total_shares if match is not None else None,
             [path for path in OPTIONAL_NODES if self._on_node(path)] if "device-specs" in self.delivery.ways else (),
             owner=owner,
-            rung=rung,
         )
+        if mps is not None:
+            mps.granted(ids, made.envs.get(LIMITS, ""))
+        return made
 
     def until_startable(self, _resource: Resource, device_ids: Sequence[str]) -> Awaitable[None] | None:
         """Return what waits until MPS runs, or no longer runs, the GPUs of a container; None: it need not wait."""
@@ -190,15 +191,23 @@ class NodeAnswers:
         on = spread_over(self._state.node, ids)
         return waiting.find_now(Call(kind, len(ids), on)).match
 
-    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None) -> Placement | Refused:
+    def _judge(self, kind: Kind, device_ids: Sequence[str], match: Match | None, owner: Owner) -> Placement | Refused:
         promise = match.wanted.promise if match is not None else None
         return (
             refuse_request(match)
             or self._missing_device_node()
+            or self._unlimited(kind, device_ids, owner)
             or admit(
                 self._state.node, kind, device_ids, promise, after_init=None if match is None else match.after_init
             )
         )
+
+    def _unlimited(self, kind: Kind, device_ids: Sequence[str], owner: Owner) -> Refused | None:
+        """Refuse a container whose memory cannot be limited; what MPS decides is not known before it was waited for."""
+        node, mps = self._state.node, self._mps
+        if mps is not None and mps.on and mps.decides_on(spread_over(node, device_ids), node.shares):
+            return None
+        return refuse_unlimited(node, kind, device_ids, self.delivery.means, owner)
 
     def _missing_device_node(self) -> Refused | None:
         """Look for the device nodes that CUDA needs, at each call: nvidia-uvm often appears late after a boot."""

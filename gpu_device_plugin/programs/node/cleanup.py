@@ -1,4 +1,4 @@
-"""Remove the agents' labels and annotations from our node once it has lost the label that switches sharing on."""
+"""Remove the agents' labels, annotations and condition from our node once it has lost the label of sharing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeNotes
+from gpu_device_plugin.cluster.node_condition import NodeCondition
 from gpu_device_plugin.core.contract.cleanup import our_annotations, our_labels, switched_on
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
 
@@ -73,6 +74,9 @@ class Cleanup:
                     if await self._self.put(NodeNotes(*ours), node):
                         sentence = "the node lost the label %s=%s: our labels and annotations are removed"
                         _log.info(sentence, SWITCH_LABEL, SWITCHED_ON)
+                if node.gpu_condition:
+                    async with asyncio.timeout(within_s):
+                        await NodeCondition(self._client, self._self.name).put(None)
         except (ApiError, TimeoutError) as error:
             why = str(error) or f"no answer within {within_s:g} s"
             _log.warning("the node could not be cleaned up; our labels and annotations may still be on it: %s", why)

@@ -44,7 +44,7 @@ class GpuFailures:
         self._settings = settings
         self._holdings = holdings
         self._evictor = evictor
-        self._again_s = again_s
+        self.again_s = again_s
         self._clock = clock
         self._failures = Failures()
 
@@ -59,7 +59,7 @@ class GpuFailures:
             self._failures = self._failures.after(view.beliefs, watched=watched, now=self._clock())
             if self._settings().on_gpu_failure == "evict":
                 self._evict()
-            await within(self._again_s if self._failures.gpus else None, self._view.after(version))
+            await within(self.again_s if self._failures.gpus else None, self._view.after(version))
 
     def _evict(self) -> None:
         now = self._clock()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY
 from gpu_device_plugin.core.contract.nodelimits import NO_LIMITS, NodeLimits
-from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.limit_grants import Means
 from gpu_device_plugin.core.node.mps import NOT_THERE
 from gpu_device_plugin.core.node.rungs import REFUSE, Abilities, rungs, told, wanted
@@ -38,8 +37,6 @@ class Limiting:
         self._told = self._missing = self._ignored = ""
         self.mps: Mapping[str, MpsGpu] | str = NOT_THERE
         """The daemons of the node's MPS supervisor, by the GPU's UUID, or why there is none; apply after a change."""
-        self.asks_mps: frozenset[str] = frozenset()
-        """The UUIDs of the GPUs whose new containers shall be clients of MPS, whether it is there or not."""
         self.node = NO_LIMITS
         """The means on each GPU, for the node's label and annotation."""
 
@@ -58,11 +55,6 @@ class Limiting:
         strict = settings.limits_fallback == REFUSE
         made = rungs({shared.position: shared.gpu for shared in shares.gpus}, abilities, want, refuse=strict)
         self.node = NodeLimits(made.gpus)
-        self.asks_mps = frozenset(
-            shared.gpu.uuid
-            for shared in shares.gpus
-            if Rung.MPS in want.rungs and made.gpus[shared.position].rung in {Rung.MPS, Rung.ADVISORY}
-        )
         self._tell(told(made.gpus), made.missing, want.ignored)
         return Means(
             rungs={shared.gpu.uuid: made.gpus[shared.position] for shared in shares.gpus},

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin import files
@@ -21,18 +22,21 @@ from gpu_device_plugin.core.contract.mpsfiles import (
     read_wanted,
     write_wanted,
 )
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node import mps
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
     from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
-    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.model.placing import Placement
+    from gpu_device_plugin.core.model.shares import SharedGpu, Shares
     from gpu_device_plugin.core.node.admitting import Refused
+    from gpu_device_plugin.core.node.limit_grants import Means
     from gpu_device_plugin.kubelet.checkpoint import Entry
     from gpu_device_plugin.node_state import NodeState
 
@@ -105,13 +109,27 @@ class MpsLink:
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        return bool(self._asked_for or self._wanted.gpus or self._written is not None)
+        return bool(self._asked_for or self._wanted.gpus or self._unwritten or self._written is not None)
+
+    @property
+    def daemons(self) -> Mapping[str, MpsGpu] | str:
+        """The daemons of the supervisor, by the GPU's UUID, or why there is none."""
+        state = self.states.value
+        return state if isinstance(state, str) else state.gpus
 
     @property
     def gpus(self) -> Mapping[str, MpsGpu]:
         """The daemons of a supervisor that runs, by the GPU's UUID."""
-        state = self.states.value
-        return {} if isinstance(state, str) else state.gpus
+        daemons = self.daemons
+        return {} if isinstance(daemons, str) else daemons
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
+        if not (self.refuse and self._asked_for):
+            return frozenset()
+        present = mps.tenants(self._state.node.ledger, self._given())
+        return frozenset(uuid for uuid in self._asked_for if present.get(uuid, mps.NOBODY).others)
 
     @property
     def wanted(self) -> MpsWanted:
@@ -150,29 +168,53 @@ class MpsLink:
     def until_ready(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Awaitable[None] | None:
         """Have the daemon started that a container with these GPUs needs, and return what waits for it; None: nothing.
 
-        It never raises: `choose` says what came of it, and `granted` or `given_up` has to be called then.
+        It never raises: `means` says what came of it, and `granted` or `given_up` has to be called then.
 
         Args:
             gpus: the GPUs.
             shares: of each, by position.
         """
-        self._look()
-        if not isinstance(self._choice(gpus), mps.Await):
+        self.look()
+        if not isinstance(self._choice(gpus, shares), mps.Await):
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         self._write()
-        return self._until(lambda: not isinstance(self._choice(gpus), mps.Await), self.start_s, self.given_up)
+        return self._until(lambda: not isinstance(self._choice(gpus, shares), mps.Await), self.start_s, self.given_up)
 
-    def choose(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | None:
-        """Return the means for a container with shares of these GPUs now; None: MPS has no say in it."""
-        situations = self._situations(gpus)
+    def decides_on(self, positions: Collection[int], shares: Shares) -> bool:
+        """Return whether these GPUs are one on which MPS is wanted, or has clients."""
+        if len(positions) != 1:
+            return False
+        (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
+        present = mps.tenants(self._state.node.ledger, self._given())
+        return uuid in self._asked_for or present.get(uuid, mps.NOBODY).clients
+
+    def means(self, placement: Placement, shares: Shares, otherwise: Means) -> Means | Refused | None:
+        """Return the means of limiting a container that is placed so; None: MPS has no say in it.
+
+        Args:
+            placement: the container's.
+            shares: the node's GPUs.
+            otherwise: the node's means.
+        """
+        if placement.demand.kind is not Kind.MEMORY:
+            return None
+        gpus = [shares.gpus[position] for position in placement.positions]
+        situations = self._situations(gpus, dict(placement.shares))
         choice = mps.choose(situations, refuse=self.refuse)
-        return mps.in_vain(choice, situations[0], refuse=self.refuse) if isinstance(choice, mps.Await) else choice
+        if isinstance(choice, mps.Await):
+            choice = mps.in_vain(choice, situations[0], refuse=self.refuse)
+        if not isinstance(choice, Rung):
+            return choice
+        # A supervisor that is silent for a moment has not forgotten its directories.
+        daemons = {} if self._written is None else self._written.gpus
+        rungs = {shared.gpu.uuid: GpuRung(choice, "") for shared in gpus}
+        return replace(otherwise, rungs={**otherwise.rungs, **rungs}, mps=daemons)
 
-    def granted(self, device_ids: frozenset[str], rung: Rung | None) -> None:
+    def granted(self, device_ids: frozenset[str], rung: str) -> None:
         """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
         earlier = (each for each in self._granted if not each.device_ids <= device_ids)
-        self._granted = [*earlier, mps.Given(device_ids, rung is Rung.MPS)][-_MOST_GRANTED:]
+        self._granted = [*earlier, mps.Given(device_ids, rung == Rung.MPS)][-_MOST_GRANTED:]
         self.given_up()
 
     def given_up(self) -> None:
@@ -184,7 +226,7 @@ class MpsLink:
         """Return what waits until a container with these devices may start, or for a while; None: it need not wait."""
         if not self.on:
             return None
-        self._look()
+        self.look()
         ids = tuple(device_ids)
         return self._until(lambda: not self.why_not_start(ids), self.stop_s) if self.why_not_start(ids) else None
 
@@ -208,10 +250,10 @@ class MpsLink:
                 return why
         return ""
 
-    def _choice(self, gpus: Sequence[SharedGpu]) -> Rung | Refused | mps.Await | None:
-        return mps.choose(self._situations(gpus), refuse=self.refuse)
+    def _choice(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> Rung | Refused | mps.Await | None:
+        return mps.choose(self._situations(gpus, shares), refuse=self.refuse)
 
-    def _situations(self, gpus: Sequence[SharedGpu]) -> list[mps.Situation]:
+    def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
         present = mps.tenants(self._state.node.ledger, self._given())
         return [
             mps.Situation(
@@ -219,6 +261,7 @@ class MpsLink:
                 shared.gpu.uuid in self._asked_for,
                 present.get(shared.gpu.uuid, mps.NOBODY),
                 mps.daemon(self.states.value, shared.gpu.uuid),
+                shares[shared.position] * self._state.node.shares.share_mib,
             )
             for shared in gpus
         ]
@@ -256,7 +299,7 @@ class MpsLink:
             pass
         except (OSError, MpsFileError) as error:
             _log.warning("what the MPS supervisor was told to run is not known: %s", error)
-        self._look()
+        self.look()
 
     def _holders_changed(self, _new: object = None) -> None:
         if self._granted:
@@ -302,7 +345,7 @@ class MpsLink:
         while True:
             self._wake.clear()
             if self.on:
-                self._look()
+                self.look()
                 self._write()
                 self._report()
             await within(self._pause_s(), self._wake.wait())
@@ -312,7 +355,7 @@ class MpsLink:
             return None
         return _POLL_WAITED_FOR_S if self._waiting else _POLL_S
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Read the supervisor's file, if it was replaced, and publish what it says or why it says nothing."""
         path = self._directory / STATE_FILE
         try:

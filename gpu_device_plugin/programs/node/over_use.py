@@ -84,6 +84,8 @@ class OverUse:
         await self._readings.follow(self._read)
 
     def _read(self, reading: UseReading) -> None:
+        if reading.at <= self._watch.at:
+            return  # what it shows is known already
         rules = rules_of(self._settings())
         pods = {} if self._desk is None else {kubelet_uid(pod): pod for pod in self._desk.pods.values()}
         self._first = reading.at if self._first is None else self._first

@@ -81,6 +81,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
             for shared in node.shares.gpus
         ),
         containers_over=len(agent.over_use.excesses.value),
+        limits=agent.verification.counts,
         streams=tuple(
             m.StreamState(resource=name, up=up, without_s=without)
             for name, (up, without) in agent.registration.outages().items()
@@ -88,8 +89,7 @@ def metrics_state(agent: NodeAgent) -> m.State:
         mps=tuple(
             m.MpsDaemonState(
                 gpu=uuid,
-                up=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
-                clients=0 if daemon is None else daemon.clients,
+                ready=(daemon := agent.mps.gpus.get(uuid)) is not None and daemon.status is MpsStatus.READY,
             )
             for uuid in agent.mps.wanted.gpus
         ),

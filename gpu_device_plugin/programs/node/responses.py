@@ -7,17 +7,14 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.node.gpu_condition import gpu_condition
 from gpu_device_plugin.core.node.health import Belief
-from gpu_device_plugin.core.node.holdings import Allocated, holdings
 from gpu_device_plugin.hardware.beliefs import State
 from gpu_device_plugin.programs.node.gpu_failures import GpuFailures
 from gpu_device_plugin.programs.node.over_use import OverUse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import NoReturn
 
     from gpu_device_plugin.aio.latest import Latest
-    from gpu_device_plugin.core.node.holdings import Holding
     from gpu_device_plugin.core.node.use import UseReading
     from gpu_device_plugin.programs.node.agent import NodeAgent
 
@@ -36,7 +33,7 @@ class Responses:
 
             self.evictor = Evictor(cluster, agent.metrics)
             self.failures = GpuFailures(
-                agent.hardware.view, agent.state, lambda: agent.settings, self._holdings, self.evictor
+                agent.hardware.view, agent.state, lambda: agent.settings, agent.use_watch.holdings, self.evictor
             )
         self.over_use = OverUse(readings, agent.state, lambda: agent.settings, cluster, self.evictor)
 
@@ -59,7 +56,9 @@ class Responses:
         if agent.cluster is None or view.state is State.STARTING:
             return
         if not agent.settings.node_condition:
-            agent.cluster.condition.want(None)
+            node = agent.node.value
+            if agent.cluster.condition.wanted.version or (node is not None and node.gpu_condition):
+                agent.cluster.condition.want(None)  # this agent wrote it, or an earlier one
             return
         gpus = ((shared.position, shared.gpu.uuid) for shared in agent.state.node.shares.gpus)
         agent.cluster.condition.want(
@@ -69,15 +68,3 @@ class Responses:
                 sentence=agent.equipment.why_none if view.state is State.WATCHING else view.sentence,
             )
         )
-
-    def _holdings(self) -> tuple[Holding, ...]:
-        """Return the GPUs of the containers by the kubelet's checkpoint."""
-        agent = self._agent
-        pods = () if agent.cluster is None else agent.cluster.pods.values()
-        return holdings(self._allocated(), pods, agent.state.node.shares)
-
-    def _allocated(self) -> Iterator[Allocated]:
-        kinds = {resource.name: resource.kind for resource in self._agent.settings.offered}
-        for entry in self._agent.reconciler.checkpoint_entries.value:
-            if entry.resource in kinds:
-                yield Allocated(entry.pod_uid, entry.container, kinds[entry.resource], entry.device_ids)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.holdings import Allocated, holdings
 from gpu_device_plugin.core.node.use import NOT_READ, UseReading, attribute, blindness
@@ -39,7 +40,13 @@ def allocated(
     """
     kinds = {resource.name: resource.kind for resource in resources}
     return tuple(
-        Allocated(entry.pod_uid, entry.container, kinds.get(entry.resource, Kind.COUNT), entry.device_ids)
+        Allocated(
+            entry.pod_uid,
+            entry.container,
+            kinds.get(entry.resource, Kind.COUNT),
+            entry.device_ids,
+            Rung(entry.rung) if entry.rung else None,
+        )
         for entry in entries
         if entry.pod_uid not in ended
     )
@@ -60,6 +67,7 @@ class UseWatch:
         ended: Callable[[], Collection[str]] = frozenset,
         mps_servers: Callable[[], Collection[int]] = frozenset,
         measured: Callable[[], Mapping[Place, int]] = dict,
+        complete: Callable[[], bool] = lambda: True,
         processes: Processes | None = None,
         host_pids: Callable[[], bool | None] = in_nodes_namespace,
     ) -> None:
@@ -75,6 +83,7 @@ class UseWatch:
             ended: returns the UIDs of ended pods that the checkpoint still shows.
             mps_servers: returns the PIDs of MPS servers.
             measured: returns what the driver itself says that containers use, see `attribute`.
+            complete: returns whether the checkpoint's entries show everything that we granted.
             processes: reads whose the processes are.
             host_pids: returns whether the agent sees the processes of all pods, see `blindness`.
         """
@@ -87,6 +96,7 @@ class UseWatch:
         self._ended = ended
         self._mps_servers = mps_servers
         self._measured = measured
+        self._complete = complete
         self._processes = processes or Processes()
         self._host_pids = host_pids
         self._woken = asyncio.Event()
@@ -155,6 +165,7 @@ class UseWatch:
         named_at = boot_time()
         # In a thread: a thousand processes take 0.1 s, in which the kubelet would wait for its answers.
         owners = await asyncio.to_thread(self._processes.owners, pids, named_at=named_at) if pids else {}
+        complete = self._complete()
         blind = blindness(readings, owners, host_pids=self._host_pids())
         if blind and blind != self._blind:
             _log.warning("the use of the GPUs by container is not known: %s", blind)
@@ -169,5 +180,6 @@ class UseWatch:
                 measured=self._measured(),
                 at=at,
                 blind=blind,
+                complete=complete,
             )
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.core.contract.nodeuse import write_node_use
-from gpu_device_plugin.core.node.use_notes import due_in_s, node_use
+from gpu_device_plugin.core.node.use_notes import SELDOM_S, SOON_S, due_in_s, node_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,6 +42,8 @@ class UseNotes:
         self._shares = shares
         self._publish = publish
         self._clock = clock
+        self.soon_s = SOON_S
+        self.seldom_s = SELDOM_S
         self._changed = asyncio.Event()
         self._written: NodeUse | None = None
         self._written_at = 0.0
@@ -66,14 +68,14 @@ class UseNotes:
             version, _ = await source.after(version)
             self._changed.set()
 
-    def _write_if_due(self) -> float | None:
-        """Publish if that is due; return in how many seconds it will be, None: not before something changes."""
+    def _write_if_due(self) -> float:
+        """Publish if that is due; return in how many seconds it will be due if nothing changes."""
         now = self._clock()
         epoch = time.time() - time.monotonic()
         use = node_use(self._reading.value, self._limits.value, self._over.value, self._shares(), epoch=epoch)
-        due_s = due_in_s(self._written, use, now - self._written_at)
-        if due_s != 0.0:
-            return due_s
-        self._written, self._written_at = use, now
-        self._publish(write_node_use(use))
-        return None
+        due_s = due_in_s(self._written, use, now - self._written_at, self.soon_s, self.seldom_s)
+        if due_s == 0.0:
+            self._written, self._written_at = use, now
+            self._publish(write_node_use(use))
+            due_s = due_in_s(use, use, 0.0)
+        return due_s

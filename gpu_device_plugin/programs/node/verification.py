@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.aio.within import within
@@ -37,8 +37,8 @@ PodEvent: TypeAlias = "Callable[[Pod, str, str, str], None]"
 _Container: TypeAlias = tuple[str, str]
 """Pod UID as the kubelet knows it, container name."""
 
-INTERVAL_S = 60.0
-"""Seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
+_LONGEST_INTERVAL_S = 60.0
+"""Most seconds between two readings of all limits: the driver may be replaced, and root may change a limit."""
 _SETTLE_S = 0.1
 """Seconds in which several changes become one round; a pod's containers start one after another."""
 _RETRY_S = 1.0
@@ -56,6 +56,8 @@ class _Verified:
     granted: Mapping[str, int]
     states: Mapping[str, LimitState] = field(default_factory=dict)
     """By the GPU's UUID."""
+    used_mib: Mapping[str, int] = field(default_factory=dict)
+    """What the driver says that the container's cgroup uses, by the GPU's UUID."""
     final: bool = True
     """Whether only the next round of all containers may show something else."""
 
@@ -75,7 +77,7 @@ class Verification:
         state: NodeState,
         event: PodEvent,
         *,
-        interval_s: float = INTERVAL_S,
+        interval_s: float = 0.0,
     ) -> None:
         """Verify the limits of `holdings`; call `changed` when they may have changed.
 
@@ -85,7 +87,7 @@ class Verification:
             tree: finds the containers' cgroups.
             state: the node's state, for the positions of its GPUs.
             event: posts an Event about a pod.
-            interval_s: seconds between two readings of all limits.
+            interval_s: seconds between two readings of all limits, and with them of `measured`; 0: as few as needed.
         """
         self._holdings = holdings
         self._read_limits = read_limits
@@ -101,15 +103,21 @@ class Verification:
         """The container ID of which an Event was posted last."""
         self._changed = asyncio.Event()
         self._everything = True
+        self._failing = False
 
     def __repr__(self) -> str:
         return f"<Verification: {dict(self.counts)}>"
 
     @property
-    def counts(self) -> Mapping[Held, int]:
+    def counts(self) -> Mapping[str, int]:
         """The number of limits in each state."""
         found = Counter(state.held for state in self.states.value.values())
         return {held: found[held] for held in Held}
+
+    @property
+    def measured(self) -> Mapping[Place, int]:
+        """MiB that containers use by the driver's own count of their cgroups, as it was read back last."""
+        return {(*key, uuid): mib for key, found in self._verified.items() for uuid, mib in found.used_mib.items()}
 
     def changed(self, _new: object = None) -> None:
         """Verify soon the limits of containers that have started since the last time."""
@@ -120,22 +128,44 @@ class Verification:
         self._everything = True
         self._changed.set()
 
-    async def run(self) -> NoReturn:
-        """Verify until cancelled."""
+    async def run(self, changes: Iterable[Latest[Any]] = (), drivers: Iterable[Latest[Any]] = ()) -> NoReturn:
+        """Verify until cancelled. No failure of a reading ends it.
+
+        Args:
+            changes: every new value of one of these means that `holdings` may have changed.
+            drivers: every new value of one of these means that the driver may be another.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rounds(), name="verify memory limits")
+            for source in changes:
+                tasks.create_task(source.follow(self.changed), name="follow containers")
+            for source in drivers:
+                tasks.create_task(source.follow(self.again), name="follow the driver")
+        raise AssertionError  # pragma: no cover (the tasks never return)
+
+    async def _rounds(self) -> NoReturn:
         clock = asyncio.get_running_loop().time
         all_at, retry_s = clock(), _RETRY_S
         while True:
             self._changed.clear()
+            every_s = min(self.interval_s or _LONGEST_INTERVAL_S, _LONGEST_INTERVAL_S)
             if self._everything or clock() >= all_at:
-                self._everything, all_at = False, clock() + self.interval_s
+                self._everything, all_at = False, clock() + every_s
                 self._verified = {each: replace(old, final=False) for each, old in self._verified.items()}
-            complete = await self._round()
+            try:
+                complete = await self._round()
+                self._failing = False
+            except Exception:  # noqa: BLE001 - states are for people; no fault here may keep a container from starting
+                complete = False
+                log = _log.debug if self._failing else _log.exception
+                log("memory limits cannot be read back; trying again")
+                self._failing = True
             left_s = max(0.0, all_at - clock())
             if await within(left_s if complete else min(left_s, retry_s), self._changed.wait()):
                 retry_s = _RETRY_S
                 await asyncio.sleep(_SETTLE_S)
             else:
-                retry_s = min(2 * retry_s, self.interval_s)
+                retry_s = min(2 * retry_s, every_s)
 
     async def _round(self) -> bool:
         """Read back what is not known for good; return whether that succeeded."""
@@ -169,7 +199,7 @@ class Verification:
         limits = await self._ask([(uuid, path) for key, path in paths.items() if path for uuid in due[key].granted])
         found = {}
         for key, holding in due.items():
-            path, old = paths[key], self._known(key, holding)
+            path, old, used = paths[key], self._known(key, holding), {}
             if path is None:
                 unseen = verifying.unverified(verifying.NO_LEAF if leaves.seen else verifying.NO_CGROUPS)
                 states, final = dict.fromkeys(holding.granted, unseen), not leaves.seen
@@ -181,7 +211,8 @@ class Verification:
                     uuid: verifying.verified(holding, uuid, one.code, one.hard_mib) for uuid, one in read.items()
                 }
                 final = len(read) == len(states)
-            found[key] = _Verified(holding.container_id, holding.granted, states, final)
+                used = {uuid: one.used_mib for uuid, one in read.items() if one.used_mib is not None}
+            found[key] = _Verified(holding.container_id, holding.granted, states, used, final)
         return found
 
     async def _ask(self, wanted: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], CgroupLimit]:

@@ -96,3 +96,15 @@ def test_the_switch_is_removed_where_it_still_enables_sharing() -> None:
     left = leftovers("node-a", {"gpushare": "true"}, {}, {"aliyun.com/gpu-mem": 8}, RESOURCES)
     assert left.labelled
     assert left.metadata_patch == {"metadata": {"labels": {"gpushare": None}}}
+
+
+def test_the_condition_is_removed_by_its_type() -> None:
+    """A strategic merge patch leaves the conditions of others, which a merge patch would replace."""
+    left = leftovers("node-a", {}, {}, {"aliyun.com/gpu-mem": 0}, RESOURCES, conditions=["Ready", "GPUHealthy"])
+    assert str(left) == "capacity aliyun.com/gpu-mem; conditions GPUHealthy"
+    nulls = {"aliyun.com/gpu-mem": None}
+    gone = [{"type": "GPUHealthy", "$patch": "delete"}]
+    assert left.status_patch == {"status": {"capacity": nulls, "allocatable": nulls, "conditions": gone}}
+    alone = leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["GPUHealthy"])
+    assert (bool(alone), alone.metadata_patch, alone.status_patch) == (True, {}, {"status": {"conditions": gone}})
+    assert not leftovers("node-a", {}, {}, {}, RESOURCES, conditions=["Ready"])

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.promises import Promise
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.placing import Demand, Placement
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request
+from gpu_device_plugin.core.node.admitting import Refused, Why, admit, refuse_request, refuse_unlimited
+from gpu_device_plugin.core.node.extra_grant import NOBODY, ExtraGrant, Owner
+from gpu_device_plugin.core.node.limit_grants import NO_MEANS, Means
 from gpu_device_plugin.core.node.matching import Match, WaitingPod, Wanted
 from tests.nodes import ids, node, uuid
 
@@ -318,3 +321,32 @@ def test_a_container_cannot_have_both_resources() -> None:
 def test_a_pod_has_no_more_containers_than_a_call_can_look_at(containers: int, why: Why | None) -> None:
     refused = asking(*(Wanted(f"c{number}", MEMORY, 2) for number in range(containers)))
     assert (None if refused is None else refused.why) == why
+
+
+# --- Memory limits that are required ----------------------------------------------------------------------------------
+
+BARRED = Means({uuid(1): GpuRung(Rung.ADVISORY, "why", "there is no daemon")})
+
+
+def test_shares_of_a_gpu_without_the_required_limits_are_refused() -> None:
+    """Also those that the kubelet put together at random; whole GPUs have no limits."""
+    there = node(8, 8)
+    refused = Refused(Why.NO_LIMIT, "GPU 1: there is no daemon")
+    for device_ids in (ids(1, [0, 1]), (*ids(0, [3]), *ids(1, [0]))):
+        assert refuse_unlimited(there, MEMORY, device_ids, BARRED, NOBODY) == refused
+    assert refuse_unlimited(there, MEMORY, ids(0, [0, 1]), BARRED, NOBODY) is None
+    assert refuse_unlimited(there, COUNT, [uuid(1)], BARRED, NOBODY) is None
+    assert refuse_unlimited(there, MEMORY, ids(1, [0]), NO_MEANS, NOBODY) is None
+    assert refuse_unlimited(there, MEMORY, ["GPU-gone::1"], BARRED, NOBODY) is None
+
+
+def test_an_extra_grant_for_a_pod_that_is_not_known_is_refused_where_limits_are_required() -> None:
+    there = node(8, 8)
+    custom = Means({uuid(0): GpuRung(Rung.CUSTOM, "")}, extra=ExtraGrant((("X", "{pod_uid}"),)), refuse=True)
+    refused = refuse_unlimited(there, MEMORY, ids(0, [0]), custom, NOBODY)
+    assert refused is not None
+    assert (refused.why, refused.sentence.partition(" {")[0]) == (
+        Why.NO_LIMIT,
+        "GPU 0: the node's extra_grant needs",
+    )
+    assert refuse_unlimited(there, MEMORY, ids(0, [0]), custom, Owner("u", "main")) is None

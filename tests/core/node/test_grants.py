@@ -43,11 +43,11 @@ def test_what_keeps_a_container_within_its_parts_is_added() -> None:
     cards = (replace(CARDS[0], index=1, reserved_mib=447), replace(CARDS[1], index=0))
     shares = Shares(1024).with_inventory(Inventory(cards))
     two = Placement(Demand(Kind.MEMORY, 6, gpus=2), ((0, 2), (1, 4)))
-    assert parts(two, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
+    assert parts(two.shares, shares) == (Part("GPU-bbbb", 4096, 15_360, 15_360), Part("GPU-aaaa", 2048, 15_360, 14_913))
     extra = ExtraGrant((("LIMIT_{ordinal}", "{limit_mib}"),), (Mount("/opt/{container}", "/lib"),))
     means = Means({gpu.uuid: GpuRung(Rung.CUSTOM, "") for gpu in cards}, extra=extra)
     given = grant(two, shares, Delivery(means=means), owner=Owner("u", "main"))
-    limited = limit_grant(parts(two, shares), means, Owner("u", "main"))
+    limited = limit_grant(parts(two.shares, shares), means, Owner("u", "main"))
     assert given.mounts == limited.mounts == (Mount("/opt/main", "/lib"),)
     assert limited.envs == {"LIMIT_0": "4096", "LIMIT_1": "2048", "GPUSHARE_MEMORY_LIMIT_BY": "custom"}
     assert given.envs.items() >= limited.envs.items()

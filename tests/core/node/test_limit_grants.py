@@ -10,7 +10,7 @@ import pytest
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, Owner, Part
-from gpu_device_plugin.core.node.limit_grants import LimitGrant, Means, limit_grant, refusal
+from gpu_device_plugin.core.node.limit_grants import ADVISORY, LimitGrant, Means, limit_grant, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 A = Part("GPU-a", 4096, 143_771, 143_156)
 B = replace(A, uuid="GPU-b", mib=2048)
 BY = "GPUSHARE_MEMORY_LIMIT_BY"
-ADVISORY = LimitGrant(Rung.ADVISORY, {BY: "advisory"})
 POD = Owner("0f6b8c1e-1b1c-4a55-9d1e-0a1b2c3d4e5f", "main")
 
 
@@ -28,6 +27,7 @@ def by(a: Rung, b: Rung = Rung.ADVISORY) -> Mapping[str, GpuRung]:
 
 def test_without_any_means_the_limit_is_advisory() -> None:
     assert limit_grant([A], Means()) == limit_grant([A], Means(by(Rung.ADVISORY))) == ADVISORY
+    assert LimitGrant(Rung.ADVISORY, {BY: "advisory"}) == ADVISORY
 
 
 @pytest.mark.parametrize(("soft_is_share", "request_mib"), [(False, "0"), (True, "4096")])
@@ -114,7 +114,11 @@ def test_an_extra_grant_for_an_unknown_pod_is_left_out_as_a_whole_or_refused() -
 
 
 def test_a_container_is_refused_by_the_gpu_that_refuses() -> None:
-    means = Means({"GPU-b": GpuRung(Rung.ADVISORY, "why", "there is no daemon")})
+    means = Means({"GPU-b": GpuRung(Rung.ADVISORY, "why", "there is no daemon"), "GPU-a": GpuRung(Rung.ADVISORY, "")})
+    assert (means.barred, means.may_refuse) == (frozenset({"GPU-b"}), True)
+    assert [Means().may_refuse, Means(refuse=True).may_refuse, CUSTOM.may_refuse] == [False, False, False]
+    assert replace(CUSTOM, refuse=True).may_refuse
+    assert [Means().advisory, means.advisory, CUSTOM.advisory] == [True, True, False]
     assert refusal([A], means) == ""
     assert refusal([A, B], means) == "there is no daemon"
 

@@ -11,7 +11,9 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState, MpsStatus, MpsWanted
-from gpu_device_plugin.core.model.limits import Rung
+from gpu_device_plugin.core.model.gpus import Inventory
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.shares import Shares
 from gpu_device_plugin.core.node.admitting import Refused, Why
 from gpu_device_plugin.core.node.ledger import Evidence, Ledger
 from gpu_device_plugin.core.node.mps import (
@@ -22,6 +24,7 @@ from gpu_device_plugin.core.node.mps import (
     Given,
     Situation,
     Tenants,
+    asked,
     choose,
     daemon,
     in_vain,
@@ -31,7 +34,8 @@ from gpu_device_plugin.core.node.mps import (
     wanted,
     why_not_start,
 )
-from tests.nodes import ids, uuid
+from gpu_device_plugin.core.node.rungs import Wanted
+from tests.nodes import ids, inventory, uuid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +54,18 @@ def holding(*each: Given) -> Ledger:
 
 def wants(ledger: Ledger, *each: Given, asked: Mapping[str, int] | None = None, before: MpsWanted = NOTHING) -> object:
     return dict(wanted(ledger, tenants(ledger, each), asked or {}, before, 1024).gpus)
+
+
+# --- Where MPS is asked for -------------------------------------------------------------------------------------------
+
+
+def test_mps_is_asked_for_where_it_is_the_means_or_would_be_if_it_were_there() -> None:
+    """GPU 0 has it, GPU 1 would, GPU 2 has the stronger one, GPU 3 is in MIG mode, and GPU 4 is not judged yet."""
+    gpus = inventory(8, 8, 8, 8, 8).gpus
+    shares = Shares(1024).with_inventory(Inventory((*gpus[:3], replace(gpus[3], mig=True), gpus[4])))
+    means = {uuid(n): GpuRung(rung, "") for n, rung in enumerate((Rung.MPS, Rung.ADVISORY, Rung.DRIVER, Rung.ADVISORY))}
+    assert asked(shares, means, Wanted((Rung.DRIVER, Rung.MPS), "a label")) == {uuid(0), uuid(1)}
+    assert asked(shares, means, Wanted((Rung.DRIVER,), "a label")) == frozenset()
 
 
 # --- Who is on a GPU, and what is wanted ------------------------------------------------------------------------------
@@ -170,6 +186,16 @@ CLIENTS, OTHERS = Tenants(clients=True, largest=1), Tenants(others=True, largest
 
 def on(gpu: MpsGpu | MpsStatus | str, there: Tenants = NOBODY, *, asked: bool = True, position: int = 0) -> Situation:
     return Situation(f"GPU {position}", asked, there, MpsGpu(gpu) if isinstance(gpu, MpsStatus) else gpu)
+
+
+def test_a_container_waits_for_the_limit_of_a_daemon_that_has_smaller_clients() -> None:
+    """The daemon's limit binds all its clients, the largest too."""
+    lets = replace(READY, limit_mib=2048)
+    assert choose([replace(on(lets, CLIENTS), part_mib=2048)], refuse=True) is Rung.MPS
+    assert choose([replace(on(lets, CLIENTS), part_mib=2049)], refuse=True) == Await(
+        "the MPS daemon of GPU 0 lets a process have 2048 MiB only"
+    )
+    assert choose([replace(on(READY, CLIENTS), part_mib=2049)], refuse=True) is Rung.MPS, "it has no limit of its own"
 
 
 def refused(sentence: str, why: Why = Why.MPS_NOT_READY) -> Refused:

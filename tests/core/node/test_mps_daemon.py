@@ -93,6 +93,7 @@ def test_a_daemon_that_does_not_quit_is_killed_and_again_if_it_must_be() -> None
     daemon = did(daemon, Act.KILL, unwanted, QUIT_S)
     assert decide(daemon, unwanted, QUIT_S + KILL_S - 1)[1] is None
     assert decide(daemon, unwanted, QUIT_S + KILL_S)[1] is Act.KILL
+    assert decide(daemon, replace(unwanted, alive=False), QUIT_S + 1)[1] is Act.SET_BACK
 
 
 def test_a_gpu_that_is_wanted_again_gets_a_new_daemon_after_the_old_one() -> None:

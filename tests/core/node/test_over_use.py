@@ -210,16 +210,21 @@ class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.rules = RULES
+        self.in_force = RULES
         self.watch = Watch()
-        self.told: list[tuple[float, bool | None]] = []
-        """Time of each reading, and whether it showed the container beyond its part; None: it did not tell."""
+        self.told: list[tuple[float, bool | None, float]] = []
+        """Time of each reading, whether it showed the container beyond its part (None: it did not tell), the grace."""
 
     def _read(self, seconds: float, used: int | None, *, by_blindness: bool = False) -> None:
         self.now += seconds
         uses = () if by_blindness else (use(used), use(100, pod="w"))
-        self.watch = self.watch.after(reading(self.now, *uses, blind="blind" * by_blindness), self.rules)
-        self.told.append((self.now, None if used is None else self.rules.exceeded(used, 4096)))
+        self.watch = self.watch.after(reading(self.now, *uses, blind="blind" * by_blindness), self.in_force)
+        beyond = None if used is None else self.in_force.exceeded(used, 4096)
+        self.told.append((self.now, beyond, self.in_force.grace_s))
+
+    @rule(grace_s=st.sampled_from([60, 180, 600]))
+    def change_the_grace(self, grace_s: int) -> None:
+        self.in_force = replace(RULES, grace_s=grace_s)
 
     @rule(seconds=st.integers(1, 200), used=st.sampled_from([0, 4096, 4608, 4609, 9000]))
     def tell(self, seconds: int, used: int) -> None:
@@ -236,7 +241,7 @@ class History(RuleBasedStateMachine):
     @rule(back=st.integers(0, 10_000), used=st.sampled_from([0, 9000]))
     def read_an_old_clock(self, back: int, used: int) -> None:
         before = self.watch
-        self.watch = self.watch.after(reading(self.now - back, use(used)), self.rules)
+        self.watch = self.watch.after(reading(self.now - back, use(used)), self.in_force)
         if self.told:
             assert self.watch is before
         else:
@@ -246,12 +251,12 @@ class History(RuleBasedStateMachine):
         """Return for how long readings prove the excess up to now; None: nothing is proven."""
         last: float | None = None
         proven, sure = 0.0, False
-        for at, beyond in self.told:
+        for at, beyond, grace_s in self.told:
             if beyond is False:
                 last, proven, sure = None, 0.0, False
             elif beyond is None:
                 sure = False
-                if last is not None and at - last > self.rules.grace_s:
+                if last is not None and at - last > grace_s:
                     last, proven = None, 0.0
             else:
                 proven += at - last if last is not None and sure else 0.0
@@ -261,8 +266,8 @@ class History(RuleBasedStateMachine):
     @invariant()
     def exceeds_when_it_is_proven(self) -> None:
         proven = self._proven_s()
-        expected = {PLACE} if proven is not None and proven >= self.rules.grace_s else set()
-        assert set(self.watch.excesses(self.rules, {})) == expected
+        expected = {PLACE} if proven is not None and proven >= self.in_force.grace_s else set()
+        assert set(self.watch.excesses(self.in_force, {})) == expected
         assert len(self.watch.evidence) <= 1
 
 

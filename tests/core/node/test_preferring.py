@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.model.shares import parse_id
 from gpu_device_plugin.core.node.matching import Call, Match, Matched, WaitingPod, Wanted
-from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, spread_over
+from gpu_device_plugin.core.node.preferring import UNMATCHED, Question, not_on, spread_over
 from tests.nodes import ids, node, uuid
 
 if TYPE_CHECKING:
@@ -403,3 +403,9 @@ def test_room_free_for_the_kubelet_only_comes_before_room_promised_to_others() -
 def test_promised_room_that_is_free_for_the_kubelet_only_is_better_than_none() -> None:
     there = node(4, used={0: range(4)})
     assert memory(there, ids(0, range(4)), 4).answer(there, BINPACK, Matched(None, {0: 4})) == ids(0, range(4))
+
+
+def test_shares_of_gpus_that_may_not_be_used_are_left_out() -> None:
+    device_ids = (*ids(0, [0, 1]), "another", *ids(1, [2]))
+    assert list(not_on(device_ids, {uuid(0)})) == ["another", *ids(1, [2])]
+    assert not_on(device_ids, ()) is device_ids

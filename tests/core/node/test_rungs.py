@@ -10,7 +10,8 @@ import pytest
 from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsStatus
 from gpu_device_plugin.core.model.gpus import Gpu
 from gpu_device_plugin.core.model.limits import GpuRung, Rung
-from gpu_device_plugin.core.node.rungs import NO_SUPERVISOR, Abilities, Wanted, rungs, told, wanted
+from gpu_device_plugin.core.node.mps import NOT_THERE
+from gpu_device_plugin.core.node.rungs import Abilities, Wanted, rungs, told, wanted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +58,7 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("mps", OLD, Abilities(mps={}), MPS, ""),
         ("mps", OLD, daemon(MpsStatus.FAILED, "it has ended"), None, FAILED),
         ("mps", OLD, daemon(MpsStatus.FAULT), None, FAULT),
-        ("mps", OLD, TWO, None, NO_SUPERVISOR),
+        ("mps", OLD, TWO, None, NOT_THERE),
         ("mps", OLD, Abilities(mps="it has not written for 60 s"), None, "it has not written for 60 s"),
         ("mps", MIG, Abilities(mps={}), None, IN_MIG),
         ("custom", OLD, Abilities(extra_grant=True), CUSTOM, ""),
@@ -65,7 +66,7 @@ def daemon(status: MpsStatus, why: str = "", uuid: str = "GPU-b") -> Abilities:
         ("advisory", GPU, TWO, ADVISORY, ""),
         ("cgpu", GPU, daemon(MpsStatus.READY, uuid="GPU-a"), DRIVER, ""),
         ("cgpu", OLD, daemon(MpsStatus.READY), MPS, ""),
-        ("cgpu", OLD, TWO, None, f"{NONE}, and {NO_SUPERVISOR}"),
+        ("cgpu", OLD, TWO, None, f"{NONE}, and {NOT_THERE}"),
     ],
 )
 @pytest.mark.parametrize("refuse", [False, True])

@@ -147,6 +147,13 @@ def test_a_container_of_a_pod_that_was_given_the_gpu_trespasses_by_name() -> Non
     assert parts(found) == {("a", "main"): (4096, 700), ("a", "side"): (0, 300)}
 
 
+def test_nobody_trespasses_while_a_grant_may_be_missing_in_the_records() -> None:
+    """The kubelet writes its checkpoint after it has the answer, and a damaged one may not be readable for long."""
+    owners = {1: CgroupOwner("a"), 2: CgroupOwner("b")}
+    found = attribute([reading((1, 700), (2, 300), used=1100)], owners, [holding("a")], complete=False)
+    assert (parts(found), found.unattributed_mib) == ({("a", "main"): (4096, 700)}, {GPU: 400})
+
+
 def test_a_static_pod_that_holds_no_gpu_is_named_by_its_mirror() -> None:
     mirror = Pod("uid-of-the-mirror", "default", "monitor-node-a", annotations={STATIC_POD: "6a1d"})
     found = attribute([reading((1, 300))], {1: CgroupOwner("6a1d", "5ad9")}, [], pods=[mirror])

@@ -22,7 +22,7 @@ KUBECTL = '''\
 #!{python}
 """Reads and patches nodes in a file."""
 import json, pathlib, sys
-from gpu_device_plugin.testing.cluster_patches import merge
+from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 home = pathlib.Path({home!r})
 world = json.loads((home / "world.json").read_text())
 words = sys.argv[1:]
@@ -32,8 +32,9 @@ if world["refuse"] in words:
 if words[0] == "patch":
     name, patch = words[2], json.loads(words[words.index("-p") + 1])
     beneath = "--subresource=status" in words
-    assert beneath == ("status" in patch) and "--type=merge" in words
-    world["nodes"][name] = merge(world["nodes"][name], patch)
+    assert beneath == ("status" in patch)
+    apply = {{"--type=merge": merge, "--type=strategic": strategic_merge}}[words[words.index("-p") - 1]]
+    world["nodes"][name] = apply(world["nodes"][name], patch)
     (home / "world.json").write_text(json.dumps(world))
     print(f"node/{{name}} patched")
     sys.exit(0)
@@ -111,6 +112,15 @@ def test_what_is_left_goes_and_everything_else_stays(world: World, capsys: pytes
     assert (world.node("new"), world.node("plain")) == (new, plain)
     assert world.uninstall("old") == 0
     assert capsys.readouterr().out == "There are no leftovers to remove.\n"
+
+
+def test_a_condition_goes_and_the_kubelets_stay(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.node("old")["status"]["conditions"].append({"type": "GPUHealthy", "status": "True"})
+    assert world.uninstall("old") == 0
+    assert capsys.readouterr().out == f"old: removed {REMOVED}; conditions GPUHealthy\n"
+    assert world.node("old")["status"]["conditions"] == [{"type": "Ready", "status": "True"}]
+    assert world.node("old")["status"]["capacity"]["cpu"] == "8"
+    assert MEM not in world.node("old")["status"]["capacity"]
 
 
 def test_a_dry_run_changes_nothing(world: World, capsys: pytest.CaptureFixture[str]) -> None:

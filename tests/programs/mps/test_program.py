@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,12 +172,16 @@ def test_a_file_that_is_not_understood_changes_nothing(world: Node) -> None:
     world.want(a=4096)
     world.start()
     world.becomes(MpsStatus.READY)
-    for text in ("{", '{"version": 1, "gpus": {"GPU-../../etc": 1}}', '{"version": 9, "gpus": {}}', "x" * 100_000):
+    for text, words in {
+        "{": "wanted.json cannot be used, and nothing changes until it can",
+        '{"version": 1, "gpus": {"GPU-../../etc": 1}}': "'GPU-../../etc', which is no UUID of a GPU",
+        '{"version": 9, "gpus": {}}': "another version",
+        "x" * 100_000: "more than 65536 bytes",
+    }.items():
         world.write(text)
-        world.rounds()
-        assert world.gpu().status is MpsStatus.READY
-    assert world.said("wanted.json cannot be used, and nothing changes until it can")
-    assert world.said("'GPU-../../etc', which is no UUID of a GPU")
+        until(partial(world.said, words), words)
+    world.rounds(2)
+    assert world.gpu().status is MpsStatus.READY
     world.want()
     world.becomes(MpsStatus.STOPPED)
     assert world.said("wanted.json can be used again")

@@ -59,7 +59,12 @@ class NodeWorld:
     def launch(self) -> NodeAgent:
         """Start an agent and wait for nothing."""
         assert self.task is None
-        self.agent = NodeAgent(Sources(NodeSettings, flags=self.settings, environ={}).read(), dev=self.dev)
+        self.agent = NodeAgent(
+            Sources(NodeSettings, flags=self.settings, environ={}).read(),
+            dev=self.dev,
+            proc=self.proc,
+            cgroups=self.cgroups,
+        )
         self.agent.registration.timings = registering()
         self.task = asyncio.create_task(self.agent.run())
         return self.agent
@@ -109,6 +114,23 @@ class NodeWorld:
     def dev(self) -> Path:
         """What stands for /dev."""
         return self.folder / "dev"
+
+    @property
+    def cgroups(self) -> Path:
+        """What stands for /sys/fs/cgroup: nothing, as in a pod that sees only its own."""
+        return self.folder / "cgroup"
+
+    @property
+    def proc(self) -> Path:
+        """What stands for /proc: without a process of its own, so that the agent looks whether it sees any."""
+        return self.folder / "proc"
+
+    def process(self, pid: int, made: Pod, container_id: str) -> None:
+        """Let a process run in a container of a pod, in the cgroup in which the kubelet puts it."""
+        folder = self.proc / str(pid)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "stat").write_text(f"{pid} (python) S 1 1 1 0 -1 0 1 0 0 0 0 0 0 0 20 0 1 0 5 9 9\n")
+        (folder / "cgroup").write_text(f"0::/kubepods/burstable/pod{made.uid}/{container_id}\n")
 
     @property
     def uuids(self) -> list[str]:

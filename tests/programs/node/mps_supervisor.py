@@ -32,7 +32,7 @@ class Supervisor:
 
     directory: Path
     held: bool = False
-    """Daemons stay in the state of their start, or of their end."""
+    """Daemons stay in the state of their start, or of their end, and keep the limit that they have."""
     broken: dict[str, MpsGpu] = field(default_factory=dict)
     """GPUs whose daemon is in this state while it is wanted."""
     on_gpu: Callable[[str, MpsStatus], None] = lambda _uuid, _status: None
@@ -92,7 +92,10 @@ class Supervisor:
         if wanted:
             if status in {MpsStatus.STOPPED, MpsStatus.STOPPING} or (self.held and not running):
                 return MpsGpu(MpsStatus.STARTING)
-            return self.broken.get(uuid) or MpsGpu(MpsStatus.READY, "", str(self.directory / uuid[:8]), 1, (4711,))
+            if uuid in self.broken:
+                return self.broken[uuid]
+            limit = self._gpus[uuid].limit_mib if self.held else self.wanted[uuid]
+            return MpsGpu(MpsStatus.READY, "", str(self.directory / uuid[:8]), 1, (4711,), limit)
         if status is MpsStatus.STOPPED or (status is MpsStatus.STOPPING and not self.held):
             return MpsGpu(MpsStatus.STOPPED)
         return MpsGpu(MpsStatus.STOPPING)

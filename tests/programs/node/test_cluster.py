@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing import builders
@@ -249,10 +250,12 @@ async def test_a_node_that_is_made_anew_is_told_of_its_gpus_again() -> None:
 
 
 async def test_what_is_said_already_is_not_said_again() -> None:
-    """GPUs are probed 20 times a second here; the node is written twice: before pods may come, and when they may."""
+    """GPUs are probed 20 times a second here; the node is written thrice: before pods may come, when they may, and when
+    it is known who uses what."""
     async with cluster([T4]) as there:
         await there.start_agent()
         await there.node.until(there.takes_pods)
+        await there.node.until(lambda: NODE_USE in there.api.get("nodes", NODE)["metadata"]["annotations"])
         written = there.api.get("nodes", NODE)["metadata"]["resourceVersion"]
         for processes in (3, 0):
             there.node.hardware({**T4, "processes": processes})
@@ -260,7 +263,7 @@ async def test_what_is_said_already_is_not_said_again() -> None:
             await there.node.rounds(2)
         assert there.api.get("nodes", NODE)["metadata"]["resourceVersion"] == written
         looks = there.api.count("get", "nodes")
-        assert looks <= 3
+        assert looks <= 4
         # A look that misses a write under way has it sent once more, which changes nothing; the first look cannot.
         assert there.api.count("patch", "nodes") <= 2 + looks - 1
 

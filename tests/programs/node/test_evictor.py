@@ -113,8 +113,7 @@ async def test_a_pod_that_is_gone_is_nobodys_business() -> None:
             (
                 "big",
                 "GPUEvictionBlocked",
-                "should be evicted: it uses too much; its PodDisruptionBudget allows no disruption now, so this is tried "
-                "again",
+                f"should be evicted: it uses too much; {BLOCKED.why}, so this is tried again",
             ),
         ),
         (

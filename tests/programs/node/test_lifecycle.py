@@ -351,9 +351,9 @@ async def test_an_agent_that_is_ready_says_what_else_is_to_be_known(caplog: pyte
         with caplog.at_level("INFO"):
             await node.start_agent()
         status, text = await page(port, "/readyz")
-        ok, limits, unknown = text.splitlines()
+        ok, unknown, limits = text.splitlines()
         assert (status, ok) == (200, "ok")
-        assert limits == "memory limits: advisory: its driver has no memory limits, which come with r615"
+        assert limits == "memory limits: advisory: the driver has no memory limits, which come with r615"
         assert unknown.startswith("--exclude-gpus names 9, but this node has no such GPU; ")
         node.hardware(T4 | {"error": "no answer"}, T4)
         await node.healthy_is(MEM, 0)

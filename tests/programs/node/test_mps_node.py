@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
 from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.programs.node.probes import metrics_state
 from gpu_device_plugin.testing.pods import Kind
 from tests.names import COUNT
+from tests.programs.node.cluster_harness import allocation, cluster
 from tests.programs.node.harness import T4, container, envs_of, pod, world
 from tests.programs.node.mps_supervisor import Supervisor
 
@@ -26,12 +31,12 @@ SERVER_MIB = 300
 
 
 @asynccontextmanager
-async def mps_node(*gpus: dict[str, object], **settings: str) -> AsyncIterator[tuple[NodeWorld, Supervisor]]:
+async def mps_node(*gpus: dict[str, Any], **settings: str) -> AsyncIterator[tuple[NodeWorld, Supervisor]]:
     """Make a node on which memory is limited by MPS; neither agent nor supervisor runs yet. GPUs have 14 shares."""
-    async with world(gpus or "fake:2xT4", limits="mps", **settings) as node:
+    async with world(gpus or "fake:2xT4") as node:
         directory = node.folder / "mps"
         directory.mkdir()
-        node.settings["mps_dir"] = str(directory)
+        node.settings |= {"limits": "mps", "mps_dir": str(directory), **settings}
         supervisor = Supervisor(directory)
         try:
             yield node, supervisor
@@ -70,7 +75,7 @@ async def test_the_first_share_of_a_gpu_is_answered_when_its_daemon_is_ready() -
         assert supervisor.history == [(gpu, MpsStatus.STARTING), (gpu, MpsStatus.READY)]
         assert supervisor.wanted == {gpu: 3 * 1024}
         envs = envs_of(first)
-        assert envs["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        assert envs[LIMITS] == "mps"
         assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
         assert envs["CUDA_MPS_PIPE_DIRECTORY"] == str(supervisor.directory / gpu[:8])
         assert {mount.container_path for mount in first.only.received.mounts} == {
@@ -91,6 +96,20 @@ async def test_the_daemons_limit_for_all_is_the_largest_part_of_one_container() 
         await node.until(lambda: supervisor.wanted == {gpu: 2 * 1024})
         assert (await node.kubelet.restart_container(small, "main")).only.running
         assert supervisor.status(gpu) is MpsStatus.READY
+
+
+async def test_a_larger_container_waits_until_the_daemon_lets_it_have_its_part() -> None:
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        await node.kubelet.admit(pod("s", mem=2))
+        supervisor.held = True
+        agent.mps.start_s = 0.3
+        refused = await node.kubelet.admit(pod("l", mem=5))
+        assert "the MPS daemon of GPU 0 lets a process have 2048 MiB only, after 15 s" in refused.message
+        assert supervisor.wanted == {node.uuids[0]: 2 * 1024}
+        supervisor.held, agent.mps.start_s = False, 15.0
+        assert (await node.kubelet.admit(pod("m", mem=5))).only.running
 
 
 async def test_a_daemon_that_does_not_become_ready_is_told_and_wanted_no_longer() -> None:
@@ -118,17 +137,17 @@ async def test_an_administrator_who_prefers_pods_without_a_limit_gets_them_and_n
         await node.start_agent()
         advisory = await node.kubelet.admit(pod("p", mem=3))
         assert advisory.only.running
-        assert envs_of(advisory)["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
+        assert envs_of(advisory)[LIMITS] == "advisory"
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(advisory)
         supervisor.start()
         await node.until(lambda: not isinstance(agent_of(node).mps.states.value, str))
         beside = await node.kubelet.admit(pod("q", mem=3))
-        assert envs_of(beside)["GPUSHARE_MEMORY_LIMIT_BY"] == "advisory"
+        assert envs_of(beside)[LIMITS] == "advisory"
         assert supervisor.wanted == {}
         await node.confirmed()
         await ended(node, advisory, beside)
         await node.until(lambda: not node.held)
-        assert envs_of(await node.kubelet.admit(pod("r", mem=3)))["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        assert envs_of(await node.kubelet.admit(pod("r", mem=3)))[LIMITS] == "mps"
 
 
 async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it() -> None:
@@ -140,6 +159,18 @@ async def test_the_node_that_never_heard_of_mps_reads_and_writes_nothing_of_it()
         await node.rounds(1, now=True)
         assert not agent.mps.on
         assert list(directory.iterdir()) == []
+
+
+async def test_a_call_of_the_kubelet_that_ends_while_it_waits_leaves_no_daemon_behind() -> None:
+    async with mps_node() as (node, supervisor):
+        supervisor.held = True
+        supervisor.start()
+        await node.start_agent()
+        admission = asyncio.create_task(node.kubelet.admit(pod("p", mem=3)))
+        await node.until(lambda: bool(supervisor.wanted))
+        await node.stop_agent()
+        assert (await admission).phase == "Failed"
+        assert supervisor.wanted == {}
 
 
 # --- The daemon's troubles --------------------------------------------------------------------------------------------
@@ -159,7 +190,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         await seen(node, gpu, status)
         await node.until(lambda: f"MPS does not serve GPU 0 ({gpu})" in caplog.text)
         (shown,) = metrics_state(agent).mps
-        assert (shown.gpu, shown.up) == (gpu, False)
+        assert (shown.gpu, shown.ready) == (gpu, False)
         refused = await node.kubelet.admit(pod("q", mem=3))
         assert f"does not serve new clients ({status}: a client was killed)" in refused.message
         agent.mps.stop_s = 0.1
@@ -169,7 +200,7 @@ async def test_a_daemon_that_fails_is_reported_takes_nobody_and_recovers(
         await seen(node, gpu, MpsStatus.READY)
         await node.until(lambda: f"MPS serves GPU 0 ({gpu}) again" in caplog.text)
         (shown,) = metrics_state(agent).mps
-        assert (shown.up, shown.clients) == (True, 1)
+        assert shown.ready
         assert (await node.kubelet.restart_container(client, "main")).only.running
         assert (await node.kubelet.admit(pod("r", mem=3))).only.running
 
@@ -310,12 +341,67 @@ async def test_a_client_outlives_the_administrators_change_of_mind() -> None:
         assert supervisor.wanted == {gpu: 3 * 1024}
         await seen(node, gpu, MpsStatus.READY)
         beside = await node.kubelet.admit(pod("q", mem=3))
-        assert envs_of(beside)["GPUSHARE_MEMORY_LIMIT_BY"] == "mps"
+        assert envs_of(beside)[LIMITS] == "mps"
         await node.confirmed()
         await ended(node, client, beside)
         await node.until(lambda: supervisor.status(gpu) is MpsStatus.STOPPED)
         await node.until(lambda: not agent_of(node).mps.on)
         assert "CUDA_MPS_PIPE_DIRECTORY" not in envs_of(await node.kubelet.admit(pod("r", mem=3)))
+
+
+async def test_containers_from_before_keep_their_gpu_without_mps_and_new_ones_get_another() -> None:
+    """The administrator has just switched to MPS: binpack alone would choose the GPU that is in use."""
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        await node.start_agent(limits="advisory")
+        before = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await node.stop_agent()
+        await node.start_agent(limits="mps")
+        client = await node.kubelet.admit(pod("q", mem=3))
+        assert (envs_of(before)[LIMITS], envs_of(client)[LIMITS]) == ("advisory", "mps")
+        assert supervisor.wanted == {node.uuids[1]: 3 * 1024}
+        assert (await node.kubelet.restart_container(before, "main")).only.running
+        assert envs_of(await node.kubelet.admit(pod("r", mem=11)))[LIMITS] == "mps"
+        refused = await node.kubelet.admit(pod("t", mem=3))
+        assert "GPU 0 has containers that were started without MPS" in refused.message
+        await node.confirmed()
+        await ended(node, before)
+        await node.until(lambda: not any(name.startswith(node.uuids[0]) for name in node.held))
+        assert envs_of(await node.kubelet.admit(pod("s", mem=12)))[LIMITS] == "mps"
+
+
+async def test_an_administrator_who_asks_for_mps_while_the_agent_runs_hears_no_complaint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with mps_node() as (node, supervisor):
+        agent = await node.start_agent(limits="advisory")
+        supervisor.start()
+        await node.until((supervisor.directory / STATE_FILE).exists)
+        agent.reload(replace(agent.settings, limits="mps"))
+        assert envs_of(await node.kubelet.admit(pod("p", mem=3)))[LIMITS] == "mps"
+        assert "memory limits are not there" not in caplog.text
+
+
+async def test_what_could_not_be_taken_back_is_taken_back_later() -> None:
+    """MPS is not asked for any more, and its last client ended while the file could not be written."""
+    async with mps_node() as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        agent.reload(replace(agent.settings, limits="advisory"))
+        file = supervisor.directory / WANTED_FILE
+        text = file.read_text()
+        file.unlink()
+        file.mkdir()
+        (supervisor.directory / STATE_FILE).unlink(missing_ok=True)
+        await supervisor.stop()
+        await ended(node, client)
+        await node.until(lambda: not agent.mps.wanted.gpus)
+        file.rmdir()
+        file.write_text(text)
+        await node.until(lambda: supervisor.wanted == {})
 
 
 async def test_an_init_container_and_its_successor_are_clients_of_the_same_daemon() -> None:
@@ -338,3 +424,47 @@ async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
         assert "is not ready" in refused.message
         (supervisor.directory / WANTED_FILE).rmdir()
         assert (await node.kubelet.admit(pod("q", mem=3))).only.running
+
+
+# --- With the Kubernetes API ------------------------------------------------------------------------------------------
+
+
+async def test_a_nodes_label_asks_for_mps_and_its_daemons_troubles_are_events_on_the_node() -> None:
+    async with cluster(node_labels={SET_LIMITS_LABEL: "mps"}) as there:
+        node = there.node
+        directory = node.folder / "mps"
+        directory.mkdir()
+        supervisor = Supervisor(directory)
+        supervisor.start()
+        await there.start_agent(mps_dir=str(directory))
+        await node.until(lambda: agent_of(node).mps.on)
+        client = await there.run(pod("p", mem=3))
+        assert envs_of(client)[LIMITS] == "mps"
+        gpu = node.uuids[0]
+        supervisor.broken[gpu] = MpsGpu(MpsStatus.FAULT, "a client crashed")
+        await node.until(lambda: bool(there.events("MPSNotReady")))
+        (event,) = there.events("MPSNotReady")
+        assert event["note"] == f"MPS does not serve GPU 0 ({gpu}): fault: a client crashed"
+        assert event["regarding"]["kind"] == "Node"
+        supervisor.broken.clear()
+        await node.until(lambda: bool(there.events("MPSReady")))
+        await supervisor.stop()
+
+
+@pytest.mark.parametrize("fallback", ["refuse", "advisory"])
+async def test_a_container_with_parts_of_several_gpus_is_no_client(fallback: str) -> None:
+    """A scheduler promised it two parts, and a container has one directory of sockets."""
+    async with cluster(limits="mps", limits_fallback=fallback) as there:
+        directory = there.node.folder / "mps"
+        directory.mkdir()
+        supervisor = Supervisor(directory)
+        supervisor.start()
+        await there.start_agent(mps_dir=str(directory))
+        await there.node.until(lambda: not isinstance(agent_of(there.node).mps.states.value, str))
+        made = await there.run(pod("p", mem=4), allocation({0: 2, 1: 2}))
+        if fallback == "advisory":
+            assert envs_of(made)[LIMITS] == "advisory"
+        else:
+            assert "parts of GPU 0, GPU 1 asked, and under MPS a container has one daemon" in made.message
+        assert supervisor.wanted == {}
+        await supervisor.stop()

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.use import ContainerUse, UseReading
+from gpu_device_plugin.node_state import NodeState
+from gpu_device_plugin.programs.node.over_use import OverUse
+from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.testing.cluster import Answer, Hang
+from tests.nodes import node, uuid
+from tests.patience import eventually
 from tests.programs.node.cluster_harness import RIGHTS, Cluster, cluster, promise
 from tests.programs.node.harness import container, gpus_of, pod, world
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Mapping
 
 EVICTING = {*RIGHTS, ("create", "pods/eviction")}
-QUICK = {"over_use_grace": "60s", "http": "127.0.0.1:0"}
+QUICK: dict[str, Any] = {"over_use_grace": "60s", "http": "127.0.0.1:0", "usage_interval": "1h"}
+"""The agent reads the use itself once, when it starts; the readings of these tests come later."""
 GPU_MIB = 15360
 """Of the T4 of the fake hardware."""
 
@@ -41,7 +51,7 @@ class Scene:
         gpu = self.it.node.uuids[0]
         uses = tuple(ContainerUse(self.uid(name), "main", gpu, 4096, mib) for name, mib in used.items())
         amount = sum(mib or 0 for mib in used.values()) if total is None else total
-        agent.use.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
+        agent.use_watch.reading.set(UseReading(self.at, uses, {gpu: amount, self.it.node.uuids[1]: 0}, blind=blind))
 
     async def taken(self) -> None:
         """Wait until the agent has acted on the last reading."""
@@ -71,9 +81,9 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), **settings: str
+    *, allowed: Iterable[tuple[str, str]] = EVICTING, pods: Iterable[str] = ("big", "small"), over_use: str = "report"
 ) -> AsyncIterator[Scene]:
-    async with cluster(allowed=allowed, **QUICK, **settings) as it:
+    async with cluster(allowed=allowed, over_use=over_use, **QUICK) as it:
         await it.start_agent()
         for name in pods:
             await it.run(pod(name, mem=4), promise(0, 4))
@@ -81,10 +91,10 @@ async def scene(
         assert it.node.agent is not None
         assert it.node.agent.responses.evictor is not None
         it.node.agent.responses.evictor.first_retry_s = 0.1
-        yield Scene(it, time.monotonic() - 3600)
+        yield Scene(it, time.monotonic() + 3600)
 
 
-def evictions(it: Cluster, outcome: str) -> str:
+def evictions(outcome: str) -> str:
     return f'gpushare_over_use_evictions_total{{outcome="{outcome}"}}'
 
 
@@ -114,9 +124,9 @@ async def test_a_trespasser_is_told_by_that_name() -> None:
     async with scene() as its:
         agent = its.it.node.agent
         assert agent is not None
-        for at in (1.0, 62.0):
+        for at in (its.at + 1, its.at + 62):
             use = ContainerUse(its.uid("small"), "main", its.it.node.uuids[1], 0, 900)
-            agent.use.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
+            agent.use_watch.reading.set(UseReading(at, (use,), {its.it.node.uuids[1]: 900}))
             await its.it.node.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
         await its.it.node.until(lambda: bool(its.told("GPUTrespass")))
         (told,) = its.told("GPUTrespass")
@@ -140,7 +150,7 @@ async def test_it_is_evicted_where_the_settings_say_so() -> None:
         await its.it.node.until(lambda: "big" not in [found.name for found in its.it.cluster.pods.values()])
         its.read({"small": 9000})
         await its.it.node.until(lambda: its.going("small"))
-        assert f"{evictions(its.it, 'evicted')} 2.0" in await its.it.metrics()
+        assert f"{evictions('evicted')} 2.0" in await its.it.metrics()
 
 
 async def test_when_short_it_goes_only_while_others_lack_their_part() -> None:
@@ -167,7 +177,7 @@ async def test_a_budget_is_respected_and_told() -> None:
         await its.exceed()
         await its.it.node.until(lambda: bool(its.told("GPUEvictionBlocked")))
         assert not its.going()
-        assert f"{evictions(its.it, 'blocked')} 1.0" in await its.it.metrics()
+        assert f"{evictions('blocked')} 1.0" in await its.it.metrics()
         its.it.api.patch("poddisruptionbudgets", "all", {"status": {"disruptionsAllowed": 1}}, subresource="status")
         assert its.it.node.agent is not None
         evictor = its.it.node.agent.responses.evictor
@@ -202,31 +212,50 @@ async def test_without_the_right_the_node_tells_what_to_apply() -> None:
         assert "grant 'create' on 'pods/eviction' to the service account" in note
 
 
-async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds() -> None:
-    async with scene() as its:
-        await its.exceed()
-        await its.it.node.until(lambda: bool(its.marked()))
-        await its.it.node.stop_agent()
-        await its.it.start_agent()
-        its.read({"big": 6120, "small": 0})
-        await its.taken()
-        assert its.it.node.agent is not None
-        assert its.it.node.agent.over_use.excesses.value == {}
-        assert its.marked(), "the next readings may confirm it"
-        assert len(its.told("GPUMemoryExceeded")) == 1
-        its.read({"big": 4000, "small": 0})
-        await its.it.node.until(lambda: not its.marked())
+@dataclass
+class Desk:
+    """An API with one pod, which an earlier agent marked."""
+
+    pods: dict[str, Pod]
+    events: list[str] = field(default_factory=list)
+    written: list[Mapping[str, str | None]] = field(default_factory=list)
+
+    def pod_event(self, pod: Pod, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        assert (pod.name, action, warning) == ("big", "Observe", True), note
+        self.events.append(reason)
+
+    def annotate(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+        assert pod.name == "big"
+        self.written.append(annotations)
 
 
-async def test_a_blind_agent_removes_the_mark_of_an_earlier_one_after_a_grace() -> None:
-    async with scene() as its:
-        its.it.api.patch("pods", "big", {"metadata": {"annotations": {OVER_USE: "it did"}}})
-        await its.it.node.until(lambda: any(OVER_USE in found.annotations for found in its.it.cluster.pods.values()))
-        its.read({}, blind="hostPID is off")
-        await its.taken()
-        assert its.marked()
-        its.read({}, blind="hostPID is off")
-        await its.it.node.until(lambda: not its.marked())
+@pytest.mark.parametrize(
+    ("readings", "events", "removed"),
+    [
+        ([(100, 6120, ""), (150, 6120, "")], [], False),  # the next readings may confirm it
+        ([(100, 6120, ""), (150, 4000, "")], [], True),
+        ([(100, 4000, "")], [], True),
+        ([(100, None, "hostPID is off"), (159, None, "hostPID is off")], [], False),
+        ([(100, None, "hostPID is off"), (160, None, "hostPID is off")], [], True),
+        ([(100, 6120, ""), (160, 6120, "")], ["GPUMemoryExceeded"], False),
+    ],
+)
+async def test_a_new_agent_begins_the_grace_anew_and_removes_what_no_longer_holds(
+    readings: list[tuple[float, int | None, str]], events: list[str], *, removed: bool
+) -> None:
+    desk = Desk({"u": Pod("u", "default", "big", annotations={OVER_USE: "it did"})})
+    settings = Sources(NodeSettings, {"over_use_grace": "60s"}, {}).read()
+    latest = Latest(UseReading())
+    over_use = OverUse(latest, NodeState(node(8)), lambda: settings, desk)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(over_use.run())
+        for at, used, blind in readings:
+            use = ContainerUse("u", "main", uuid(0), 4096, used)
+            latest.set(UseReading(at, (use,), {uuid(0): used}, blind=blind))
+            await eventually(lambda at=at: over_use.seen == at)  # type: ignore[misc]
+        running.cancel()
+    assert desk.events == events
+    assert ({OVER_USE: None} in desk.written) is removed
 
 
 async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
@@ -244,13 +273,14 @@ async def test_settings_that_change_take_effect_with_the_next_reading() -> None:
 
 
 async def test_without_the_api_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with world(over_use="evict", over_use_grace="60s") as node:
-        agent = await node.start_agent()
-        made = await node.kubelet.admit(pod("big", container("main", mem=4)))
+    async with world(over_use="evict", over_use_grace="60s", usage_interval="1h") as there:
+        agent = await there.start_agent()
+        made = await there.kubelet.admit(pod("big", container("main", mem=4)))
         (gpu,) = gpus_of(made)
-        for at in (1.0, 62.0):
-            agent.use.set(UseReading(at, (ContainerUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120}))
-            await node.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
+        later = time.monotonic() + 3600
+        for at in (later, later + 61):
+            agent.use_watch.reading.set(UseReading(at, (ContainerUse(made.uid, "main", gpu, 4096, 6120),), {gpu: 6120}))
+            await there.until(lambda at=at: agent.over_use.seen == at)  # type: ignore[misc]
         assert len(agent.over_use.excesses.value) == 1
         assert any("uses 6,120 MiB of GPU" in message for message in caplog.messages)
         assert any("it is not known in the API" in message for message in caplog.messages)

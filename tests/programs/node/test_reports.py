@@ -81,6 +81,22 @@ def test_a_run_of_refusals_is_told_in_memory_with_the_advice(caplog: pytest.LogC
     assert caplog.messages == ["refused", "pods of 4 GiB are refused again and again: do this"]
 
 
+def test_a_gpu_without_the_mps_daemon_that_it_needs_is_told_and_its_return_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    desk = Desk()
+    with caplog.at_level("INFO"):
+        desk.reports.mps_changed(uuid(0), "fault")
+        desk.reports.mps_changed("", "no supervisor")
+        desk.reports.mps_changed(uuid(0), "")
+    assert desk.events == [
+        ("MPSNotReady", "MPS does not serve GPU 0 (GPU-0): fault", "Observe", True),
+        ("MPSNotReady", "MPS does not serve this node: no supervisor", "Observe", True),
+        ("MPSReady", "MPS serves GPU 0 (GPU-0) again", "Observe", False),
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR", "INFO"]
+
+
 @pytest.mark.parametrize(("changed", "drain"), [("share_size", True), ("api", False)])
 def test_settings_that_wait_say_whether_the_node_is_to_be_drained_first(changed: str, *, drain: bool) -> None:
     running = Sources(NodeSettings, {"api": "off", "node_name": "n"}, {}).read()

@@ -66,6 +66,7 @@ class World:
     host_pids: bool | None = True
     pods: tuple[Pod, ...] = ()
     servers: frozenset[int] = frozenset()
+    complete: bool = True
     read: int = 0
     """How often the GPUs were read."""
 
@@ -95,6 +96,7 @@ class World:
             interval_s=interval_s,
             pods=lambda: self.pods,
             mps_servers=lambda: self.servers,
+            complete=lambda: self.complete,
             processes=Processes(self.proc),
             host_pids=lambda: self.host_pids,
         )
@@ -143,6 +145,17 @@ async def test_nothing_is_read_before_the_kubelets_checkpoint(tmp_path: Path) ->
         world.entries.set((entry(),))
         await eventually(lambda: amounts(watch) == [("main", 2048, 700)])
         assert [use.trespassing for use in watch.reading.value.containers] == [False]
+
+
+async def test_a_pod_whose_grant_is_not_recorded_yet_does_not_trespass(tmp_path: Path) -> None:
+    world = World(tmp_path, complete=False)
+    world.entries.set(())
+    world.process(11)
+    world.use((11, 700), used=700)
+    async with world.watching() as watch:
+        await eventually(lambda: watch.reading.value.unattributed_mib == {uuid(0): 700})
+        world.complete = True
+        await eventually(lambda: amounts(watch) == [("", 0, 700)])
 
 
 async def test_gpus_that_are_not_shared_are_not_looked_at(tmp_path: Path) -> None:
@@ -226,6 +239,7 @@ async def test_the_interval_may_change_and_0_switches_off(tmp_path: Path) -> Non
         await world.rounds(2)
         watch.interval_s = 0.0
         await eventually(lambda: watch.reading.value.blind == NOT_READ)
+        assert watch.interval_s == 0.0
         assert repr(watch).startswith("<UseWatch every 0 s: ")
 
 
@@ -271,13 +285,13 @@ class Notes:
         return [read_node_use(text) for text in self.written]
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[UseNotes]:
         notes = UseNotes(
             self.reading, self.limits, self.over, lambda: SHARES, self.written.append, clock=lambda: self.now
         )
         task = asyncio.create_task(notes.run())
         try:
-            yield
+            yield notes
         finally:
             assert not task.done()
             task.cancel()
@@ -292,13 +306,14 @@ async def settled() -> None:
 
 async def test_nothing_is_said_before_the_first_reading() -> None:
     notes = Notes()
-    async with notes.running():
+    async with notes.running() as made:
         notes.limits.set({})
         await settled()
         assert notes.written == []
         notes.read(WEB)
         await settled()
         assert [part.pod for said in notes.said for part in said.parts] == ["web-0"]
+        assert "web-0" in repr(made)
 
 
 async def test_figures_are_told_after_their_minute_and_states_after_seconds() -> None:

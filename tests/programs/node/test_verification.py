@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 GRANTED = 4096
-LONG_S = 3600.0
-"""An interval that no test waits for."""
 
 
 def container_id(number: int) -> str:
@@ -47,6 +45,8 @@ class Node:
     codes: dict[str, int] = field(default_factory=dict)
     """NVML's other codes, by container ID."""
     answers: bool = True
+    used: int | None = None
+    """What the driver says that each container uses on each GPU."""
     asked: list[Sequence[tuple[str, str]]] = field(default_factory=list)
     said_held: set[str] = field(default_factory=set)
     """UIDs of the pods for which the driver once said that it has the limit that was granted."""
@@ -60,7 +60,6 @@ class Node:
             CgroupTree(self.root),
             NodeState(node(8, 8)),
             lambda pod, *words: self.events.append((pod.uid, *words)),
-            interval_s=LONG_S,
         )
 
     def run(self, uid: str, number: int, *, mib: int | None = GRANTED, gpus: int = 1, **rest: Any) -> str:
@@ -90,7 +89,7 @@ class Node:
         await asyncio.sleep(0)
         if not self.answers:
             return None
-        found = [CgroupLimit(gpu, path, *self._has(path)) for gpu, path in wanted]
+        found = [CgroupLimit(gpu, path, *self._has(path), used_mib=self.used) for gpu, path in wanted]
         self.said_held |= {
             Path(each.path).parent.name.removeprefix("pod") for each in found if each.hard_mib == GRANTED
         }
@@ -246,6 +245,22 @@ async def test_what_cannot_be_read_back_is_unverified_with_the_reason(
         assert there.events == []
 
 
+async def test_a_fault_of_ours_is_logged_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with verifying_on(tmp_path) as there:
+        there.run(UID, 1)
+        del there.limits[container_id(1)]
+        there.verification.interval_s = 0.05
+        there.verification.changed()
+        await eventually(lambda: len(there.asked) > 2)
+        there.limits[container_id(1)] = GRANTED
+        await there.until(UID, Held.HELD)
+    assert [each.getMessage() for each in caplog.records if each.exc_info] == [
+        "memory limits cannot be read back; trying again"
+    ]
+
+
 async def test_a_cgroup_that_appears_late_is_found(tmp_path: Path) -> None:
     async with verifying_on(tmp_path) as there:
         made = there.run(UID, 1)
@@ -290,6 +305,25 @@ async def test_the_log_says_what_holds(tmp_path: Path, caplog: pytest.LogCapture
         ("INFO", "the memory limit of a container is held"),
         ("WARNING", "the memory limit of a container is missing"),
     ]
+
+
+async def test_what_the_driver_counts_is_known_as_long_as_it_answers(tmp_path: Path) -> None:
+    async with verifying_on(tmp_path) as there:
+        there.used = 700
+        there.run(UID, 1, gpus=2)
+        there.verification.changed()
+        await there.until(UID, Held.HELD, Held.HELD)
+        assert there.verification.measured == {(UID, "main", uuid(gpu)): 700 for gpu in range(2)}
+        there.used = None
+        there.verification.again()
+        await eventually(lambda: there.verification.measured == {})
+        there.used = 800
+        there.verification.again()
+        await eventually(lambda: set(there.verification.measured.values()) == {800})
+        there.answers = False
+        there.verification.again()
+        await eventually(lambda: there.verification.measured == {})
+        assert there.held_of(UID) == [Held.HELD, Held.HELD]
 
 
 async def test_many_containers_are_read_in_parts(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Measure what it costs the node agent to know who uses what on its GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.nodeuse import write_node_use
+from gpu_device_plugin.core.model.gpus import Gpu, Inventory
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import Shares, share_id
+from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
+from gpu_device_plugin.core.node.holdings import Allocated, holdings
+from gpu_device_plugin.core.node.use import GpuProcess, GpuReading, attribute
+from gpu_device_plugin.core.node.use_notes import node_use
+from gpu_device_plugin.kubelet.procfs import Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+GPUS = 8
+PROCESSES = 1000
+PODS = 200
+CGROUP = (
+    "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0f5d3a31_9a3b_4c6e_8c5b_6a7b8c9d0e1f.slice/"
+    f"cri-containerd-{'5ad9' * 16}.scope\n"
+)
+
+
+@contextmanager
+def sleeping(count: int) -> Iterator[Sequence[int]]:
+    """Run processes that do nothing, and yield their PIDs."""
+    command = ["sleep", "600"]
+    pids = [os.posix_spawnp(command[0], command, {}) for _ in range(count)]
+    try:
+        yield pids
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+
+
+def node() -> tuple[Shares, tuple[Allocated, ...], tuple[Pod, ...], dict[int, CgroupOwner | None]]:
+    """Return a node full of pods with one share each, and the owners of processes that are spread over them."""
+    gpus = tuple(Gpu(f"GPU-{n}", n, "NVIDIA H200", 143_771) for n in range(GPUS))
+    shares = Shares(1024).with_inventory(Inventory(gpus))
+    ids = {f"uid-{n}": f"{n:064x}" for n in range(PODS)}
+    given = tuple(
+        Allocated(uid, "main", Kind.MEMORY, frozenset({share_id(f"GPU-{n % GPUS}", n // GPUS)}))
+        for n, uid in enumerate(ids)
+    )
+    pods = tuple(Pod(uid, "default", uid, container_ids={"main": name}) for uid, name in ids.items())
+    places = list(ids.items())
+    return shares, given, pods, {pid: CgroupOwner(*places[pid % PODS]) for pid in range(PROCESSES)}
+
+
+def mapping(rounds: int = 5) -> tuple[float, float, float]:
+    """Return how long it takes to find the owners of processes, in ms: at first, once more, and without /proc."""
+    cold, cached, matching = [], [], []
+    with sleeping(PROCESSES) as pids:
+        for _ in range(rounds):
+            processes = Processes()
+            cold.append(_ms(lambda processes=processes: processes.owners(pids)))  # type: ignore[misc]
+            cached.append(_ms(lambda processes=processes: processes.owners(pids)))  # type: ignore[misc]
+            matching.append(_ms(lambda: [owner_of_process(CGROUP) for _ in range(PROCESSES)]))
+    return statistics.median(cold), statistics.median(cached), statistics.median(matching)
+
+
+def _ms(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return (time.perf_counter() - began) * 1000
+
+
+def attributing() -> tuple[float, float, int]:
+    """Return how long it takes to make figures of a reading, and the annotation of them, in ms; and its bytes."""
+    shares, given, pods, owners = node()
+    readings = [
+        GpuReading(f"GPU-{n}", tuple(GpuProcess(pid, 500) for pid in range(n, PROCESSES, GPUS)), 70_000)
+        for n in range(GPUS)
+    ]
+    began = time.perf_counter()
+    found = attribute(readings, owners, holdings(given, pods, shares), pods=pods)
+    middle = time.perf_counter()
+    text = write_node_use(node_use(found, {}, {}, shares, epoch=0.0))
+    return (middle - began) * 1000, (time.perf_counter() - middle) * 1000, len(text)

@@ -1,0 +1,114 @@
+"""The condition on our node follows what is wanted; its transition is as old as its status."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.errors import ForbiddenError
+from gpu_device_plugin.cluster.node_condition import NodeCondition
+from gpu_device_plugin.core.node.gpu_condition import GpuCondition
+from gpu_device_plugin.testing.builders import node
+from gpu_device_plugin.testing.cluster import Answer, Garbage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.testing.cluster import ApiServer
+
+GOOD = GpuCondition("True", "GPUsHealthy", "2 of 2 GPUs are healthy")
+BAD = GpuCondition("False", "GPUUnhealthy", "GPU 0: XID 79")
+OLD = "2026-01-01T00:00:00Z"
+
+
+def found(server: ApiServer) -> dict[str, Any]:
+    every = {one["type"]: one for one in server.get("nodes", "n")["status"]["conditions"]}
+    assert "Ready" in every, "the kubelet's own is left alone"
+    return dict(every.get("GPUHealthy", {}))
+
+
+@asynccontextmanager
+async def keeping(client: Client, **how: Any) -> AsyncIterator[NodeCondition]:
+    kept = NodeCondition(client, "n", first_retry_s=0.01, **how)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(kept.run())
+        yield kept
+        running.cancel()
+
+
+async def test_it_is_written_changed_and_removed(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(node("n"))
+    async with keeping(client) as kept:
+        kept.want(GOOD)
+        await eventually(lambda: found(server).get("status") == "True")
+        assert found(server)["lastTransitionTime"] == found(server)["lastHeartbeatTime"]
+        kept.want(BAD)
+        await eventually(lambda: found(server).get("status") == "False")
+        assert (found(server)["reason"], found(server)["message"]) == (BAD.reason, BAD.message)
+        kept.want(None)
+        await eventually(lambda: not found(server))
+
+
+async def test_nothing_is_asked_before_it_is_known_what_is_wanted(server: ApiServer, client: Client) -> None:
+    server.add(node("n"))
+    async with keeping(client) as kept:
+        await asyncio.sleep(0)
+        assert server.requests == []
+        kept.want(None)
+        kept.want(None)
+        assert kept.wanted.version == 1
+
+
+async def test_without_a_condition_nothing_is_removed(server: ApiServer, client: Client) -> None:
+    server.add(node("n"))
+    assert not await NodeCondition(client, "n").put(None)
+    assert server.count("patch", "nodes/status") == 0
+
+
+async def test_the_last_transition_outlives_the_agent(server: ApiServer, client: Client) -> None:
+    server.add(node("n"))
+    condition = {"type": "GPUHealthy", "status": "True", "lastTransitionTime": OLD, "lastHeartbeatTime": OLD}
+    others = server.get("nodes", "n")["status"]["conditions"]
+    server.patch("nodes", "n", {"status": {"conditions": [*others, condition]}}, subresource="status")
+    kept = NodeCondition(client, "n")
+    await kept.put(GOOD)
+    assert found(server)["lastTransitionTime"] == OLD
+    assert found(server)["lastHeartbeatTime"] != OLD
+    await kept.put(BAD)
+    assert found(server)["lastTransitionTime"] != OLD
+
+
+async def test_its_heart_beats(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(node("n"))
+    async with keeping(client, heartbeat_s=0.01) as kept:
+        kept.want(GOOD)
+        await eventually(lambda: server.count("patch", "nodes/status") > 3)
+
+
+@pytest.mark.parametrize("trouble", [Answer(503), Garbage(), Answer(429, retry_after_s=0)])
+async def test_it_is_written_as_soon_as_that_is_possible(
+    server: ApiServer, client: Client, eventually: Any, trouble: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.add(node("n"))
+    server.fail(trouble, verbs=["get"], times=3)
+    async with keeping(client) as kept:
+        kept.want(GOOD)
+        await eventually(lambda: bool(found(server)))
+    assert len(caplog.messages) == 1, "the same trouble is told once"
+
+
+async def test_a_missing_right_is_told_once(server: ApiServer, client: Client, eventually: Any) -> None:
+    server.add(node("n"))
+    server.allowed = frozenset({("get", "nodes")})
+    told: list[str] = []
+    async with keeping(client, forbidden=told.append) as kept:
+        kept.want(GOOD)
+        await eventually(lambda: server.count("patch", "nodes/status") > 2)
+    assert len(told) == 1
+    assert told[0].startswith("The node's condition GPUHealthy cannot be written: patch nodes/status n: 403 Forbidden")
+    with pytest.raises(ForbiddenError):
+        await NodeCondition(client, "n").put(GOOD)

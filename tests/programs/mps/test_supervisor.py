@@ -1,0 +1,88 @@
+"""All GPUs of a node in one supervisor: what goes wrong with one of them leaves the others alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsStatus, MpsWanted, write_wanted
+from gpu_device_plugin.programs.mps.gpu import Timings
+from gpu_device_plugin.programs.mps.supervisor import Supervisor
+from tests.patience import eventually
+from tests.programs.mps.test_gpu import Driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from gpu_device_plugin.programs.mps.places import Place
+
+A, B = "GPU-a", "GPU-b"
+
+
+class Gpus:
+    """A driver in memory for each GPU; that of A has an error in the program itself the first time."""
+
+    def __init__(self) -> None:
+        self.drivers = {A: Driver(), B: Driver()}
+        self.errors = 1
+
+    async def start(self, place: Place) -> None:
+        if place.uuid == A and self.errors:
+            self.errors -= 1
+            raise ZeroDivisionError
+        await self.drivers[place.uuid].start(place)
+
+    async def command(self, place: Place, text: str) -> str:
+        return await self.drivers[place.uuid].command(place, text)
+
+    async def compute_mode(self, uuid: str) -> str:
+        return await self.drivers[uuid].compute_mode(uuid)
+
+    async def set_compute_mode(self, uuid: str, mode: str) -> None:
+        await self.drivers[uuid].set_compute_mode(uuid, mode)
+
+    def alive(self, place: Place) -> bool:
+        return self.drivers[place.uuid].alive(place)
+
+    def kill(self, place: Place) -> None:
+        self.drivers[place.uuid].kill(place)
+
+
+FAST = Timings(look_s=0.001, ask_s=0, ask_soon_s=0, mode_s=0, mode_soon_s=0.001)
+
+
+async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An end of the program would end them all, in a container."""
+    gpus = Gpus()
+    (tmp_path / WANTED_FILE).write_text(write_wanted(MpsWanted({A: 1024, B: 1024})))
+    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        await eventually(lambda: B in supervisor.gpus and supervisor.gpus[B].status is MpsStatus.READY)
+        assert supervisor.gpus[A].status is MpsStatus.STARTING
+        assert "an error in the program itself" in caplog.text
+        await eventually(lambda: supervisor.gpus[A].status is MpsStatus.READY)
+        assert await supervisor.unready() == ()
+        await supervisor.finish()
+        assert {gpu.status for gpu in supervisor.gpus.values()} == {MpsStatus.STOPPED}
+        assert not any(driver.daemon for driver in gpus.drivers.values())
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_state_that_cannot_be_written_is_told_and_written_later(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).mkdir()
+    supervisor = Supervisor(tmp_path, Gpus(), timings=FAST)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        await eventually(supervisor.unready)
+        assert "state.json cannot be written" in (await supervisor.unready())[0]
+        (tmp_path / STATE_FILE).rmdir()
+        await eventually((tmp_path / STATE_FILE).is_file)
+        assert await supervisor.unready() == ()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
