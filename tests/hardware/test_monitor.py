@@ -643,7 +643,7 @@ async def test_requests_are_answered_in_their_order_beside_the_readings(
             answers = await asyncio.gather(
                 hardware.use(), hardware.limits([(uuid, "/a")]), hardware.use(utilisation=True), hardware.limits([])
             )
-            assert answers == [use, (limit,), use, ()]
+            assert tuple(answers) == (use, (limit,), use, ())
 
 
 def busy(folder: Path) -> tuple[str, ...]:
