@@ -148,7 +148,7 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *h, unsigned *n, Process *p)
 int nvmlDeviceGetProcessUtilization(void *h, Sample *into, unsigned *count, unsigned long long since) {
   if (!into) { *count = 1; return 7; }
   memset(into, 0, sizeof *into);
-  into[0].pid = 4711; into[0].sm = 37; into[0].stamp = since + 1000; *count = 1; return 0;
+  into[0].pid = 4711; into[0].sm = 37; into[0].stamp = 1000; *count = 1; return 0;
 }
 """
 LIMITS = """
@@ -196,6 +196,21 @@ def test_structures_have_the_size_that_nvml_has() -> None:
     limits = pynvml.c_nvmlGetMemoryLimits_v1_t
     assert [ctypes.sizeof(each) for each in (process, sample, limits)] == [24, 32, 32]
     assert (limits.softLimit.offset, limits.hardLimit.offset, limits.currentUsed.offset) == (8, 16, 24)
+
+
+async def test_a_sample_of_the_use_counts_once(with_library: Any) -> None:
+    """The driver also returns samples that are no newer than the time it is asked for."""
+
+    async def twice(hardware: Hardware) -> list[int | None]:
+        readings = [(await hardware.use(utilisation=True) or ())[0] for _ in range(2)]
+        return [(reading.processes or ())[0].sm_percent for reading in readings]
+
+    assert await with_library(PROCESSES, twice) == [37, None]
+
+
+async def test_an_older_driver_lists_its_processes_by_an_older_function(with_library: Any) -> None:
+    (reading,) = await with_library(PROCESSES.replace("Processes_v3", "Processes_v2"), lambda hardware: hardware.use())
+    assert reading.processes == (GpuProcess(4711, 3072), GpuProcess(4712, None), GpuProcess(4713, 1024))
 
 
 async def test_a_driver_without_lists_tells_the_memory_alone(with_library: Any) -> None:
