@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import statistics
+import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.nodeuse import write_node_use
@@ -18,6 +22,8 @@ from gpu_device_plugin.core.node.cgroups import CgroupOwner, owner_of_process
 from gpu_device_plugin.core.node.holdings import Allocated, holdings
 from gpu_device_plugin.core.node.use import GpuProcess, GpuReading, attribute
 from gpu_device_plugin.core.node.use_notes import node_use
+from gpu_device_plugin.hardware.beliefs import State
+from gpu_device_plugin.hardware.monitor import Hardware
 from gpu_device_plugin.kubelet.procfs import Processes
 
 if TYPE_CHECKING:
@@ -57,6 +63,42 @@ def node() -> tuple[Shares, tuple[Allocated, ...], tuple[Pod, ...], dict[int, Cg
     pods = tuple(Pod(uid, "default", uid, container_ids={"main": name}) for uid, name in ids.items())
     places = list(ids.items())
     return shares, given, pods, {pid: CgroupOwner(*places[pid % PODS]) for pid in range(PROCESSES)}
+
+
+def reading(rounds: int = 30) -> float:
+    """Return how long it takes to read processes through the process that speaks to the driver, in ms.
+
+    The driver is fake: what NVML itself takes comes on top of it.
+    """
+    gpus = [
+        {"model": "H200", "processes": [{"pid": pid, "used": "500MiB", "sm": 5} for pid in range(n, PROCESSES, GPUS)]}
+        for n in range(GPUS)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        description = Path(folder) / "gpus.json"
+        description.write_text(json.dumps({"gpus": gpus}))
+        return asyncio.run(_read(Hardware(str(description)), rounds))
+
+
+async def _read(hardware: Hardware, rounds: int) -> float:
+    watch = asyncio.create_task(hardware.run())
+    try:
+        async with asyncio.timeout(30):
+            async for view in hardware.view.values():
+                if view.state is State.WATCHING:
+                    break
+        took = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            found = await hardware.use(utilisation=True)
+            took.append((time.perf_counter() - began) * 1000)
+            if found is None or sum(len(each.processes or ()) for each in found) != PROCESSES:
+                raise SystemExit(f"the driver's process did not list {PROCESSES} processes")
+        return statistics.median(took)
+    finally:
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch
 
 
 def mapping(rounds: int = 5) -> tuple[float, float, float]:

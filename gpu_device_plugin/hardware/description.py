@@ -18,8 +18,11 @@ changes::
       - {at: 20s, gpu: 0, lost: false}
       - {at: 30s, gpu: 1, ecc: 2, remap: pending, recovery_action: gpu-reset}
       - {at: 40s, gpu: 1, reset: true}
-      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}   # or [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]
-      - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path
+      - {at: 45s, gpu: 1, processes: 2, used: 3GiB}     # a number, or each with its ID, memory and percentage:
+      - {at: 46s, gpu: 1, processes: [{pid: 4711, used: 3GiB, sm: 40}, {pid: 4712, used: null}]}
+      - {at: 47s, gpu: 1, limits: {"/sys/fs/cgroup/*": 4GiB}}  # of cgroups, by a pattern of their path; the first
+                                              # that matches counts. A size, or what the driver answers:
+      - {at: 48s, gpu: 1, limits: {"*/podA/*": {hard: 4GiB, used: 3GiB}, "*/podB/*": {hard: null}, "*": {code: 3}}}
       - {at: 50s, hang: 10s}                  # every call to the driver
       - {at: 70s, crash: true}
       - {at: 80s, failure: context-lost}      # one of hardware/driver.py, or none
@@ -28,16 +31,15 @@ changes::
 from __future__ import annotations
 
 import json
-import math
 import re
 from itertools import combinations
 
-from gpu_device_plugin.core.model.memory import InvalidSizeError, parse_mib
-from gpu_device_plugin.hardware import driver
+from gpu_device_plugin.core.model.memory import InvalidSizeError
+from gpu_device_plugin.hardware import driver, forms
 
 TYPE_CHECKING = False  # see hardware/driver.py
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeAlias
 
     from gpu_device_plugin.hardware.driver import LinkRecord
@@ -85,8 +87,6 @@ ACTIONS = (
 )
 """The members of `core.node.health.RecoveryAction`."""
 _SHORT = re.compile(r"(?P<count>[0-9]+)x(?P<model>[A-Za-z0-9]+)(?:-(?P<memory>.+))?", re.ASCII)
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|m|h)", re.ASCII)
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class DescriptionError(ValueError):
@@ -318,24 +318,6 @@ def _position(where: _Where, name: object, uuids: Sequence[str]) -> int:
     )
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{value!r} is not a non-empty string")
-    return value
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value)
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is not a whole number")
-    return value
-
-
-def _or_null(read: Reader) -> Reader:
-    return lambda value: None if value is None else read(value)
-
-
 def _process(value: object) -> Fields:
     if isinstance(value, dict) and "pid" not in value:
         raise ValueError(f"{value!r} has no pid")
@@ -344,105 +326,80 @@ def _process(value: object) -> Fields:
 
 def _processes(value: object) -> int | list[Fields] | None:
     """Read the processes of a GPU, or their number; null means that the driver does not report them."""
-    return [_process(each) for each in value] if isinstance(value, list) else _or_null(_whole)(value)
+    return [_process(each) for each in value] if isinstance(value, list) else forms.or_null(forms.whole)(value)
 
 
-def _limits(value: object) -> dict[str, int]:
-    """Read the memory limits of cgroups, in MiB by a pattern of their path."""
+def _limit(value: object) -> Fields:
+    """Read the memory limit of a cgroup: a size, or what the driver answers."""
+    optional = forms.or_null(forms.size)
+    known = {"code": forms.whole, "hard": optional, "soft": forms.size, "used": optional}
+    fields = _Where("").fields(value, known) if isinstance(value, dict) else {"hard": forms.size(value)}
+    return {"code": 0, "hard": None, "soft": 0, "used": None, **fields}
+
+
+def _limits(value: object) -> dict[str, Fields]:
+    """Read the memory limits of cgroups, by a pattern of their path."""
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r} is not a mapping of paths to sizes")  # noqa: TRY004 - as in _switch
-    return {_text(pattern): _size(size) for pattern, size in value.items()}
+        raise ValueError(f"{value!r} is not a mapping of paths to limits")  # noqa: TRY004 - as in forms.switch
+    return {forms.text(pattern): _limit(limit) for pattern, limit in value.items()}
 
 
 def _count(value: object) -> int:
-    if not 1 <= (count := _whole(value)) <= _MOST_GPUS:
+    if not 1 <= (count := forms.whole(value)) <= _MOST_GPUS:
         raise ValueError(f"{count} is not a number of GPUs; write 1 to {_MOST_GPUS}")
     return count
 
 
-def _switch(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - a wrong description, not a wrong call
-    return value
-
-
-def _size(value: object) -> int:
-    return parse_mib(_text(value))
-
-
-def _seconds(value: object) -> float:
-    if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the same line checks the type
-        return float(value)  # type: ignore[arg-type]  # the same
-    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{value!r} is not a duration; write it like 5s or 500ms")
-    return float(match["number"]) * _UNITS_S[match["unit"]]
-
-
-def _hang(value: object) -> float:
-    """Read the length of a hang: a duration, true for an endless one, or false, which ends it."""
-    return {True: math.inf, False: 0.0}[value] if isinstance(value, bool) else _seconds(value)
-
-
-def _one_of(names: Collection[str], what: str = "one of") -> Reader:
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value not in names:
-            raise ValueError(f"{value!r} is not {what} {', '.join(names)}")
-        return value
-
-    return read
-
-
-def _level(names: Sequence[str]) -> Reader:
-    """Read a name as its position among `names`."""
-    one_of = _one_of(names)
-    return lambda value: names.index(one_of(value))
-
-
 def _action(value: object) -> int | None:
     """Read a recovery action by name or number; null means that the driver does not report it."""
-    return (_level(ACTIONS) if isinstance(value, str) else _or_null(_whole))(value)  # type: ignore[no-any-return]
+    return (forms.level(ACTIONS) if isinstance(value, str) else forms.or_null(forms.whole))(value)  # type: ignore[no-any-return]
 
 
 def _failure(value: object) -> str | None:
-    kind = _one_of(("none", *driver.ADVICE))(value)
+    kind = forms.one_of(("none", *driver.ADVICE))(value)
     return None if kind == "none" else kind
 
 
 _STATE: Readers = {
-    "mig": _switch,
-    "lost": _switch,
-    "error": _or_null(_text),
-    "ecc": _or_null(_whole),
-    "remap": _one_of(("none", "pending", "failed")),
+    "mig": forms.switch,
+    "lost": forms.switch,
+    "error": forms.or_null(forms.text),
+    "ecc": forms.or_null(forms.whole),
+    "remap": forms.one_of(("none", "pending", "failed")),
     "recovery_action": _action,
     "processes": _processes,
     "limits": _limits,
-    "used": _size,
+    "used": forms.size,
 }
 _AFTER_RESET: Mapping[str, Any] = {"ecc": 0, "remap": "none", "recovery_action": 0, "error": None, "lost": False}
 _GPU: Readers = {
-    "model": _one_of(MODELS, "a known model; give memory instead, or use one of"),
+    "model": forms.one_of(MODELS, "a known model; give memory instead, or use one of"),
     "count": _count,
-    "product": _text,
-    "memory": _size,
-    "reserved": _size,
-    "uuid": _text,
-    "index": _whole,
-    "minor": _or_null(_whole),
-    "pci": _or_null(_text),
-    "numa": _or_null(_whole),
-    "memory_limits": _switch,
+    "product": forms.text,
+    "memory": forms.size,
+    "reserved": forms.size,
+    "uuid": forms.text,
+    "index": forms.whole,
+    "minor": forms.or_null(forms.whole),
+    "pci": forms.or_null(forms.text),
+    "numa": forms.or_null(forms.whole),
+    "memory_limits": forms.switch,
     **_STATE,
 }
 _any: Reader = lambda value: value  # noqa: E731 - checked once the GPUs are known
-_GPU_EVENT: Readers = {"at": _seconds, "gpu": _any, "xid": _whole, "reset": _switch, **_STATE}
-_NODE_EVENT: Readers = {"at": _seconds, "hang": _hang, "crash": _switch, "failure": _failure, "driver": _text}
-_PROCESS: Readers = {"pid": _whole, "used": _or_null(_size), "sm": _or_null(_whole)}
-_LINK: Readers = {"gpus": list, "closeness": _level(CLOSENESS), "nvlinks": _whole}
+_GPU_EVENT: Readers = {"at": forms.seconds, "gpu": _any, "xid": forms.whole, "reset": forms.switch, **_STATE}
+_NODE_EVENT: Readers = {
+    "at": forms.seconds,
+    "hang": forms.hang,
+    "crash": forms.switch,
+    "failure": _failure,
+    "driver": forms.text,
+}
+_PROCESS: Readers = {"pid": forms.whole, "used": forms.or_null(forms.size), "sm": forms.or_null(forms.percent)}
+_LINK: Readers = {"gpus": list, "closeness": forms.level(CLOSENESS), "nvlinks": forms.whole}
 _TOP: Readers = {
-    "driver": _text,
-    "cgroup": _or_null(_whole),
+    "driver": forms.text,
+    "cgroup": forms.or_null(forms.whole),
     "gpus": _any,
     "links": _any,
     "events": _any,

@@ -238,14 +238,14 @@ def _use(uuid: str, gpu: Fields | None, *, utilisation: bool) -> UseRecord:
 
 
 def _limit(uuid: str, path: str, gpu: Fields) -> LimitRecord:
-    limit = next((size for pattern, size in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
-    code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else 0
-    known = code == 0
+    limit = next((limit for pattern, limit in gpu["limits"].items() if fnmatchcase(path, pattern)), None)
+    code = _FUNCTION_NOT_FOUND if not gpu["memory_limits"] else _NOT_FOUND if limit is None else limit["code"]
+    read = limit if limit is not None and code == 0 else {}
     return {
         "uuid": uuid,
         "path": path,
         "code": code,
-        "hard_mib": limit if known else None,
-        "soft_mib": 0 if known else None,
-        "used_mib": 0 if known else None,
+        "hard_mib": read.get("hard"),
+        "soft_mib": read.get("soft"),
+        "used_mib": read.get("used"),
     }

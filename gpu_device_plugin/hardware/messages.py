@@ -18,6 +18,13 @@ MOST_BYTES: Final = 4 << 20
 """The most bytes of a line. A description has 128 GPUs at most, and their links take 1 MB."""
 _MOST_MIB = 1 << 26
 """The most memory of a GPU: 64 TiB. A much larger number would make more shares than fit into memory."""
+_MOST_LIMIT_MIB = 1 << 44
+"""The most that a limit can be: NVML has 64 bits for its bytes."""
+_MOST_PROCESSES = 4096
+"""The most processes of a GPU; `hardware/nvml_use.py` lists no more."""
+_MOST_PID = (1 << 32) - 1
+"""NVML's processes have unsigned IDs of 32 bits."""
+_MOST_PERCENT = 100
 
 
 class MalformedError(ValueError):
@@ -128,7 +135,7 @@ def read(line: bytes) -> Message:
             case [readings], _Line(use=tuple()):
                 return UseAnswer(_plausible_use(readings))
             case [limits], _Line(limits=tuple()):
-                return LimitsAnswer(limits)
+                return LimitsAnswer(_plausible_limits(limits))
             case [records], _Line(events=list()):
                 convert = msgspec.convert
                 return Events(tuple(convert(one, Xid) if "code" in one else convert(one, Probe) for one in records))
@@ -149,7 +156,26 @@ def _plausible(answer: Answer) -> Answer:
 
 def _plausible_use(readings: tuple[GpuReading, ...]) -> tuple[GpuReading, ...]:
     for reading in readings:
-        for process in reading.processes or ():
-            if process.pid < 0 or not 0 <= (process.used_mib or 0) <= _MOST_MIB:
-                raise MalformedError(f"GPU {reading.uuid} has process {process.pid} with {process.used_mib} MiB")
+        processes = reading.processes or ()
+        if len(processes) > _MOST_PROCESSES:
+            raise MalformedError(f"GPU {reading.uuid} has {len(processes)} processes")
+        if not _within(_MOST_MIB, reading.used_mib):
+            raise MalformedError(f"GPU {reading.uuid} uses {reading.used_mib} MiB")
+        for one in processes:
+            known = _within(_MOST_PID, one.pid) and _within(_MOST_MIB, one.used_mib)
+            if not (known and _within(_MOST_PERCENT, one.sm_percent)):
+                raise MalformedError(f"GPU {reading.uuid} has the process {one}")
     return readings
+
+
+def _plausible_limits(limits: tuple[CgroupLimit, ...]) -> tuple[CgroupLimit, ...]:
+    for limit in limits:
+        known = _within(_MOST_LIMIT_MIB, limit.hard_mib) and _within(_MOST_LIMIT_MIB, limit.soft_mib)
+        if not (known and _within(_MOST_MIB, limit.used_mib)):
+            raise MalformedError(f"GPU {limit.uuid} has the limit {limit}")
+    return limits
+
+
+def _within(most: int, amount: int | None) -> bool:
+    """Whether an amount is at most `most`, or not known."""
+    return amount is None or 0 <= amount <= most

@@ -19,13 +19,18 @@ _LISTS = tuple(
     for kind in ("Compute", "Graphics", "MPSCompute")
 )
 _FUNCTION_NOT_FOUND = 13
+# Errors of a driver or GPU that has no such list: NVML_ERROR_NOT_SUPPORTED, _FUNCTION_NOT_FOUND.
+_HAS_NO_LIST = frozenset({3, _FUNCTION_NOT_FOUND})
 _UNLIMITED = (1 << 64) - 1  # NVML_DEVICE_MEMORY_LIMIT_MAX
 _MIB = 1 << 20
+_MOST_USED_MIB = 1 << 26  # as in hardware/messages.py, where a larger amount ends the process that tells it
 _MOST_PERCENT = 100
 
 
 def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[ProcessRecord] | None:
-    """Return the processes on a GPU; None if the driver lists none of any kind.
+    """Return the processes on a GPU; None if the driver has no list of any kind, or one of its lists cannot be read.
+
+    The other lists alone would tell of a GPU in use that nobody uses it.
 
     A process that is in several lists (a client of MPS is in that of compute processes, too) is one process. Where the
     lists differ about its memory, the larger amount counts: each is all memory of the process on this GPU (nvml.h).
@@ -33,12 +38,15 @@ def processes(nvml: Any, handle: Any, percents: dict[int, int]) -> list[ProcessR
     found: dict[int, int | None] = {}
     known = False
     for functions in _LISTS:
-        listed = _first(nvml, functions, handle)
+        try:
+            listed = _first(nvml, functions, handle)
+        except nvml.NVMLError:
+            return None
         if listed is None:
             continue
         known = True
         for process in listed:
-            used = None if process.usedGpuMemory is None else process.usedGpuMemory // _MIB
+            used = _used_mib(process.usedGpuMemory)
             before = found.get(process.pid)
             found[process.pid] = used if before is None else before if used is None else max(before, used)
     if not known:
@@ -91,18 +99,30 @@ def limit(nvml: Any, handle: Any, uuid: str, path: str) -> LimitRecord:
     record["code"] = 0
     record["hard_mib"] = None if hard == _UNLIMITED else hard // _MIB
     record["soft_mib"] = query.softLimit // _MIB
-    record["used_mib"] = query.currentUsed // _MIB
+    record["used_mib"] = _used_mib(query.currentUsed)
     return record
 
 
+def _used_mib(used: int | None) -> int | None:
+    """Return an amount of memory in MiB; None if it is unknown, or more than any GPU has."""
+    if used is None or used // _MIB > _MOST_USED_MIB:
+        return None
+    return used // _MIB
+
+
 def _first(nvml: Any, functions: tuple[str, ...], handle: Any) -> Any:
-    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported."""
+    """Call the first of the functions that driver and pynvml have; None if they have none, or it is not supported.
+
+    Raises:
+        nvml.NVMLError: the list cannot be read now.
+    """
     for function in functions:
         call = getattr(nvml, function, None)
         if call is None:
             continue
         try:
             return call(handle)
-        except nvml.NVMLError:
-            continue
+        except nvml.NVMLError as error:
+            if error.value not in _HAS_NO_LIST:
+                raise
     return None

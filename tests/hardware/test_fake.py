@@ -351,12 +351,43 @@ def test_processes_change_with_the_events(tmp_path: Path) -> None:
 
 
 def test_limits_of_cgroups_are_described_by_patterns_of_their_paths(tmp_path: Path) -> None:
-    limited = {"model": "H200", "memory_limits": True, "limits": {"*/pod1/*": "4GiB"}}
-    driver = opened(written(tmp_path, {"gpus": [limited, "1xT4"]}))
+    limits = {
+        "*/pod1/*": "4GiB",
+        "*/pod2/*": {"hard": "2GiB", "soft": "1GiB", "used": "1536MiB"},
+        "*/pod3/*": {"hard": None, "used": "0GiB"},
+        "/": {"code": 3},
+    }
+    driver = opened(written(tmp_path, {"gpus": [{"model": "H200", "memory_limits": True, "limits": limits}, "1xT4"]}))
     one, other = (gpu["uuid"] for gpu in driver.inventory()["gpus"])
-    wanted = [(one, "/a/pod1/b"), (one, "/a/pod2/b"), (other, "/a/pod1/b"), ("GPU-gone", "/")]
-    read = [(each["code"], each["hard_mib"]) for each in driver.limits(wanted)]
-    assert read == [(0, 4096), (6, None), (13, None)]
+    wanted = [(one, f"/a/pod{number}/b") for number in (1, 2, 3, 4)] + [
+        (one, "/"),
+        (other, "/a/pod1/b"),
+        ("GPU-x", "/"),
+    ]
+    read = [
+        (each["uuid"], each["code"], each["hard_mib"], each["soft_mib"], each["used_mib"])
+        for each in driver.limits(wanted)
+    ]
+    assert read == [
+        (one, 0, 4096, 0, None),
+        (one, 0, 2048, 1024, 1536),
+        (one, 0, None, 0, 0),
+        (one, 6, None, None, None),
+        (one, 3, None, None, None),
+        (other, 13, None, None, None),
+    ]
+
+
+def test_limits_change_with_the_events(tmp_path: Path) -> None:
+    """The limit of a container that starts is there once its runtime has set it."""
+    gpu = {"model": "H200", "memory_limits": True}
+    driver = opened(
+        written(tmp_path, {"gpus": [gpu], "events": [{"at": 1, "gpu": 0, "limits": {"*": "4GiB"}}]}), clock := Clock()
+    )
+    (uuid,) = (gpu["uuid"] for gpu in driver.inventory()["gpus"])
+    assert [each["code"] for each in driver.limits([(uuid, "/a")])] == [6]
+    clock.now_s += 2
+    assert [each["hard_mib"] for each in driver.limits([(uuid, "/a")])] == [4096]
 
 
 @pytest.mark.parametrize(
@@ -366,7 +397,10 @@ def test_limits_of_cgroups_are_described_by_patterns_of_their_paths(tmp_path: Pa
         ({"processes": [{"pid": -1}]}, "-1 is not a whole number"),
         ({"processes": [7]}, "7 is not a mapping"),
         ({"processes": "many"}, "'many' is not a whole number"),
-        ({"limits": ["4GiB"]}, "is not a mapping of paths to sizes"),
+        ({"processes": [{"pid": 1, "sm": 101}]}, "101 is not a percentage"),
+        ({"limits": ["4GiB"]}, "is not a mapping of paths to limits"),
+        ({"limits": {"/a": {"max": "4GiB"}}}, "unknown key 'max'; known are code, hard, soft, used"),
+        ({"limits": {"/a": {"used": "many"}}}, "used: "),
         ({"limits": {"/a": 4}}, "4 is not a non-empty string"),
     ],
 )

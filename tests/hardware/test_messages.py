@@ -123,11 +123,45 @@ def test_a_line_of_a_wrong_shape_is_malformed(line: bytes) -> None:
         read(line)
 
 
-@pytest.mark.parametrize(("pid", "used"), [(-1, 5), (7, -1), (7, 1 << 30)])
-def test_a_process_that_cannot_be_is_malformed(pid: int, used: int) -> None:
-    process = {"pid": pid, "used_mib": used, "sm_percent": None}
+PROCESS = {"pid": 7, "used_mib": 5, "sm_percent": 100}
+READING = {"uuid": "GPU-a", "processes": [PROCESS], "used_mib": 9}
+LIMIT = {"uuid": "GPU-a", "path": "/c", "code": 0, "hard_mib": 4, "soft_mib": 0, "used_mib": 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "amount"),
+    [
+        *(("pid", amount) for amount in (-1, 1 << 32, None)),
+        *(("used_mib", amount) for amount in (-1, 1 << 27, 1 << 80)),
+        *(("sm_percent", amount) for amount in (-1, 101)),
+    ],
+)
+def test_a_process_that_cannot_be_is_malformed(field: str, amount: int | None) -> None:
+    read(json.dumps({"use": [READING]}).encode())
     with pytest.raises(MalformedError):
-        read(json.dumps({"use": [{"uuid": "GPU-a", "processes": [process], "used_mib": 1}]}).encode())
+        read(json.dumps({"use": [{**READING, "processes": [{**PROCESS, field: amount}]}]}).encode())
+
+
+def test_more_processes_than_a_driver_lists_are_malformed() -> None:
+    read(json.dumps({"use": [{**READING, "processes": [PROCESS] * 4096}]}).encode())
+    with pytest.raises(MalformedError, match="GPU GPU-a has 4097 processes"):
+        read(json.dumps({"use": [{**READING, "processes": [PROCESS] * 4097}]}).encode())
+
+
+@pytest.mark.parametrize("used_mib", [-1, 1 << 27])
+def test_use_that_no_gpu_can_have_is_malformed(used_mib: int) -> None:
+    with pytest.raises(MalformedError, match=f"GPU GPU-a uses {used_mib} MiB"):
+        read(json.dumps({"use": [{**READING, "used_mib": used_mib}]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "amount"), [("hard_mib", -1), ("hard_mib", 1 << 45), ("soft_mib", -1), ("used_mib", 1 << 27)]
+)
+def test_a_limit_that_cannot_be_is_malformed(field: str, amount: int) -> None:
+    """A limit may be more than any GPU has: NVML keeps what it is given."""
+    read(json.dumps({"limits": [{**LIMIT, "hard_mib": (1 << 44) - 1}]}).encode())
+    with pytest.raises(MalformedError, match="GPU GPU-a has the limit "):
+        read(json.dumps({"limits": [{**LIMIT, field: amount}]}).encode())
 
 
 @pytest.mark.parametrize("total_mib", [-1, 1 << 40, 1 << 80])

@@ -24,7 +24,7 @@ from gpu_device_plugin.hardware.beliefs import HardwareView, HealthChange, State
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.messages import MOST_BYTES, CgroupLimit
 from gpu_device_plugin.hardware.monitor import Hardware, HardwareContextLost, Timings
-from tests.patience import patience, stretched
+from tests.patience import eventually, patience, stretched
 
 Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
@@ -631,15 +631,105 @@ async def test_use_and_limits_are_read_through_the_process(
 
 
 async def test_requests_are_answered_in_their_order_beside_the_readings(
-    watching: Watching, until: Until, quick: Timings
+    watching: Watching, until: Until, described: Describe, quick: Timings
 ) -> None:
-    async with watching("fake:2xT4", timings=quick) as hardware:
-        await until(hardware, lambda view: view.state is State.WATCHING)
+    gpus = described([{"model": "T4", "used": "1GiB"}])
+    timings = replace(quick, probe_every_s=0.001, rescan_every_s=3600)
+    async with watching(str(gpus.path), timings=timings) as hardware:
+        view = await until(hardware, lambda view: view.state is State.WATCHING)
+        uuid = view.inventory.gpus[0].uuid
+        use, limit = (GpuReading(uuid, (), 1024),), CgroupLimit(uuid, "/a", code=13)
         for _ in range(20):
-            used, limits, again = await asyncio.gather(hardware.use(), hardware.limits([]), hardware.use())
-            assert used is None or len(used) == 2
-            assert limits in {None, ()}
-            assert again is None or len(again) == 2
+            answers = await asyncio.gather(
+                hardware.use(), hardware.limits([(uuid, "/a")]), hardware.use(utilisation=True), hardware.limits([])
+            )
+            assert tuple(answers) == (use, (limit,), use, ())
+
+
+def busy(folder: Path) -> tuple[str, ...]:
+    """Return a command of which the first process answers readings, but other requests when the file `late` is there.
+
+    When it is asked, it writes `asked`. Every later process waits for the file `next`, and answers everything at once.
+    """
+    inventory = {"gpus": [GPU], "links": [], "driver_version": "1.2", "cgroup": 2, "left_out": 0, "troubles": []}
+    (folder / "well").write_text(json.dumps({"answer": {"inventory": inventory, "probes": []}}) + "\n")
+    script = folder / "child.sh"
+    script.write_text(
+        f"""cd {folder}
+        until_there() {{ until [ -e $1 ]; do sleep 0.01; done; }}
+        mkdir first 2>&- && first=y || {{ : > waiting; until_there next; }}
+        cat well
+        while read -r request; do
+            [ "$first$request" = "$first" ] || [ -z "$first" ] || {{ : > asked; until_there late; }}
+            case $request in
+                *use*) echo '{{"use": [{{"uuid": "GPU-a", "processes": null}}]}}';;
+                *limits*) echo '{{"limits": []}}';;
+                *) echo '{{"answer": {{"probes": []}}}}';;
+            esac
+        done
+        """
+    )
+    return ("sh", str(script))
+
+
+@pytest.fixture
+def patient(quick: Timings) -> Timings:
+    """Wait longer than any test, and neither read nor list the GPUs unless asked."""
+    return replace(quick, answer_within_s=3600, probe_every_s=3600, rescan_every_s=3600)
+
+
+async def test_an_answer_that_comes_too_late_is_no_other_requests_answer(
+    watching: Watching, until: Until, tmp_path: Path, patient: Timings
+) -> None:
+    """The driver as a whole is judged by its readings: a request that was not answered in time is no failure of it."""
+    async with watching("fake:1xT4", command=busy(tmp_path), timings=patient) as hardware:
+        await until(hardware, lambda view: view.state is State.WATCHING)
+        hardware.timings = replace(patient, answer_within_s=0.01)
+        assert await hardware.use() is None
+        hardware.timings = patient
+        waiting = asyncio.create_task(hardware.limits([]))
+        (tmp_path / "late").touch()
+        async with patience(hardware):
+            assert await waiting == ()
+            assert await hardware.use() == (GpuReading("GPU-a", None),)
+            await hardware.read_again()
+        assert (hardware.view.value.state, hardware.view.value.child_restarts) == (State.WATCHING, 0)
+
+
+async def paused(hardware: Hardware, folder: Path) -> None:
+    (folder / "next").touch()
+    await hardware.pause()
+    hardware.resume()
+
+
+async def killed(hardware: Hardware, folder: Path) -> None:
+    (folder / "next").touch()
+    os.kill(child_of(hardware), signal.SIGKILL)
+
+
+async def replaced(_: Hardware, folder: Path) -> None:
+    (folder / "next").touch()  # the listing has begun before the request
+
+
+@pytest.mark.parametrize("ends", [paused, killed, replaced])
+async def test_a_request_ends_with_the_process_that_was_asked(
+    watching: Watching,
+    until: Until,
+    tmp_path: Path,
+    patient: Timings,
+    ends: Callable[[Hardware, Path], Awaitable[None]],
+) -> None:
+    timings = replace(patient, rescan_every_s=0.01) if ends is replaced else patient
+    async with watching("fake:1xT4", command=busy(tmp_path), timings=timings) as hardware, patience(hardware):
+        await until(hardware, lambda view: view.state is State.WATCHING)
+        if ends is replaced:
+            await eventually((tmp_path / "waiting").exists)
+            hardware.timings = patient
+        requests = [asyncio.create_task(each) for each in (hardware.use(), hardware.limits([]))]
+        await eventually((tmp_path / "asked").exists)
+        await ends(hardware, tmp_path)
+        assert await asyncio.gather(*requests) == [None, None]
+        await eventually(hardware.use, "the next process answers")
 
 
 async def asks_until(hardware: Hardware, *, answered: bool) -> None:

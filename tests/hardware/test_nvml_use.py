@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ Watching = Callable[..., AbstractAsyncContextManager[Hardware]]
 Until = Callable[[Hardware, Callable[[HardwareView], object]], Awaitable[HardwareView]]
 
 MIB = 1 << 20
-NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND = 3, 6, 13
+NOT_SUPPORTED, NOT_FOUND, FUNCTION_NOT_FOUND, UNKNOWN = 3, 6, 13, 999
 NO_HANDLE: Any = None
 
 
@@ -83,6 +84,21 @@ def test_a_driver_that_lists_nothing_is_not_a_gpu_without_processes() -> None:
     assert pids(Library(nvmlDeviceGetComputeRunningProcesses_v3=[])) == {}
 
 
+@pytest.mark.parametrize("kind", ["Compute", "Graphics", "MPSCompute"])
+def test_a_list_that_cannot_be_read_now_leaves_the_processes_unknown(kind: str) -> None:
+    """Those of the other lists are not all, and none of them would mean that nobody uses the GPU."""
+    lists: dict[str, Any] = {
+        f"nvmlDeviceGet{each}RunningProcesses_v3": [] for each in ("Compute", "Graphics", "MPSCompute")
+    }
+    assert pids(Library(**lists)) == {}
+    assert pids(Library(**lists | {f"nvmlDeviceGet{kind}RunningProcesses_v3": UNKNOWN})) is None
+
+
+def test_memory_that_no_gpu_has_is_unknown() -> None:
+    library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(1, 1 << 26), process(2, (1 << 44) - 2)])
+    assert pids(library) == {1: 1 << 26, 2: None}
+
+
 def test_no_more_processes_are_reported_than_a_line_holds() -> None:
     library = Library(nvmlDeviceGetComputeRunningProcesses_v3=[process(pid) for pid in range(5000)])
     assert len(pids(library)) == nvml_use.MOST_PROCESSES
@@ -119,6 +135,7 @@ def test_a_pynvml_without_the_function_has_no_limits() -> None:
 PROCESSES = """
 typedef struct { unsigned pid; unsigned long long used; unsigned gpuInstance, computeInstance; } Process;
 typedef struct { unsigned pid; unsigned long long stamp; unsigned sm, mem, enc, dec; } Sample;
+_Static_assert(sizeof(Process) == 24 && sizeof(Sample) == 32, "as in nvml.h");
 static int listed(unsigned *count, Process *into, unsigned pid, unsigned long long used) {
   if (*count < 2) { *count = 2; return 7; }
   memset(into, 0, 2 * sizeof *into);
@@ -131,10 +148,11 @@ int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *h, unsigned *n, Process *p)
 int nvmlDeviceGetProcessUtilization(void *h, Sample *into, unsigned *count, unsigned long long since) {
   if (!into) { *count = 1; return 7; }
   memset(into, 0, sizeof *into);
-  into[0].pid = 4711; into[0].sm = 37; into[0].stamp = since + 1000; *count = 1; return 0;
+  into[0].pid = 4711; into[0].sm = 37; into[0].stamp = 1000; *count = 1; return 0;
 }
 """
 LIMITS = """
+_Static_assert(sizeof(Limits) == 32, "as in nvml.h");
 int nvmlDeviceGetMemoryLimits_v1(void *handle, Limits *limits) {
   if (strstr(limits->nameSpace, "none")) return 6;
   if (strstr(limits->nameSpace, "root")) return 3;
@@ -160,6 +178,39 @@ async def test_the_processes_of_a_gpu_come_from_all_lists(with_library: Any) -> 
     (reading,) = await with_library(PROCESSES, lambda hardware: hardware.use(utilisation=True))
     processes = (GpuProcess(4711, 3072, 37), GpuProcess(4712, None), GpuProcess(4713, 1024))
     assert reading == GpuReading("GPU-a", processes, used_mib=0)
+
+
+MIG = """
+int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *later) { *now = *later = 1; return 0; }
+"""
+
+
+async def test_processes_of_a_gpu_in_mig_mode_are_not_known(with_library: Any) -> None:
+    (reading,) = await with_library(PROCESSES + MIG, lambda hardware: hardware.use(utilisation=True))
+    assert reading == GpuReading("GPU-a", None, used_mib=0)
+
+
+def test_structures_have_the_size_that_nvml_has() -> None:
+    """The library of these tests, which checks its own when it is compiled, is called through these."""
+    process, sample = pynvml.c_nvmlProcessInfo_v3_t, pynvml.c_nvmlProcessUtilizationSample_t
+    limits = pynvml.c_nvmlGetMemoryLimits_v1_t
+    assert [ctypes.sizeof(each) for each in (process, sample, limits)] == [24, 32, 32]
+    assert (limits.softLimit.offset, limits.hardLimit.offset, limits.currentUsed.offset) == (8, 16, 24)
+
+
+async def test_a_sample_of_the_use_counts_once(with_library: Any) -> None:
+    """The driver also returns samples that are no newer than the time it is asked for."""
+
+    async def twice(hardware: Hardware) -> list[int | None]:
+        readings = [(await hardware.use(utilisation=True) or ())[0] for _ in range(2)]
+        return [(reading.processes or ())[0].sm_percent for reading in readings]
+
+    assert await with_library(PROCESSES, twice) == [37, None]
+
+
+async def test_an_older_driver_lists_its_processes_by_an_older_function(with_library: Any) -> None:
+    (reading,) = await with_library(PROCESSES.replace("Processes_v3", "Processes_v2"), lambda hardware: hardware.use())
+    assert reading.processes == (GpuProcess(4711, 3072), GpuProcess(4712, None), GpuProcess(4713, 1024))
 
 
 async def test_a_driver_without_lists_tells_the_memory_alone(with_library: Any) -> None:

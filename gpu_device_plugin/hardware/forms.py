@@ -1,0 +1,91 @@
+"""The forms of values in descriptions of fake hardware: each reader raises a ValueError that names the right form."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from gpu_device_plugin.core.model.memory import parse_mib
+
+TYPE_CHECKING = False  # see hardware/driver.py
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from typing import Any, TypeAlias
+
+    Reader: TypeAlias = Callable[[Any], Any]
+
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|m|h)", re.ASCII)
+_MOST_PERCENT = 100
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def text(value: object) -> str:
+    """Read a text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{value!r} is not a non-empty string")
+    return value
+
+
+def whole(value: object) -> int:
+    """Read a number from 0 on."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        value = int(value)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a whole number")
+    return value
+
+
+def or_null(read: Reader) -> Reader:
+    """Accept null besides the values of `read`."""
+    return lambda value: None if value is None else read(value)
+
+
+def percent(value: object) -> int:
+    """Read a percentage."""
+    if (number := whole(value)) > _MOST_PERCENT:
+        raise ValueError(f"{number} is not a percentage")
+    return number
+
+
+def switch(value: object) -> bool:
+    """Read true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")  # noqa: TRY004 - a wrong description, not a wrong call
+    return value
+
+
+def size(value: object) -> int:
+    """Read an amount of memory; the value is in MiB."""
+    return parse_mib(text(value))
+
+
+def seconds(value: object) -> float:
+    """Read a duration; the value is in seconds."""
+    if type(value) in {int, float} and value >= 0:  # type: ignore[operator]  # the same line checks the type
+        return float(value)  # type: ignore[arg-type]  # the same
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration; write it like 5s or 500ms")
+    return float(match["number"]) * _UNITS_S[match["unit"]]
+
+
+def hang(value: object) -> float:
+    """Read the length of a hang: a duration, true for an endless one, or false, which ends it."""
+    return {True: math.inf, False: 0.0}[value] if isinstance(value, bool) else seconds(value)
+
+
+def one_of(names: Collection[str], what: str = "one of") -> Reader:
+    """Accept one of `names`; `what` introduces them in the message."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or value not in names:
+            raise ValueError(f"{value!r} is not {what} {', '.join(names)}")
+        return value
+
+    return read
+
+
+def level(names: Sequence[str]) -> Reader:
+    """Read a name as its position among `names`."""
+    name = one_of(names)
+    return lambda value: names.index(name(value))
