@@ -120,6 +120,19 @@ def write_workload(path: Path, names: Iterable[str]) -> None:
     write_image(path, names, files, {"Entrypoint": ["/bin/nvidia-smi"], "Env": ["PATH=/bin"]})
 
 
+def write_pause(path: Path, name: str) -> None:
+    """Write an image whose program only waits, as that of a sandbox does. It is the first process of its pod, or, in a
+    pod with the node's PID namespace, one of many."""
+    shell, busybox = _installed("sh"), _installed("busybox")
+    files: dict[str, Content] = {
+        "/bin/sh": shell,
+        "/bin/busybox": busybox,
+        "/bin/sleep": _SLEEP,
+        **_libraries([shell, busybox]),
+    }
+    write_image(path, [name], files, {"Entrypoint": ["/bin/sleep", "infinity"], "Env": ["PATH=/bin"]})
+
+
 def write_program(path: Path, names: Iterable[str], program: Path) -> None:
     """Write an image of one program."""
     files: dict[str, Content] = {f"/usr/local/bin/{program.name}": program, **_libraries([program])}

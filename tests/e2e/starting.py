@@ -64,7 +64,9 @@ def load_images(own: real_cluster.RealCluster) -> None:
     shipped = {each["name"]: each["image"] for path in DEPLOY.glob("*.yaml") for each in containers(documents(path))}
     shown = {each["image"] for path in EXAMPLES.glob("*.yaml") for each in containers(documents(path))}
     archive = own.home / "image.tar"
-    archives.write_workload(archive, [real_cluster.PAUSE, *sorted(shown)])
+    archives.write_pause(archive, real_cluster.PAUSE)
+    own.load(archive)
+    archives.write_workload(archive, sorted(shown))
     own.load(archive)
     scheduler = own.kube / "kube-scheduler"
     version = subprocess.run([scheduler, "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
