@@ -24,13 +24,16 @@ print([line for line in Path("/proc/self/mounts").read_text().splitlines() if li
 """
 
 
+def can_unshare() -> bool:
+    try:
+        return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
 def test_clients_and_servers_have_one_tmpfs_of_a_bounded_size(tmp_path: Path) -> None:
     """Mounted once, however often the supervisor starts, and as our own /dev/shm too."""
-    try:
-        allowed = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        allowed = False
-    if not allowed:
+    if not can_unshare():
         pytest.skip("no mount namespace can be made here")
     words = ["unshare", "--mount", sys.executable, "-c", CODE, str(tmp_path / "mps" / "shm")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -40,6 +43,19 @@ def test_clients_and_servers_have_one_tmpfs_of_a_bounded_size(tmp_path: Path) ->
     assert "tmpfs" in mounted
     assert {"nosuid", "nodev", "noexec", "size=8192k"} <= set(mounted.split()[3].split(","))
     assert not Path("/dev/shm/here").exists()
+
+
+def test_no_other_program_gets_another_dev_shm(tmp_path: Path) -> None:
+    """Where somebody tries the supervisor in a shell of a node, as root: here inside a namespace for the whole test."""
+    if not can_unshare():
+        pytest.skip("no mount namespace can be made here")
+    code = "from pathlib import Path; from gpu_device_plugin.programs.mps.shared_memory import share; "
+    where = tmp_path / "mps" / "shm"
+    tried = f"{sys.executable} -c '{code}share(Path(\"{where}\"), 8)' && cat /proc/self/mountinfo"
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", tried], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    mounts = [line.split()[4] for line in done.stdout.splitlines() if "size=8192k" in line]
+    assert mounts == [str(where)]
 
 
 def test_without_a_size_nothing_is_mounted_and_everybody_may_write(tmp_path: Path) -> None:
