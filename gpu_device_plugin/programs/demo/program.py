@@ -111,8 +111,8 @@ class Stage:
         """Describe the parts of the demo."""
         source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
         lines = _paragraph(
-            f"A simulated kubelet, {source}, and between them the agent as it runs in a cluster. All data below is "
-            "read from the kubelet's records; pods are real to both, and run no program.",
+            f"A simulated kubelet, {source}, and between them the agent as it runs in a cluster, with a simulated API "
+            "server. All data below is read from the kubelet's records; pods are real to all, and run no program.",
             self._look().width,
         )
         self._write(*lines, "")
@@ -173,7 +173,7 @@ def frame(number: str, shown: Shown, look: Look) -> list[str]:
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
-    lines += [*table(shown.node, shown.held, look), ""]
+    lines += [*table(shown.node, shown.held, look, shown.used), ""]
     lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")
