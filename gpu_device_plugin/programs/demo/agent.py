@@ -27,7 +27,7 @@ PROGRAM = "gpu_device_plugin.programs.demo.agent"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the agent with the settings in `argv`, whose first word is the folder; return the exit code."""
+    """Run the agent with the folder and the settings in `argv` until SIGTERM; return its exit code."""
     return ending(PROGRAM, partial(_run, argv))
 
 

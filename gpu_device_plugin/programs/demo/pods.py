@@ -10,7 +10,7 @@ from gpu_device_plugin.testing import builders
 from gpu_device_plugin.testing.pods import ContainerSpec, PodSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from typing import NoReturn
 
     from gpu_device_plugin.testing.cluster import ApiServer
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.testing.pods import Pod
 
 _CONTAINER = "main"
+
+
+async def _at_once() -> None:
+    pass
 
 
 class Pods:
@@ -28,6 +32,8 @@ class Pods:
         self._api = api
         self._kubelet = kubelet
         self._on_end = on_end
+        self.grace: Callable[[], Awaitable[None]] = _at_once
+        """Waits until a pod that somebody deletes in the API server has ended its work."""
         api.add(builders.node(kubelet.node))
 
     def __repr__(self) -> str:
@@ -65,12 +71,19 @@ class Pods:
             version, _ = await self._api.store.changed.after(version)
             for pod in self._kubelet.pods:
                 if "deletionTimestamp" in self._api.get("pods", pod.name)["metadata"]:
+                    await self.grace()
                     await self.end(pod)
 
     def annotations(self, name: str) -> Mapping[str, str]:
-        """Return the annotations of a pod."""
-        found: Mapping[str, str] = self._api.get("pods", name)["metadata"].get("annotations", {})
-        return found
+        """Return the annotations of a pod, none if it has ended."""
+        return next(
+            (
+                pod["metadata"].get("annotations", {})
+                for pod in self._api.all("pods")
+                if pod["metadata"]["name"] == name
+            ),
+            {},
+        )
 
     def event(self, pod: Pod, reason: str) -> str | None:
         """Return the note of the newest Event about a pod for this reason, None if there is none."""

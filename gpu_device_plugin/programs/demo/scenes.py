@@ -1,215 +1,27 @@
-"""The story of the demo: the events on the node, and the checks of their results."""
+"""The scenes of the demo in their order: the events on the node, and the checks of their results."""
 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.contract.variables import MEMORY_LIMIT, VISIBLE_DEVICES
-from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
-from gpu_device_plugin.core.model.shares import parse_id
+from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.programs.demo import over_use
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from gpu_device_plugin.core.model.placing import Room
-    from gpu_device_plugin.core.model.shares import SharedGpu
-    from gpu_device_plugin.core.node.node import Node
-    from gpu_device_plugin.programs.demo.world import World
-    from gpu_device_plugin.testing.pods import Pod
+    from gpu_device_plugin.programs.demo.story import Story
 
 DEFAULT_GPUS = "fake:1xP4,3xT4"
 """A card of 7 GiB (the part of a P4 that containers can use) and three larger ones."""
 
 _SERVICES = 7
-_NO_PROCESSES = "the demo has processes only on fake GPUs whose description has no events of its own"
 _XID, _XID_MEANING = 48, "a memory error of two bits, which ECC cannot correct"
 _XID_ASKS = 154
 """The XID with which drivers report that a GPU needs a recovery action."""
-
-
-@dataclass(slots=True)
-class Shown:
-    """The content of a scene so far."""
-
-    title: str
-    node: Node
-    """The node at the last look."""
-    held: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The devices of every pod that ran at the last look, by pod name."""
-    used: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """The MiB that the processes of pods used at the last look, by pod name and UUID of the GPU."""
-    allocatable: str = ""
-    caption: str = ""
-    quotes: list[tuple[str, str]] = field(default_factory=list)
-    """(source, text)."""
-    checks: list[tuple[str, bool]] = field(default_factory=list)
-    """(sentence about the end of the scene, whether it holds)."""
-    left_out: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """Whether every check held."""
-        return all(held for _, held in self.checks)
-
-
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """A pod, and the others on its GPU."""
-
-    world: World
-    shared: SharedGpu
-    pod: Pod
-    others: tuple[Pod, ...]
-
-    @property
-    def pods(self) -> tuple[Pod, ...]:
-        """All of them."""
-        return (self.pod, *self.others)
-
-    @property
-    def name(self) -> str:
-        """The pod's."""
-        return self.pod.name
-
-    @property
-    def capacity_mib(self) -> int:
-        """What containers can use of the GPU."""
-        return self.shared.gpu.total_mib - self.shared.gpu.reserved_mib
-
-    @property
-    def granted_mib(self) -> int:
-        """What the pod was given."""
-        return self._granted_mib(self.pod)
-
-    @property
-    def spare_mib(self) -> int:
-        """What the pod can take without taking what the others were given."""
-        return self.capacity_mib - sum(map(self._granted_mib, self.others))
-
-    @property
-    def halves(self) -> Mapping[str, int]:
-        """Half of the part of each other pod, by its name."""
-        return {pod.name: self._granted_mib(pod) // 2 for pod in self.others}
-
-    def all_run(self) -> bool:
-        """Return whether all of them run."""
-        return {pod.uid for pod in self.pods} <= {pod.uid for pod in self.world.kubelet.running}
-
-    def _granted_mib(self, pod: Pod) -> int:
-        return len(self.world.devices(pod)) * self.world.shares.share_mib
-
-
-class Story:
-    """The events on one node, scene by scene."""
-
-    def __init__(self, world: World, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Play in `world`; `pause` waits the given seconds for a reader, if there is one."""
-        self.world = world
-        self.pause = pause
-        self.now = Shown("", world.node)
-        self.offered_at_first: Mapping[str, frozenset[str]] = {}
-        self._pods: dict[str, Pod] = {}
-
-    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
-        """Play one scene and return what it showed."""
-        self.now = Shown(title, self.world.node)
-        await scene(self)
-        if not await self.world.until(self.world.settled):
-            self.check("GPUs in use through one resource are fenced in the other.", held=False)
-        self._expect_no_conflict()
-        return self.look()
-
-    def look(self) -> Shown:
-        """Return the scene with the node as it is at this moment."""
-        world = self.world
-        self.now.node, self.now.held = world.node, world.held()
-        self.now.used = world.used
-        self.now.allocatable = ", ".join(
-            f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
-        )
-        return self.now
-
-    def neighbours(self) -> Neighbours | None:
-        """Return the oldest pod that shares a GPU with others, and those; None if there is none."""
-        running = self.world.kubelet.running
-        for pod in running:
-            for shared in self.gpus_of(pod):
-                others = tuple(each for each in running if each != pod and shared in self.gpus_of(each))
-                if others:
-                    return Neighbours(self.world, shared, pod, others)
-        return None
-
-    # The elements of a scene
-
-    def say(self, caption: str) -> None:
-        """Set the caption, which announces the next event."""
-        self.now.caption = caption
-
-    def quote(self, who: str, what: str | None) -> None:
-        """Quote a message, an environment or a log, unless it is empty."""
-        if what:
-            self.now.quotes.append((who, what))
-
-    def leave_out(self, why: str) -> None:
-        """Replace the scene by the reason why it cannot be played here."""
-        self.now.left_out = True
-        self.now.caption = f"Left out: {why}."
-
-    def check(self, sentence: str, held: bool) -> None:  # noqa: FBT001 (the value to be shown)
-        """Show a check and its result."""
-        self.now.checks.append((sentence, held))
-
-    async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
-        """Show a check, and whether `condition` comes to hold."""
-        self.check(sentence, await self.world.until(condition))
-
-    async def admit(self, name: str, resource: str, amount: int) -> Pod:
-        """Have the kubelet start a pod with one container that requests `amount` of a resource."""
-        pod = await self.world.pods.admit(name, resource, amount)
-        if pod.phase == "Running":
-            self._pods[name] = pod
-        else:
-            await self.world.pods.end(pod)  # as its controller would; its message was read
-        await self.pause(0.4)
-        return pod
-
-    async def end(self) -> None:
-        """End all running pods."""
-        for name in tuple(self._pods):
-            await self.world.pods.end(self._pods.pop(name))
-            await self.pause(0.15)
-
-    def open(self) -> list[Room]:
-        """Return the GPUs with a free share."""
-        return [room for room in self.world.node.rooms() if room.healthy and not room.whole and room.free]
-
-    def gib(self, shares: int) -> str:
-        """Return the memory of a number of shares, as text."""
-        return format_mib(shares * self.world.shares.share_mib)
-
-    def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
-        """Return the GPUs on which pods have devices."""
-        uuids = {parse_id(name)[0] for pod in pods for name in self.world.devices(pod)}
-        return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
-
-    def _expect_no_conflict(self) -> None:
-        """Add a failed check if a device is allocated twice, or a GPU is in use both shared and whole."""
-        devices = [name for held in self.world.held().values() for name in held]
-        whole = {uuid for uuid, number in map(parse_id, devices) if number is None}
-        shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
-        if len(devices) > len(set(devices)) or whole & shared:
-            self.check("No share is allocated twice, and no GPU is shared and whole at once.", held=False)
-
-
-# The scenes in their order
-
-
-def _gib(mib: int) -> str:
-    return f"{mib / MIB_PER_GIB:.1f} GiB"
 
 
 async def _begin(story: Story) -> None:
@@ -251,72 +63,6 @@ async def _share(story: Story) -> None:
     )
     names = (VISIBLE_DEVICES, MEMORY_LIMIT)
     story.quote("environment of web-1", " ".join(f"{name}={envs[0].get(name, '')}" for name in names))
-
-
-async def _exceed(story: Story) -> None:
-    world = story.world
-    if world.set_events is None:
-        story.leave_out(_NO_PROCESSES)
-        return
-    neighbours = story.neighbours()
-    if neighbours is None:
-        story.leave_out("no two services share a GPU")
-        return
-    taken = neighbours.spare_mib
-    if not world.over_use.exceeded(taken, neighbours.granted_mib):
-        story.leave_out(f"the services' parts leave nothing of their GPU that {neighbours.name} could take unnoticed")
-        return
-    name, pod = neighbours.name, neighbours.pod
-    story.say(
-        f"{name} takes {_gib(taken)} of its {_gib(neighbours.granted_mib)}. The agent reads which container uses what: "
-        "it names the service, and evicts nobody while the GPU still has what the others were given."
-    )
-    world.use({**neighbours.halves, name: taken})
-    told = f"uses {taken:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
-    await story.expect(
-        f"An Event names {name}, what it uses and what it was given.",
-        lambda: told in (world.pods.event(pod, "GPUMemoryExceeded") or ""),
-    )
-    story.quote(f"Event of {name}: GPUMemoryExceeded", world.pods.event(pod, "GPUMemoryExceeded"))
-    await story.expect(
-        "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
-    )
-    story.check("Nobody is evicted, and every service runs.", not world.pods.evictions and neighbours.all_run())
-
-
-async def _evict(story: Story) -> None:
-    world = story.world
-    if world.set_events is None:
-        story.leave_out(_NO_PROCESSES)
-        return
-    neighbours = story.neighbours()
-    if neighbours is None:
-        story.leave_out("no two services share a GPU")
-        return
-    name, pod, other = neighbours.name, neighbours.pod, neighbours.others[0]
-    everything = neighbours.capacity_mib - sum(neighbours.halves.values())
-    story.say(
-        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
-        f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
-    )
-    story.check("It was not evicted before.", not world.pods.evictions and neighbours.all_run())
-    world.use({**neighbours.halves, name: everything})
-    await story.pause(1.5)
-    await story.expect(
-        f"{name} ends, and no other service does.",
-        lambda: {each.uid for each in neighbours.pods} - {each.uid for each in world.kubelet.running} == {pod.uid},
-    )
-    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryEvicted") is not None)
-    story.quote(f"Event of {name}: GPUMemoryEvicted", world.pods.event(pod, "GPUMemoryEvicted"))
-    story.check("The API server was asked once.", world.pods.evictions == 1)
-    free = neighbours.capacity_mib - sum(world.used.values())
-    story.check(
-        f"The GPU has room for the whole part of {other.name} again.",
-        free >= neighbours.granted_mib - neighbours.halves[other.name],
-    )
-    world.use({**neighbours.halves, other.name: neighbours.granted_mib})
-    again = await story.admit(name, world.memory, len(world.devices(pod)))
-    story.check(f"The next {name} gets the same part.", story.gpus_of(again) == [neighbours.shared])
 
 
 async def _take_whole(story: Story) -> None:
@@ -468,8 +214,8 @@ Scenes: TypeAlias = "Mapping[str, Callable[[Story], Awaitable[None]]]"
 SCENES: Scenes = {
     "The agent finds the GPUs": _begin,
     "Services share a GPU": _share,
-    "A service takes more than it was given": _exceed,
-    "The GPU runs short, and the service goes": _evict,
+    "A service takes more than it was given": over_use.exceed,
+    "The GPU runs short, and the service goes": over_use.run_short,
     "A pod gets a whole GPU": _take_whole,
     "A pod is refused, with the reason": _refuse,
     "A GPU fails": _fail,

@@ -26,6 +26,7 @@ from gpu_device_plugin.core.node.offers import offers
 from gpu_device_plugin.core.node.over_use import Rules
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet.procfs import PROC
 from gpu_device_plugin.programs.demo.pods import Pods
 from gpu_device_plugin.programs.demo.processes import Processes
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
@@ -53,7 +54,7 @@ _QUICK = {
 _WITH_PROCESSES = {
     "usage_interval": "200ms",
     "over_use": "evict-when-short",
-    "over_use_grace": "400ms",
+    "over_use_grace": "1s",
     "over_use_slack": "256MiB",
 }
 _AGENT = "gpu_device_plugin.programs.demo.agent"
@@ -71,7 +72,7 @@ class DemoError(Exception):
 class Agent:
     """The real agent, started as a process and observed through its log, its sockets and the API server alone."""
 
-    def __init__(self, settings: Mapping[str, str], log: Path, proc: Path) -> None:
+    def __init__(self, settings: Mapping[str, str], log: Path, proc: Path = PROC) -> None:
         """Prepare to start it with `settings`, by their names in a file, and with `log` as its log file.
 
         In `proc` it reads whose the processes on the GPUs are.
@@ -139,7 +140,7 @@ class Agent:
 
 
 class World:
-    """The node, as seen from outside the agent: the kubelet's records and the GPUs themselves."""
+    """The node, as seen from outside the agent: the kubelet's records, the pods in the API and the GPUs themselves."""
 
     def __init__(
         self,
@@ -316,6 +317,8 @@ async def world(gpus: str) -> AsyncIterator[World]:
             try:
                 yield made
             finally:
+                # Without the API server the agent ends at once: it waits for no pod that a scheduler may still bind.
+                await api.stop()
                 await made.agent.end(signal.SIGTERM)
                 ending.cancel()
                 with suppress(asyncio.CancelledError):
