@@ -12,14 +12,16 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
 from gpu_device_plugin.programs.demo.report import Look, Tone, table
-from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES, Story
+from gpu_device_plugin.programs.demo.scenes import DEFAULT_GPUS, SCENES
+from gpu_device_plugin.programs.demo.story import Story
 from gpu_device_plugin.programs.demo.world import DemoError, world
 from gpu_device_plugin.programs.terminal import discard_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from gpu_device_plugin.programs.demo.scenes import Scenes, Shown
+    from gpu_device_plugin.programs.demo.scenes import Scenes
+    from gpu_device_plugin.programs.demo.story import Shown
 
 _NARROWEST, _WIDEST = 80, 120
 _REDRAW_S = 0.1
@@ -111,8 +113,9 @@ class Stage:
         """Describe the parts of the demo."""
         source = "the GPUs of this machine" if gpus == "nvml" else f"fake GPUs ({gpus})"
         lines = _paragraph(
-            f"A simulated kubelet, {source}, and between them the agent as it runs in a cluster. All data below is "
-            "read from the kubelet's records; pods are real to both, and run no program.",
+            f"A simulated kubelet, a simulated API server, {source}, and between them the agent as it runs in a "
+            "cluster. All data below is read from these three; pods are real to all, and run no program: what they use "
+            "of fake GPUs is fake, too.",
             self._look().width,
         )
         self._write(*lines, "")
@@ -173,7 +176,7 @@ def frame(number: str, shown: Shown, look: Look) -> list[str]:
     lines += [*_paragraph(shown.caption, look.width), ""]
     if shown.left_out:
         return lines[:-1]
-    lines += [*table(shown.node, shown.held, look), ""]
+    lines += [*table(shown.node, shown.held, look, shown.used), ""]
     lines += _paragraph(f"Allocatable: {shown.allocatable}", look.width)
     for who, what in shown.quotes:
         lines += _paragraph(f"{who}: {what}", look.width, "    ")

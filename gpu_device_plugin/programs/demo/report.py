@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import wrap
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
@@ -21,7 +22,7 @@ _ALIGN = (str.rjust, str.ljust, str.rjust, str.ljust, str.rjust, str.ljust)
 _BAR = _HEADINGS.index("SHARES")
 _LONGEST_BAR, _SHORTEST_BAR = 14, len(_HEADINGS[_BAR])
 _LONGEST_MODEL = 18
-_ROOMY_HOLDERS, _NARROWEST_HOLDERS = 20, 16
+_ROOMY_HOLDERS, _ROOMY_USERS, _NARROWEST_HOLDERS = 20, 28, 16
 _GAP = "  "
 _RESET = "\x1b[0m"
 
@@ -53,19 +54,26 @@ class Look:
         return f"{tone}{text}{_RESET}" if self.colour and tone else text
 
 
-def table(node: Node, holders: Mapping[str, frozenset[str]], look: Look) -> list[str]:
+def table(
+    node: Node,
+    holders: Mapping[str, frozenset[str]],
+    look: Look,
+    used: Mapping[tuple[str, str], int] = MappingProxyType({}),
+) -> list[str]:
     """Draw the GPUs of a node as lines of text, each with the reason below it if it is out of service.
 
     Args:
         node: the node. Shares in its ledger that no holder has are in use by an unknown pod.
         holders: the device IDs of pods, by pod name.
         look: the style.
+        used: the MiB that pods use, by name of the pod and UUID of a GPU that it holds shares of.
     """
     gpus = node.shares.gpus
     # The names of the holders get their columns first; a bar can be shorter.
     beside = sum(_widths([_cells(node, shared, "") for shared in gpus])) - _SHORTEST_BAR + len(_GAP) * len(_HEADINGS)
     largest = max((len(shared.shares) for shared in gpus), default=1)
-    longest = min(largest, max(look.width - beside - _ROOMY_HOLDERS, _SHORTEST_BAR), _LONGEST_BAR)
+    roomy = _ROOMY_USERS if used else _ROOMY_HOLDERS
+    longest = min(largest, max(look.width - beside - roomy, _SHORTEST_BAR), _LONGEST_BAR)
     lengths = [max(1, round(len(shared.shares) * longest / largest)) for shared in gpus]
     rows = [
         _cells(node, shared, _bar(node, shared, length, look)) for shared, length in zip(gpus, lengths, strict=True)
@@ -78,7 +86,7 @@ def table(node: Node, holders: Mapping[str, frozenset[str]], look: Look) -> list
         start = _GAP.join(
             look.paint(put(text, width), tone) for put, (text, tone), width in zip(_ALIGN, cells, widths, strict=True)
         )
-        first, *rest = _held_by(node, shared, holders, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
+        first, *rest = _held_by(node, shared, holders, used, max(_NARROWEST_HOLDERS, look.width - indent)) or [""]
         lines += [f"{start}{_GAP}{first}".rstrip(), *(" " * indent + more for more in rest)]
         below = " " * (widths[0] + len(_GAP))
         why = wrap(node.unhealthy.get(shared.gpu.uuid, ""), look.width, initial_indent=below, subsequent_indent=below)
@@ -124,17 +132,33 @@ def _bar(node: Node, shared: SharedGpu, length: int, look: Look) -> str:
     return look.full * full + look.empty * (length - full)
 
 
-def _held_by(node: Node, shared: SharedGpu, holders: Mapping[str, frozenset[str]], room: int) -> list[str]:
-    """Name the holders of one GPU, grouped by size, the largest first."""
+def _held_by(
+    node: Node,
+    shared: SharedGpu,
+    holders: Mapping[str, frozenset[str]],
+    used: Mapping[tuple[str, str], int],
+    room: int,
+) -> list[str]:
+    """Name the holders of one GPU, grouped by size and use, the largest first."""
     held = {name: sum(parse_id(each)[0] == shared.gpu.uuid for each in ids) for name, ids in holders.items()}
     if node.use(shared).whole:
         return wrap(", ".join(name for name, size in held.items() if size), room)
     lines: list[str] = []
-    for size in sorted(set(held.values()) - {0}, reverse=True):
-        names = [name for name, shares in held.items() if shares == size]
+    groups = {name: (size, used.get((name, shared.gpu.uuid), -1)) for name, size in held.items() if size}
+    for size, use in sorted(set(groups.values()), reverse=True):
+        names = [name for name, group in groups.items() if group == (size, use)]
         each = " each" if len(names) > 1 else ""
-        lines += wrap(f"{', '.join(_runs(names))}: {format_mib(size * node.shares.share_mib)}{each}", room)
+        amount = _use_of(use, size * node.shares.share_mib)
+        lines += wrap(f"{', '.join(_runs(names))}: {amount}{each}", room)
     return lines
+
+
+def _use_of(used_mib: int, held_mib: int) -> str:
+    """Return a part, after the use of it if that is known (not negative): ``1.4 of 1 GiB``."""
+    held = format_mib(held_mib)
+    if used_mib < 0:
+        return held
+    return f"{used_mib / MIB_PER_GIB:.1f} of {held}" if held.endswith("GiB") else f"{used_mib} of {held}"
 
 
 def _runs(names: Iterable[str]) -> list[str]:

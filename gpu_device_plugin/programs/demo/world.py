@@ -1,4 +1,7 @@
-"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken."""
+"""A node in a folder: a simulated kubelet, the real agent as a process of its own, and GPUs that can be broken.
+
+Beside it stands a simulated API server, in which the agent finds the node's pods.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,16 @@ from gpu_device_plugin.core.model.shares import Shares, parse_id
 from gpu_device_plugin.core.node.ledger import Ledger
 from gpu_device_plugin.core.node.node import Node
 from gpu_device_plugin.core.node.offers import offers
+from gpu_device_plugin.core.node.over_use import Rules
 from gpu_device_plugin.hardware.description import DescriptionError
 from gpu_device_plugin.hardware.monitor import Hardware
+from gpu_device_plugin.kubelet.procfs import PROC
+from gpu_device_plugin.programs.demo.pods import Pods
+from gpu_device_plugin.programs.demo.processes import Processes
 from gpu_device_plugin.settings.knobs import ENVIRONMENT_PREFIX, UsageError
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.testing.cluster import ApiServer
 from gpu_device_plugin.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
@@ -39,9 +47,17 @@ _QUICK = {
     "probe_interval": "200ms",
     "reconcile_interval": "200ms",
     "process_wait": "0s",
-    "api": "off",
+    "usage_interval": "0s",
     "log_format": "json",
 }
+# Where the demo's pods have processes, because the GPUs are fake and can be told of them.
+_WITH_PROCESSES = {
+    "usage_interval": "200ms",
+    "over_use": "evict-when-short",
+    "over_use_grace": "1s",
+    "over_use_slack": "256MiB",
+}
+_AGENT = "gpu_device_plugin.programs.demo.agent"
 _UNHEALTHY = " is unhealthy: "
 """The words between a GPU and the reason in the agent's log."""
 _LOOK_S = 0.02
@@ -54,10 +70,14 @@ class DemoError(Exception):
 
 
 class Agent:
-    """The real agent, started from its command line and observed through its log and its sockets alone."""
+    """The real agent, started as a process and observed through its log, its sockets and the API server alone."""
 
-    def __init__(self, settings: Mapping[str, str], log: Path) -> None:
-        """Prepare to start it with `settings`, by their names in a file, and with `log` as its log file."""
+    def __init__(self, settings: Mapping[str, str], log: Path, proc: Path = PROC) -> None:
+        """Prepare to start it with `settings`, by their names in a file, and with `log` as its log file.
+
+        In `proc` it reads whose the processes on the GPUs are.
+        """
+        self._proc = proc
         self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         self._log = log
         self.process: asyncio.subprocess.Process | None = None
@@ -74,7 +94,7 @@ class Agent:
         with self._log.open("wb") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-m", "gpu_device_plugin", "node", *self._flags),
+                *("-m", _AGENT, str(self._proc), *self._flags),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=log,
                 env=environ,
@@ -120,26 +140,35 @@ class Agent:
 
 
 class World:
-    """The node, as seen from outside the agent: the kubelet's records and the GPUs themselves."""
+    """The node, as seen from outside the agent: the kubelet's records, the pods in the API and the GPUs themselves."""
 
     def __init__(
         self,
         kubelet: Kubelet,
+        api: ApiServer,
         agent: Agent,
+        *,
+        processes: Processes,
         settings: NodeSettings,
         shares: Shares,
         set_events: Callable[..., None] | None,
     ) -> None:
-        """Put `agent`, which has these settings and is not started, beside `kubelet`."""
+        """Put `agent`, which has these settings and is not started, beside `kubelet` and `api`."""
         self.kubelet = kubelet
+        self.pods = Pods(api, kubelet, self._end_processes)
         self.agent = agent
+        self.used: Mapping[tuple[str, str], int] = {}
+        """The MiB that the processes of pods use, by name of the pod and UUID of the GPU; see `use`."""
+        self._processes = processes
         self.shares = shares
         self.set_events = set_events
         """Makes these the only events of the GPUs so far; the agent sees them at once. None if the GPUs are real, or
         if their description has events of its own."""
         self.resources = settings.offered
         self.memory, self.count = (resource.name for resource in settings.offered)
+        self.settings = settings
         self.policy = settings.policy
+        self.over_use = Rules(settings.over_use_slack_mib, settings.over_use_grace_s)
 
     @property
     def devices_listed(self) -> Mapping[str, frozenset[str]]:
@@ -158,6 +187,25 @@ class World:
     def held(self) -> dict[str, frozenset[str]]:
         """Return the devices of every pod that runs, by its name."""
         return {pod.name: self.devices(pod) for pod in self.kubelet.running}
+
+    def use(self, amounts: Mapping[str, int]) -> None:
+        """Have a process of each of these pods use so many MiB of each of its GPUs, and no other pod use any.
+
+        All events of the GPUs so far are gone; to be called only if they can be set.
+        """
+        pods = [pod for pod in self.kubelet.running if pod.name in amounts]
+        by_uid = {
+            (pod.uid, parse_id(device)[0]): amounts[pod.name] for pod in pods for device in sorted(self.devices(pod))
+        }
+        names = {pod.uid: pod.name for pod in pods}
+        self.used = {(names[uid], uuid): mib for (uid, uuid), mib in by_uid.items()}
+        self._processes.keep({pod.uid: pod for pod in pods})
+        if self.set_events is not None:
+            self.set_events(*self._processes.events(by_uid))
+
+    def _end_processes(self, pod: Pod) -> None:
+        if any(name == pod.name for name, _ in self.used):
+            self.use({name: mib for (name, _), mib in self.used.items() if name != pod.name})
 
     def devices(self, pod: Pod) -> frozenset[str]:
         """Return all devices of a pod, of both resources."""
@@ -229,7 +277,7 @@ async def world(gpus: str) -> AsyncIterator[World]:
         UsageError: `gpus` names no GPUs.
         DemoError: there are no GPUs, or none that can be shared.
     """
-    settings = Sources(NodeSettings, flags={"gpus": gpus}, environ={}).read()
+    settings = Sources(NodeSettings, flags={"gpus": gpus, **_WITH_PROCESSES}, environ={}).read()
     view = await _look(gpus)
     shares = Shares(settings.share_size_mib).with_inventory(view.inventory)
     if not shares.gpus:
@@ -245,18 +293,36 @@ async def world(gpus: str) -> AsyncIterator[World]:
             kubelet = Kubelet(root)
         except ValueError as error:
             raise UsageError(f"{error}; set TMPDIR=/tmp") from error
-        flags = {
-            **_QUICK,
-            "gpus": gpus if set_events is None else str(file),
-            "device_plugin_dir": str(kubelet.device_plugin_dir),
-            "pod_resources_socket": str(kubelet.pod_resources_socket),
-        }
-        agent = Agent(flags, root / "agent.log")
-        async with kubelet:
+        processes = Processes(root / "proc")
+        async with ApiServer() as api, kubelet:
+            flags = {
+                **_QUICK,
+                **({} if set_events is None else _WITH_PROCESSES),
+                "api": api.url,
+                "node_name": kubelet.node,
+                "gpus": gpus if set_events is None else str(file),
+                "device_plugin_dir": str(kubelet.device_plugin_dir),
+                "pod_resources_socket": str(kubelet.pod_resources_socket),
+            }
+            made = World(
+                kubelet,
+                api,
+                Agent(flags, root / "agent.log", processes.proc),
+                processes=processes,
+                settings=settings,
+                shares=shares,
+                set_events=set_events,
+            )
+            ending = asyncio.create_task(made.pods.end_deleted(), name="end deleted pods")
             try:
-                yield World(kubelet, agent, settings, shares, set_events)
+                yield made
             finally:
-                await agent.end(signal.SIGTERM)
+                # Without the API server the agent ends at once: it waits for no pod that a scheduler may still bind.
+                await api.stop()
+                await made.agent.end(signal.SIGTERM)
+                ending.cancel()
+                with suppress(asyncio.CancelledError):
+                    await ending
 
 
 async def _look(gpus: str) -> HardwareView:

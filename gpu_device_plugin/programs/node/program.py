@@ -30,19 +30,26 @@ RESTART_AFTER = (HardwareContextLost, DirectoryGoneError, DirectoryError)
 """Errors that only a new container can resolve; the kubelet starts one."""
 
 
-def main(sources: Sources[NodeSettings], texts: Texts, settings: NodeSettings) -> int:
+def main(
+    sources: Sources[NodeSettings],
+    texts: Texts,
+    settings: NodeSettings,
+    *,
+    agent: Callable[..., NodeAgent] = NodeAgent,
+) -> int:
     """Run the agent until SIGTERM or SIGINT; return its exit code.
 
     Args:
         sources: the sources of the settings.
         texts: the content of the files among them.
         settings: the settings without a profile.
+        agent: makes the agent.
 
     Raises:
         UsageError: the directory, the share size, the address of the probes or the description of fake GPUs cannot be
             used.
     """
-    program = NodeProgram(sources, texts, settings)
+    program = NodeProgram(sources, texts, settings, agent=agent)
     life = until_stopped(
         program.run(),
         "node agent",

@@ -21,7 +21,8 @@ import pytest
 
 from gpu_device_plugin.programs.demo.program import Stage, frame, play
 from gpu_device_plugin.programs.demo.report import Look
-from gpu_device_plugin.programs.demo.scenes import SCENES, Shown
+from gpu_device_plugin.programs.demo.scenes import SCENES
+from gpu_device_plugin.programs.demo.story import Shown
 from gpu_device_plugin.programs.demo.world import DemoError
 from tests.nodes import node
 from tests.patience import stretched
@@ -29,7 +30,7 @@ from tests.patience import stretched
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpu_device_plugin.programs.demo.scenes import Story
+    from gpu_device_plugin.programs.demo.story import Story
 
 DEMO = [sys.executable, "-m", "gpu_device_plugin", "demo"]
 ESCAPE = "\x1b"
@@ -57,11 +58,17 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.fixture(scope="module")
+def usual() -> subprocess.CompletedProcess[str]:
+    """The demo as `make demo ARGS=--once` plays it."""
+    return run("--once")
+
+
 # --- Printed once ----------------------------------------------------------------------------------------------------
 
 
-def test_once_prints_every_scene_and_every_check_holds() -> None:
-    done = run("--once")
+def test_once_prints_every_scene_and_every_check_holds(usual: subprocess.CompletedProcess[str]) -> None:
+    done = usual
     assert (done.returncode, done.stderr) == (0, "")
     assert scenes_of(done.stdout) == list(SCENES)
     assert ESCAPE not in done.stdout
@@ -93,7 +100,7 @@ def test_gpus_with_a_script_of_their_own_are_not_broken(tmp_path: Path) -> None:
     done = run("--once", "--gpus", str(file))
     assert done.returncode == 0
     assert scenes_of(done.stdout) == list(SCENES)
-    assert done.stdout.count("Left out: ") == 2
+    assert done.stdout.count("Left out: ") == 4
 
 
 def test_gpus_described_in_a_file_can_be_broken(tmp_path: Path) -> None:
@@ -103,6 +110,29 @@ def test_gpus_described_in_a_file_can_be_broken(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert "Some Card" in done.stdout
     assert "XID 48 (uncorrectable" in done.stdout
+
+
+def test_a_service_is_named_before_its_gpu_runs_short_and_goes_then(usual: subprocess.CompletedProcess[str]) -> None:
+    """7,591 MiB of a P4 are for containers: 1,447 beside six parts of 1,024 MiB, 4,519 beside six halves of them."""
+    _, named, gone, *_ = re.split(r"^(?=\d+/\d+ )", usual.stdout, flags=re.MULTILINE)[2:]
+    assert "web-7: 1.4 of 1 GiB\n" in named
+    assert "web-1..6: 0.5 of 1 GiB each\n" in named
+    assert "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB" in " ".join(named.split())
+    assert "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB" in " ".join(gone.split())
+    assert "web-1: 1.0 of 1 GiB\n" in gone
+
+
+def test_where_parts_fill_a_gpu_nobody_can_take_more_without_taking_a_neighbours(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.yaml"
+    file.write_text("gpus: [{product: Some Card, memory: 7GiB, count: 2}]\n", encoding="utf-8")
+    done = run("--once", "--gpus", str(file))
+    assert (done.returncode, done.stdout.count("Left out: ")) == (0, 1)
+    assert "ok  web-7 ends, and no other service does.\n" in done.stdout
+
+
+def test_a_service_that_shares_its_gpu_with_nobody_is_left_alone() -> None:
+    done = run("--once", "--gpus", "fake:2xP4-2GiB")
+    assert (done.returncode, done.stdout.count("Left out: no two services share a GPU.")) == (0, 2)
 
 
 def test_settings_for_an_agent_in_earnest_are_not_meant_for_this_one() -> None:
@@ -181,7 +211,7 @@ def test_it_draws_in_place_in_a_terminal_and_leaves_nothing_behind(
     )
     os.close(terminal)
     seen = b""
-    while b"2/9" not in seen:
+    while b"2/11" not in seen:
         seen += os.read(ours, 4096)
     process.send_signal(number)
     try:
@@ -223,6 +253,18 @@ async def test_a_scene_that_comes_out_otherwise_is_exit_code_1_and_named() -> No
 
 
 SCENES_START = next(iter(SCENES.values()))
+
+
+async def test_an_eviction_where_none_should_be_is_exit_code_1() -> None:
+    """The scenes in another order: by the second the agent has evicted a service already."""
+    stream = io.StringIO()
+    begin, share, exceed, run_short, *_ = SCENES.values()
+    scenes = {"Begin": begin, "Share": share, "Run short": run_short, "Exceed": exceed}
+    assert await play("fake:1xT4", Stage(stream, live=False, colour=False), scenes) == 1
+    printed = stream.getvalue()
+    assert "ok  web-7 ends, and no other service does.\n" in printed
+    assert "NO  Nobody is evicted, and every service runs.\n" in printed
+    assert printed.endswith("Not every check held: see NO in scene 4.\n")
 
 
 async def test_an_agent_that_ends_is_told_at_once(tmp_path: Path) -> None:

@@ -92,6 +92,36 @@ def test_holders_of_one_size_stand_together_the_largest_first() -> None:
     assert names_in(lines) == ["c: 4 GiB", "a: 3 GiB", "b, d: 1 GiB each"]
 
 
+def test_what_a_pod_uses_stands_before_what_it_holds() -> None:
+    """1,434 MiB are 1.4 GiB; pod d holds a share and has no process."""
+    used = {(name, uuid(0)): mib for name, mib in {"a": 1024, "b": 1434, "c": 1024}.items()}
+    lines = table(node(14, used={0: range(5)}), held(a=1, b=1, c=1, d=2), Look(), used)
+    assert names_in(lines) == ["d: 2 GiB", "b: 1.4 of 1 GiB", "a, c: 1.0 of 1 GiB each"]
+
+
+def test_use_is_told_in_the_unit_of_the_part() -> None:
+    used = {("a", uuid(0)): 700}
+    assert table(one_gpu(share_mib=256, used=3), held(a=3), Look(), used)[1].endswith("a: 700 of 768 MiB")
+
+
+def test_what_a_pod_uses_of_another_gpu_is_not_told_of_this_one() -> None:
+    both = {"train": frozenset({*ids(0, [0]), *ids(1, [0])})}
+    used = {("train", uuid(0)): 512, ("train", uuid(1)): 0}
+    lines = table(node(2, 2, used={0: [0], 1: [0]}), both, Look(), used)
+    assert [line.split("healthy  ")[1] for line in lines[1:]] == ["train: 0.5 of 1 GiB", "train: 0.0 of 1 GiB"]
+
+
+def test_a_bar_gives_way_to_what_the_holders_use() -> None:
+    """Where 28 columns are left to them, of 80."""
+    gpus = node(7, 14, used={0: range(7)})
+    web = {f"web-{n}": frozenset(ids(0, [n])) for n in range(7)}
+    used = {(name, uuid(0)): 512 for name in web}
+    assert table(gpus, web, Look(full="#", empty="."), used)[1:] == [
+        "  0  Tesla T4   7.0 GiB  #####        7/7  healthy  web-0..6: 0.5 of 1 GiB each",
+        "  1  Tesla T4  14.0 GiB  ..........  0/14  healthy",
+    ]
+
+
 def test_names_that_count_up_are_shortened_from_three_on() -> None:
     def named(*names: str) -> str:
         pods = held(**dict.fromkeys(names, 1))
@@ -161,8 +191,11 @@ def test_what_is_painted_keeps_its_place() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.integers(0, 300), st.booleans()), max_size=8),
     st.lists(st.text("abc-1 ", min_size=1, max_size=30), max_size=5, unique=True),
+    st.lists(st.integers(0, 300 * 1024), max_size=5),
 )
-def test_no_line_is_longer_than_the_table_is_wide(sizes: list[tuple[int, int, bool]], names: list[str]) -> None:
+def test_no_line_is_longer_than_the_table_is_wide(
+    sizes: list[tuple[int, int, bool]], names: list[str], used_mib: list[int]
+) -> None:
     """80 columns suffice for every node of up to 300 shares a GPU."""
     gpus = tuple(Gpu(uuid(n), n, "NVIDIA H100 80GB HBM3 and more", size * 1024) for n, (size, _, _) in enumerate(sizes))
     shares = Shares(1024).with_inventory(Inventory(gpus))
@@ -170,4 +203,5 @@ def test_no_line_is_longer_than_the_table_is_wide(sizes: list[tuple[int, int, bo
     failed = {uuid(n): "for some reason or other " * 5 for n, (_, _, failed) in enumerate(sizes) if failed}
     there = Node(shares, Ledger().seen(used_ids), failed)
     holders = {name: frozenset(used_ids[n :: len(names)]) for n, name in enumerate(names)}
-    assert all(len(line) <= 80 for line in table(there, holders, Look()))
+    used = {(name, uuid(n)): mib for name, mib in zip(names, used_mib, strict=False) for n in range(len(sizes))}
+    assert all(len(line) <= 80 for line in table(there, holders, Look(), used))

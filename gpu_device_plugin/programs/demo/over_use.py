@@ -1,0 +1,151 @@
+"""The scenes of over-use: a service takes more than it was given, is named, and goes when its GPU runs short."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.model.memory import MIB_PER_GIB, format_mib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.programs.demo.story import Story
+    from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.testing.pods import Pod
+
+_NO_PROCESSES = "the demo has processes only on fake GPUs whose description has no events of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """A pod, and the others on its GPU."""
+
+    world: World
+    shared: SharedGpu
+    pod: Pod
+    others: tuple[Pod, ...]
+
+    @property
+    def pods(self) -> tuple[Pod, ...]:
+        """All of them."""
+        return (self.pod, *self.others)
+
+    @property
+    def name(self) -> str:
+        """The pod's."""
+        return self.pod.name
+
+    @property
+    def capacity_mib(self) -> int:
+        """What containers can use of the GPU."""
+        return self.shared.gpu.total_mib - self.shared.gpu.reserved_mib
+
+    @property
+    def granted_mib(self) -> int:
+        """What the pod was given."""
+        return self._granted_mib(self.pod)
+
+    @property
+    def spare_mib(self) -> int:
+        """What the pod can take without taking what the others were given."""
+        return self.capacity_mib - sum(map(self._granted_mib, self.others))
+
+    @property
+    def halves(self) -> Mapping[str, int]:
+        """Half of the part of each other pod, by its name."""
+        return {pod.name: self._granted_mib(pod) // 2 for pod in self.others}
+
+    def all_run(self) -> bool:
+        """Return whether all of them run."""
+        return {pod.uid for pod in self.pods} <= {pod.uid for pod in self.world.kubelet.running}
+
+    def _granted_mib(self, pod: Pod) -> int:
+        return len(self.world.devices(pod)) * self.world.shares.share_mib
+
+
+async def exceed(story: Story) -> None:
+    """A service takes what nobody was given; nobody is hurt, and nobody is evicted."""
+    world = story.world
+    if world.set_events is None:
+        story.leave_out(_NO_PROCESSES)
+        return
+    neighbours = _neighbours(story)
+    if neighbours is None:
+        story.leave_out("no two services share a GPU")
+        return
+    taken = neighbours.spare_mib
+    if not world.over_use.exceeded(taken, neighbours.granted_mib):
+        story.leave_out(f"the services' parts leave nothing of their GPU that {neighbours.name} could take unnoticed")
+        return
+    name, pod = neighbours.name, neighbours.pod
+    story.say(
+        f"{name} takes {_gib(taken)} and was given {format_mib(neighbours.granted_mib)}. The agent reads which "
+        "container uses what: it names the service, and evicts nobody while the GPU has what the others were given."
+    )
+    world.use({**neighbours.halves, name: taken})
+    told = f"uses {taken:,} MiB of GPU {neighbours.shared.position}, was given {neighbours.granted_mib:,} MiB"
+    await story.expect(
+        f"An Event names {name}, what it uses and what it was given.",
+        lambda: told in (world.pods.event(pod, "GPUMemoryExceeded") or ""),
+    )
+    story.quote(f"Event of {name}: GPUMemoryExceeded", world.pods.event(pod, "GPUMemoryExceeded"))
+    await story.expect(
+        "So does an annotation of the pod.", lambda: told in world.pods.annotations(name).get(OVER_USE, "")
+    )
+    story.check("Nobody is evicted, and every service runs.", not world.pods.evictions and neighbours.all_run())
+
+
+async def run_short(story: Story) -> None:
+    """The service takes what its neighbours were given, and is evicted; their parts are free again."""
+    world = story.world
+    if world.set_events is None:
+        story.leave_out(_NO_PROCESSES)
+        return
+    neighbours = _neighbours(story)
+    if neighbours is None:
+        story.leave_out("no two services share a GPU")
+        return
+    name, pod, other = neighbours.name, neighbours.pod, neighbours.others[0]
+    everything = neighbours.capacity_mib - sum(neighbours.halves.values())
+    story.say(
+        f"{name} takes the rest of the GPU, {_gib(everything)}: {other.name} could not take its whole part any more. "
+        f"Over-use is set to {world.settings.over_use}, so the agent asks the API server to evict {name}."
+    )
+    story.check("It was not evicted before.", not world.pods.evictions and neighbours.all_run())
+    world.pods.grace = partial(story.pause, 1.5)
+    world.use({**neighbours.halves, name: everything})
+    await story.expect(
+        f"{name} ends, and no other service does.",
+        lambda: {each.uid for each in neighbours.pods} - {each.uid for each in world.kubelet.running} == {pod.uid},
+    )
+    await story.expect("An Event says why.", lambda: world.pods.event(pod, "GPUMemoryEvicted") is not None)
+    story.quote(f"Event of {name}: GPUMemoryEvicted", world.pods.event(pod, "GPUMemoryEvicted"))
+    story.check("The API server was asked once.", world.pods.evictions == 1)
+    free = neighbours.capacity_mib - sum(world.used.values())
+    story.check(
+        f"The GPU has room for the whole part of {other.name} again.",
+        free >= neighbours.granted_mib - neighbours.halves[other.name],
+    )
+    world.use({**neighbours.halves, other.name: neighbours.granted_mib})
+    again = await story.admit(name, world.memory, len(world.devices(pod)))
+    world.use({**neighbours.halves, other.name: neighbours.granted_mib, name: neighbours.granted_mib // 2})
+    story.check(f"The next {name} gets the same part.", story.gpus_of(again) == [neighbours.shared])
+
+
+def _neighbours(story: Story) -> Neighbours | None:
+    """Return the newest pod that shares a GPU with others, and those; None if there is none."""
+    running = story.world.kubelet.running
+    for pod in reversed(running):
+        for shared in story.gpus_of(pod):
+            others = tuple(each for each in running if each != pod and shared in story.gpus_of(each))
+            if others:
+                return Neighbours(story.world, shared, pod, others)
+    return None
+
+
+def _gib(mib: int) -> str:
+    return f"{mib / MIB_PER_GIB:.1f} GiB"

@@ -1,0 +1,135 @@
+"""The story of the demo as it is told: the elements of a scene, and what the scene has shown so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.memory import format_mib
+from gpu_device_plugin.core.model.shares import parse_id
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.core.model.placing import Room
+    from gpu_device_plugin.core.model.shares import SharedGpu
+    from gpu_device_plugin.core.node.node import Node
+    from gpu_device_plugin.programs.demo.world import World
+    from gpu_device_plugin.testing.pods import Pod
+
+
+@dataclass(slots=True)
+class Shown:
+    """The content of a scene so far."""
+
+    title: str
+    node: Node
+    """The node at the last look."""
+    held: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The devices of every pod that ran at the last look, by pod name."""
+    used: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The MiB that the processes of pods used at the last look, by pod name and UUID of the GPU."""
+    allocatable: str = ""
+    caption: str = ""
+    quotes: list[tuple[str, str]] = field(default_factory=list)
+    """(source, text)."""
+    checks: list[tuple[str, bool]] = field(default_factory=list)
+    """(sentence about the end of the scene, whether it holds)."""
+    left_out: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether every check held."""
+        return all(held for _, held in self.checks)
+
+
+class Story:
+    """The events on one node, scene by scene."""
+
+    def __init__(self, world: World, pause: Callable[[float], Awaitable[None]]) -> None:
+        """Play in `world`; `pause` waits the given seconds for a reader, if there is one."""
+        self.world = world
+        self.pause = pause
+        self.now = Shown("", world.node)
+        self.offered_at_first: Mapping[str, frozenset[str]] = {}
+        self._pods: dict[str, Pod] = {}
+
+    async def play(self, title: str, scene: Callable[[Story], Awaitable[None]]) -> Shown:
+        """Play one scene and return what it showed."""
+        self.now = Shown(title, self.world.node)
+        await scene(self)
+        if not await self.world.until(self.world.settled):
+            self.check("GPUs in use through one resource are fenced in the other.", held=False)
+        self._expect_no_conflict()
+        return self.look()
+
+    def look(self) -> Shown:
+        """Return the scene with the node as it is at this moment."""
+        world = self.world
+        self.now.node, self.now.held = world.node, world.held()
+        self.now.used = world.used
+        self.now.allocatable = ", ".join(
+            f"{resource} {world.healthy(resource)} of {len(ids)}" for resource, ids in world.devices_listed.items()
+        )
+        return self.now
+
+    # The elements of a scene
+
+    def say(self, caption: str) -> None:
+        """Set the caption, which announces the next event."""
+        self.now.caption = caption
+
+    def quote(self, who: str, what: str | None) -> None:
+        """Quote a message, an environment or a log, unless it is empty."""
+        if what:
+            self.now.quotes.append((who, what))
+
+    def leave_out(self, why: str) -> None:
+        """Replace the scene by the reason why it cannot be played here."""
+        self.now.left_out = True
+        self.now.caption = f"Left out: {why}."
+
+    def check(self, sentence: str, held: bool) -> None:  # noqa: FBT001 (the value to be shown)
+        """Show a check and its result."""
+        self.now.checks.append((sentence, held))
+
+    async def expect(self, sentence: str, condition: Callable[[], bool]) -> None:
+        """Show a check, and whether `condition` comes to hold."""
+        self.check(sentence, await self.world.until(condition))
+
+    async def admit(self, name: str, resource: str, amount: int) -> Pod:
+        """Have the kubelet start a pod with one container that requests `amount` of a resource."""
+        pod = await self.world.pods.admit(name, resource, amount)
+        if pod.phase == "Running":
+            self._pods[name] = pod
+        else:
+            await self.world.pods.end(pod)  # as its controller would; its message was read
+        await self.pause(0.4)
+        return pod
+
+    async def end(self) -> None:
+        """End all running pods."""
+        for name in tuple(self._pods):
+            await self.world.pods.end(self._pods.pop(name))
+            await self.pause(0.15)
+
+    def open(self) -> list[Room]:
+        """Return the GPUs with a free share."""
+        return [room for room in self.world.node.rooms() if room.healthy and not room.whole and room.free]
+
+    def gib(self, shares: int) -> str:
+        """Return the memory of a number of shares, as text."""
+        return format_mib(shares * self.world.shares.share_mib)
+
+    def gpus_of(self, *pods: Pod) -> list[SharedGpu]:
+        """Return the GPUs on which pods have devices."""
+        uuids = {parse_id(name)[0] for pod in pods for name in self.world.devices(pod)}
+        return [shared for shared in self.world.shares.gpus if shared.gpu.uuid in uuids]
+
+    def _expect_no_conflict(self) -> None:
+        """Add a failed check if a device is allocated twice, or a GPU is in use both shared and whole."""
+        devices = [name for held in self.world.held().values() for name in held]
+        whole = {uuid for uuid, number in map(parse_id, devices) if number is None}
+        shared = {uuid for uuid, number in map(parse_id, devices) if number is not None}
+        if len(devices) > len(set(devices)) or whole & shared:
+            self.check("No share is allocated twice, and no GPU is shared and whole at once.", held=False)
