@@ -10,8 +10,9 @@ import os
 import re
 import subprocess
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import permutations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +106,9 @@ def test_the_label_starts_the_agent_and_capacity_appears(cluster: Cluster) -> No
         wait_until_offered(cluster, ALL)
         assert cluster.offered("capacity") == ALL
         assert {f"{PREFIX}count", f"{PREFIX}product.Tesla-T4", f"{PREFIX}gpus"} <= set(ours(cluster))
+        cluster.until(
+            lambda: {f"{PREFIX}limits", f"{PREFIX}use"} <= set(ours(cluster)), "the node says what limits hold"
+        )
 
 
 def test_the_doctors_find_nothing_wrong(shared: Cluster) -> None:
@@ -378,6 +382,69 @@ def test_a_profile_counts_for_a_node_that_names_it_after_a_restart_that_a_person
     wait_until_offered(settings, NOTHING)
     settings.kubectl("label", "node", settings.node, f"{PROFILE}-")
     wait_until_offered(settings, ALL)
+
+
+def test_a_pod_that_uses_more_than_it_was_granted_is_named_and_evicted_as_its_budget_allows(settings: Cluster) -> None:
+    """The GPUs are fake; the process, its cgroup and the agent's view of it are the node's."""
+    if settings.own is None:
+        pytest.skip("the processes of a node of somebody else's cluster are not seen from here")
+    image = next(iter(containers(documents(EXAMPLES / "one-gib.yaml"))))["image"]
+    greedy = json.loads(pod("greedy", {GPU_MEM: 1}, image=image, command=["/bin/sleep", "3600"]))
+    greedy["metadata"]["labels"] = {"app": "greedy"}
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "greedy"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "greedy"}}},
+    }
+    settings.kubectl("create", "--filename=-", given=json.dumps(greedy))
+    settings.kubectl("create", "--filename=-", given=json.dumps(budget))
+    settings.apply(DEPLOY / "optional" / "evict.yaml")
+    try:
+        process = settings.until(lambda: process_of(settings, "greedy"), "the pod runs")
+        gpus = [{"model": "P4", "processes": [{"pid": process, "used": "3GiB"}]}, *[{"model": "T4"}] * 3]
+        data = {
+            "default.yaml": "over_use: evict\nover_use_grace: 3s\nusage_interval: 1s\n",
+            "gpus.json": json.dumps({"gpus": gpus}),
+        }
+        settings.kubectl(*CONFIGMAP, f"-p={json.dumps({'data': data})}")
+        use_gpus(settings, "/etc/gpushare/gpus.json")
+        told = settings.until(lambda: events_of(settings, "greedy", "GPUMemoryExceeded"), "the pod is named")
+        assert "container main uses 3,072 MiB of GPU 0, was given 1,024 MiB" in told[0]
+        assert "uses 3,072 MiB of GPU 0" in notes_of(settings, "greedy")[f"{PREFIX}over-use"]
+        assert "3072" in settings.kubectl("inspect", "gpushare", "-d").replace(",", "")
+        settings.until(lambda: events_of(settings, "greedy", "GPUEvictionBlocked"), "its budget blocks the eviction")
+        assert "deletionTimestamp" not in settings.get("pod", "greedy")["metadata"]
+        settings.kubectl("delete", "poddisruptionbudget", "greedy")
+        settings.until(lambda: settings.run("kubectl", "get", "pod", "greedy").returncode != 0, "it is evicted")
+        assert events_of(settings, "greedy", "GPUMemoryEvicted")
+    finally:
+        settings.run("kubectl", "delete", "poddisruptionbudget,pod", "greedy", "--ignore-not-found")
+        settings.kubectl(*CONFIGMAP, '-p={"data":{"gpus.json":null}}')
+        settings.kubectl("delete", "--filename", str(DEPLOY / "optional" / "evict.yaml"))
+        use_gpus(settings, GPUS)
+        wait_until_offered(settings, ALL)
+
+
+def process_of(cluster: Cluster, name: str) -> int | None:
+    """Return the process of a pod's container, as the node numbers it."""
+    statuses = cluster.get("pod", name)["status"].get("containerStatuses") or [{}]
+    container = statuses[0].get("containerID", "").rpartition("/")[2]
+    for path in Path("/proc").glob("[0-9]*/cgroup"):
+        with suppress(OSError):
+            if container and container in path.read_text():
+                return int(path.parent.name)
+    return None
+
+
+def events_of(cluster: Cluster, name: str, reason: str) -> list[str]:
+    found = cluster.items("events", f"--field-selector=involvedObject.name={name},reason={reason}")
+    return [each["message"] for each in found]
+
+
+def use_gpus(cluster: Cluster, source: str) -> None:
+    cluster.kubectl("--namespace=gpushare", "set", "env", "daemonset/gpushare-node", f"GPUSHARE_GPUS={source}")
+    rolled_out(cluster, "daemonset/gpushare-node")
 
 
 def commands_of(page: str, heading: str) -> list[str]:
