@@ -131,9 +131,6 @@ async def run_short(story: Story) -> None:
         free >= neighbours.granted_mib - neighbours.halves[other.name],
     )
     world.use({**neighbours.halves, other.name: neighbours.granted_mib})
-    again = await story.admit(name, world.memory, len(world.devices(pod)))
-    world.use({**neighbours.halves, other.name: neighbours.granted_mib, name: neighbours.granted_mib // 2})
-    story.check(f"The next {name} gets the same part.", story.gpus_of(again) == [neighbours.shared])
 
 
 def _neighbours(story: Story) -> Neighbours | None:
