@@ -79,7 +79,9 @@ async def exceed(story: Story) -> None:
         return
     taken = neighbours.spare_mib
     if not world.over_use.exceeded(taken, neighbours.granted_mib):
-        story.leave_out(f"the services' parts leave nothing of their GPU that {neighbours.name} could take unnoticed")
+        story.leave_out(
+            "beside their parts the services' GPU has too little memory for one to take more and hurt nobody"
+        )
         return
     name, pod = neighbours.name, neighbours.pod
     story.say(
