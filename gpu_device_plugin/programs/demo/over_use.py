@@ -79,7 +79,9 @@ async def exceed(story: Story) -> None:
         return
     taken = neighbours.spare_mib
     if not world.over_use.exceeded(taken, neighbours.granted_mib):
-        story.leave_out(f"the services' parts leave nothing of their GPU that {neighbours.name} could take unnoticed")
+        story.leave_out(
+            "beside their parts the services' GPU has too little memory for one to take more and hurt nobody"
+        )
         return
     name, pod = neighbours.name, neighbours.pod
     story.say(
@@ -131,9 +133,6 @@ async def run_short(story: Story) -> None:
         free >= neighbours.granted_mib - neighbours.halves[other.name],
     )
     world.use({**neighbours.halves, other.name: neighbours.granted_mib})
-    again = await story.admit(name, world.memory, len(world.devices(pod)))
-    world.use({**neighbours.halves, other.name: neighbours.granted_mib, name: neighbours.granted_mib // 2})
-    story.check(f"The next {name} gets the same part.", story.gpus_of(again) == [neighbours.shared])
 
 
 def _neighbours(story: Story) -> Neighbours | None:

@@ -119,7 +119,8 @@ def test_a_service_is_named_before_its_gpu_runs_short_and_goes_then(usual: subpr
     assert "web-1..6: 0.5 of 1 GiB each\n" in named
     assert "container main uses 1,447 MiB of GPU 0, was given 1,024 MiB" in " ".join(named.split())
     assert "evicted: container main uses 4,519 MiB of GPU 0, was given 1,024 MiB" in " ".join(gone.split())
-    assert "web-1: 1.0 of 1 GiB\n" in gone
+    assert "6/7  healthy  web-1: 1.0 of 1 GiB\n" in gone
+    assert "web-2..6: 0.5 of 1 GiB each\n" in gone
 
 
 def test_where_parts_fill_a_gpu_nobody_can_take_more_without_taking_a_neighbours(tmp_path: Path) -> None:
