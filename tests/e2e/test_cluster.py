@@ -433,7 +433,9 @@ def process_of(cluster: Cluster, name: str) -> int | None:
     for path in Path("/proc").glob("[0-9]*/cgroup"):
         with suppress(OSError):
             if container and container in path.read_text():
-                return int(path.parent.name)
+                # Of the namespaces that it is in, from ours inwards, the last is the container's.
+                (numbers,) = re.findall(r"^NSpid:\s+(.*)$", (path.parent / "status").read_text(), re.MULTILINE)
+                return int(numbers.split()[-2])
     return None
 
 
