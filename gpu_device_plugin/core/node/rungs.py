@@ -49,6 +49,9 @@ class Wanted:
     """Under MPS the multiprocessors are limited too."""
     ignored: str = ""
     """Why a node label is ignored, as a sentence without a full stop; empty: none is."""
+    required: bool = True
+    """Containers may be refused where it is not there. ACK's label requires nothing: a node may carry it from a time
+    when it was another product's, and its pods would all fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ def wanted(limits: str, labels: Mapping[str, str], *, compute: bool = False) -> 
     ignored = own and f"the node label {SET_LIMITS_LABEL}={own} is ignored: its value is none of {', '.join(known)}"
     if schedule in _SCHEDULES:
         rungs, with_compute = _SCHEDULES[schedule]
-        return Wanted(rungs, f"the node label {SCHEDULE_LABEL}={schedule}", compute or with_compute, ignored)
+        source = f"the node label {SCHEDULE_LABEL}={schedule}"
+        return Wanted(rungs, source, compute or with_compute, ignored, required=False)
     return Wanted(_rungs(limits), f"the setting limits={limits}", compute, ignored)
 
 
@@ -111,8 +115,9 @@ def rungs(gpus: Mapping[int, Gpu], abilities: Abilities, want: Wanted, *, refuse
         gpus: the shared GPUs.
         abilities: of their node.
         want: the wanted means.
-        refuse: where no wanted means is there, containers are refused shares; otherwise their limits are advisory.
+        refuse: where no required means is there, containers are refused shares; otherwise their limits are advisory.
     """
+    refuse = refuse and want.required
     chosen: dict[int, GpuRung] = {}
     missing: dict[str, list[int]] = {}
     for position, gpu in gpus.items():

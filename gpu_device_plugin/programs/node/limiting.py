@@ -63,7 +63,7 @@ class Limiting:
             mps_compute=want.compute,
             soft_is_share=settings.soft_limit == "share",
             extra=self._extra,
-            refuse=strict,
+            refuse=strict and want.required,
         )
 
     def _tell(self, sentence: str, missing: str, ignored: str) -> None:
