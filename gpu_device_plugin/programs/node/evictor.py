@@ -25,7 +25,7 @@ FIRST_RETRY_S = 5.0
 MOST_RETRY_S = 300.0
 
 
-class Desk(Protocol):
+class PodAccess(Protocol):
     """What the evictor needs of the Kubernetes API, see `NodeCluster`."""
 
     @property
@@ -67,17 +67,17 @@ class Evictor:
 
     def __init__(
         self,
-        desk: Desk,
+        cluster: PodAccess,
         metrics: m.Metrics,
         *,
         first_retry_s: float = FIRST_RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Evict through `desk`; a refused eviction is possible again after `first_retry_s`, then twice that, and so on.
+        """Evict through `cluster`; a refused eviction is possible again after `first_retry_s`, then twice that, and so on.
 
         `clock` gives monotonic seconds.
         """
-        self._desk = desk
+        self._cluster = cluster
         self._metrics = metrics
         self.first_retry_s = first_retry_s
         self._clock = clock
@@ -92,14 +92,14 @@ class Evictor:
     @property
     def going(self) -> Mapping[str, frozenset[str]]:
         """The GPUs of the pods whose eviction is ordered or was accepted, by UID, until they have ended."""
-        pods = self._desk.pods
+        pods = self._cluster.pods
         self._going = {uid: uuids for uid, uuids in self._going.items() if uid in pods and not pods[uid].ended}
         return {**self._going, **{uid: order.uuids for uid, order in self._orders.items()}}
 
     @property
     def put_off(self) -> frozenset[str]:
         """UIDs of the pods whose eviction was refused, and that are not to be ordered again yet."""
-        pods, now = self._desk.pods, self._clock()
+        pods, now = self._cluster.pods, self._clock()
         self._refused = {uid: refused for uid, refused in self._refused.items() if uid in pods}
         return frozenset(uid for uid, refused in self._refused.items() if refused.not_before > now)
 
@@ -121,7 +121,7 @@ class Evictor:
         while True:
             await self._ordered.wait()
             order = next(iter(self._orders.values()))
-            answer = await self._desk.evict(order.pod)
+            answer = await self._cluster.evict(order.pod)
             self._metrics.count(order.counted, answer.outcome)
             self._settle(order, answer)
             del self._orders[order.pod.uid]
@@ -135,7 +135,7 @@ class Evictor:
         if answer.outcome is Outcome.EVICTED:
             self._going[pod.uid] = order.uuids
             _log.warning("pod %s is evicted: %s", name, order.why)
-            self._desk.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
+            self._cluster.pod_event(pod, order.reason, f"evicted: {order.why}", "Evict")
         elif answer.outcome is not Outcome.GONE:
             self._put_off(order, answer)
 
@@ -150,7 +150,7 @@ class Evictor:
         _log.warning("pod %s is not evicted, and this is tried again: %s", name, answer.why)
         if answer.outcome is Outcome.BLOCKED:
             note = f"should be evicted: {order.why}; {answer.why}, so this is tried again"
-            self._desk.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
+            self._cluster.pod_event(pod, "GPUEvictionBlocked", note, "Evict")
         elif answer.outcome is Outcome.FORBIDDEN:
             note = f"The agent of this node cannot evict pod {name}: {answer.why}"
-            self._desk.event("GPUEvictionForbidden", note, "Evict")
+            self._cluster.event("GPUEvictionForbidden", note, "Evict")

@@ -13,7 +13,7 @@ from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.node.assigned import kubelet_uid
 from gpu_device_plugin.core.node.evicting import next_victims
 from gpu_device_plugin.core.node.over_use import Response, Rules, Watch, ended
-from gpu_device_plugin.core.telling.over_use_told import annotation, event_note, outlook, use_of
+from gpu_device_plugin.core.telling.over_use import annotation, event_note, outlook, use_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Desk(Protocol):
+class PodAccess(Protocol):
     """What is needed of the Kubernetes API, see `NodeCluster`."""
 
     @property
@@ -55,14 +55,14 @@ class OverUse:
         readings: Latest[UseReading],
         state: NodeState,
         settings: Callable[[], NodeSettings],
-        desk: Desk | None = None,
+        cluster: PodAccess | None = None,
         evictor: Evictor | None = None,
     ) -> None:
-        """Follow `readings`; without a `desk` (no API) excesses are only logged and published."""
+        """Follow `readings`; without a `cluster` (no API) excesses are only logged and published."""
         self._readings = readings
         self._state = state
         self._settings = settings
-        self._desk = desk
+        self._cluster = cluster
         self._evictor = evictor
         self._watch = Watch()
         self._first: float | None = None
@@ -87,7 +87,7 @@ class OverUse:
         if reading.at <= self._watch.at:
             return  # what it shows is known already
         rules = rules_of(self._settings())
-        pods = {} if self._desk is None else {kubelet_uid(pod): pod for pod in self._desk.pods.values()}
+        pods = {} if self._cluster is None else {kubelet_uid(pod): pod for pod in self._cluster.pods.values()}
         self._first = reading.at if self._first is None else self._first
         self._watch = self._watch.after(reading, rules)
         excesses = self._watch.excesses(rules, pods)
@@ -98,9 +98,9 @@ class OverUse:
             _log.info("no longer more GPU memory than granted", extra=self._facts(self.excesses.value[place]))
         if excesses != self.excesses.value:
             self.excesses.set(excesses)
-        if self._desk is not None:
-            self._annotate(self._desk, excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
-            self._remove_stale(self._desk, reading, rules, pods)
+        if self._cluster is not None:
+            self._annotate(self._cluster, excesses, rules, {place[0] for place in (*told_anew, *over)}, pods)
+            self._remove_stale(self._cluster, reading, rules, pods)
         self._evict(excesses, reading, rules)
 
     def _tell(self, excesses: Mapping[Place, Excess], rules: Rules, now: float) -> tuple[Place, ...]:
@@ -115,14 +115,14 @@ class OverUse:
             new.append(place)
             note = event_note(excess, self._gpu(place[2]), now, rules.response)
             _log.warning("%s", note, extra=self._facts(excess))
-            if self._desk is not None and excess.pod is not None:
+            if self._cluster is not None and excess.pod is not None:
                 reason = "GPUMemoryExceeded" if excess.granted_mib else "GPUTrespass"
-                self._desk.pod_event(excess.pod, reason, note, "Observe")
+                self._cluster.pod_event(excess.pod, reason, note, "Observe")
         return tuple(new)
 
     def _annotate(
         self,
-        desk: Desk,
+        cluster: PodAccess,
         excesses: Mapping[Place, Excess],
         rules: Rules,
         changed: set[str],
@@ -135,9 +135,9 @@ class OverUse:
                 for place, excess in excesses.items()
                 if place[0] == uid
             ]
-            desk.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
+            cluster.annotate(pods[uid], {OVER_USE: annotation(told, rules.response) if told else None})
 
-    def _remove_stale(self, desk: Desk, reading: UseReading, rules: Rules, pods: Mapping[str, Pod]) -> None:
+    def _remove_stale(self, cluster: PodAccess, reading: UseReading, rules: Rules, pods: Mapping[str, Pod]) -> None:
         """Remove the sentences that an earlier agent wrote, once a reading or a whole grace does not confirm them."""
         waited = self._first is not None and reading.at - self._first >= rules.grace_s
         if reading.blind and not waited:
@@ -145,7 +145,7 @@ class OverUse:
         suspects = {place[0] for place in self._watch.evidence}
         for uid, pod in pods.items():
             if OVER_USE in pod.annotations and uid not in suspects and not pod.ended:
-                desk.annotate(pod, {OVER_USE: None})
+                cluster.annotate(pod, {OVER_USE: None})
 
     def _evict(self, excesses: Mapping[Place, Excess], reading: UseReading, rules: Rules) -> None:
         if self._evictor is None or not excesses:

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.node.over_use import Excess, Response
-from gpu_device_plugin.core.telling.over_use_told import annotation, duration, event_note, outlook, use_of
+from gpu_device_plugin.core.telling.over_use import annotation, duration, event_note, outlook, use_of
 
 EXCESS = Excess(("u", "main", "GPU-0"), 6120, 4096, 100, Pod("u", "default", "p"))
 
