@@ -73,7 +73,7 @@ class Evictor:
         first_retry_s: float = FIRST_RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Evict through `cluster`; a refused eviction is possible again after `first_retry_s`, then twice that, and so on.
+        """Evict through `cluster`; after a refusal possible again in `first_retry_s`, then twice that, and so on.
 
         `clock` gives monotonic seconds.
         """
