@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, OVER_USE
+from gpu_device_plugin.core.contract.nodelimits import read_node_limits
+from gpu_device_plugin.core.contract.nodeuse import read_node_use
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
 from tests.docs.guide_world import EXAMPLES, documents
 from tests.docs.pages import DOCS, blocks, sections, text_of
@@ -29,6 +32,7 @@ from tests.patience import REAL_S
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse
     from tests.docs.guide_world import Json
     from tests.e2e.cluster import Cluster, Given
 
@@ -106,9 +110,28 @@ def test_the_label_starts_the_agent_and_capacity_appears(cluster: Cluster) -> No
         wait_until_offered(cluster, ALL)
         assert cluster.offered("capacity") == ALL
         assert {f"{PREFIX}count", f"{PREFIX}product.Tesla-T4", f"{PREFIX}gpus"} <= set(ours(cluster))
-        cluster.until(
-            lambda: {f"{PREFIX}limits", f"{PREFIX}use"} <= set(ours(cluster)), "the node says what limits hold"
+
+
+def test_the_node_says_by_what_means_it_limits_and_who_uses_what(cluster: Cluster) -> None:
+    """The GPUs have no limits of the driver, and there is no supervisor of MPS; the node's processes are seen."""
+    with needed(cluster, "limits and use"):
+        use = cluster.until(lambda: use_of(cluster), "the node says who uses what")
+        assert use is not None
+        assert (use.blind, sorted(use.gpus)) == ("", [0, 1, 2, 3])
+        meta = cluster.get("node", cluster.node)["metadata"]
+        assert meta["labels"][NODE_LIMITS] == "advisory"
+        limits = read_node_limits(meta["annotations"][NODE_LIMITS])
+        assert {position: (gpu.rung.value, gpu.refusal) for position, gpu in limits.gpus.items()} == dict.fromkeys(
+            range(4), ("advisory", "")
         )
+        chosen = cluster.items("nodes", f"--selector={NODE_LIMITS}=advisory")
+        assert [node["metadata"]["name"] for node in chosen] == [cluster.node]
+
+
+def use_of(cluster: Cluster) -> NodeUse | None:
+    """Return what the node's agent last wrote of its use."""
+    notes = cluster.get("node", cluster.node)["metadata"]["annotations"]
+    return read_node_use(notes[NODE_USE]) if NODE_USE in notes else None
 
 
 def test_the_doctors_find_nothing_wrong(shared: Cluster) -> None:
@@ -411,19 +434,42 @@ def test_a_pod_that_uses_more_than_it_was_granted_is_named_and_evicted_as_its_bu
         use_gpus(settings, "/etc/gpushare/gpus.json")
         told = settings.until(lambda: events_of(settings, "greedy", "GPUMemoryExceeded"), "the pod is named")
         assert "container main uses 3,072 MiB of GPU 0, was given 1,024 MiB" in told[0]
-        assert "uses 3,072 MiB of GPU 0" in notes_of(settings, "greedy")[f"{PREFIX}over-use"]
-        assert "3072" in settings.kubectl("inspect", "gpushare", "-d").replace(",", "")
+        said = "uses 3,072 MiB of GPU 0"
+        settings.until(lambda: said in notes_of(settings, "greedy").get(OVER_USE, ""), "its annotation says so")
+        row = r"0 +default/greedy/main +3,072 MiB +1,024 MiB +advisory +over since "
+        settings.until(lambda: re.search(row, inspected(settings)), "inspect shows what it uses and was granted")
         settings.until(lambda: events_of(settings, "greedy", "GPUEvictionBlocked"), "its budget blocks the eviction")
+        another_agent(settings)
         assert "deletionTimestamp" not in settings.get("pod", "greedy")["metadata"]
         settings.kubectl("delete", "poddisruptionbudget", "greedy")
         settings.until(lambda: settings.run("kubectl", "get", "pod", "greedy").returncode != 0, "it is evicted")
-        assert events_of(settings, "greedy", "GPUMemoryEvicted")
+        settings.until(lambda: "default/greedy" not in inspected(settings), "nothing is told of it any more")
+        settings.until(lambda: events_of(settings, "greedy", "GPUMemoryEvicted"), "an Event tells of the eviction")
     finally:
         settings.run("kubectl", "delete", "poddisruptionbudget,pod", "greedy", "--ignore-not-found")
         settings.kubectl(*CONFIGMAP, '-p={"data":{"gpus.json":null}}')
         settings.kubectl("delete", "--filename", str(DEPLOY / "optional" / "evict.yaml"))
         use_gpus(settings, GPUS)
         wait_until_offered(settings, ALL)
+
+
+def inspected(cluster: Cluster) -> str:
+    return cluster.kubectl("inspect", "gpushare", "-d")
+
+
+def another_agent(cluster: Cluster) -> None:
+    """Replace the node's agent, and wait until the new one has told what is used."""
+    (before,) = agents(cluster)
+    cluster.kubectl("--namespace=gpushare", "delete", "pod", before["metadata"]["name"])
+    rolled_out(cluster, "daemonset/gpushare-node")
+    (after,) = agents(cluster)
+    started = after["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
+
+    def told_since() -> bool:
+        use = use_of(cluster)
+        return use is not None and use.at >= started
+
+    cluster.until(told_since, "the new agent says who uses what")
 
 
 def process_of(cluster: Cluster, name: str) -> int | None:

@@ -10,7 +10,7 @@ from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gpu_device_plugin.core.model.limits import LimitState
+    from gpu_device_plugin.core.model.limits import LimitState, Rung
     from gpu_device_plugin.core.model.shares import Shares
     from gpu_device_plugin.core.node.over_use import Excess, Place
     from gpu_device_plugin.core.node.use import ContainerUse, UseReading
@@ -70,12 +70,17 @@ def _part(use: ContainerUse, position: int, limit: LimitState | None, over_since
         granted_mib=use.granted_mib,
         used_mib=use.used_mib,
         sm_percent=use.sm_percent,
-        rung=None if limit is None else limit.rung,
+        rung=_rung(use) if limit is None else limit.rung,
         held=None if limit is None else limit.held,
         found_mib=None if limit is None else limit.found_mib,
         why="" if limit is None else limit.why,
         over_since=over_since,
     )
+
+
+def _rung(use: ContainerUse) -> Rung | None:
+    """Return by which means a container is limited of which no state is known: `advisory` has none to be known."""
+    return None if use.holding is None or use.holding.whole else use.holding.rung
 
 
 def _rfc3339(seconds: float) -> str:

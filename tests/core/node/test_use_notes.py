@@ -11,6 +11,7 @@ from gpu_device_plugin.core.contract.nodereport import STALE_S
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart
 from gpu_device_plugin.core.model.limits import Held, LimitState, Rung
 from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.node.holdings import Holding
 from gpu_device_plugin.core.node.over_use import Excess
 from gpu_device_plugin.core.node.use import ContainerUse, UseReading
 from gpu_device_plugin.core.node.use_notes import AGAIN_S, SELDOM_S, SOON_S, due_in_s, node_use
@@ -58,6 +59,23 @@ def test_a_pod_that_the_api_does_not_show_is_called_by_its_uid() -> None:
     reading = UseReading(0.0, (ContainerUse("uid-a", "", uuid(0), 0, 700),), blind="why")
     found = node_use(reading, {}, {}, SHARES, epoch=EPOCH)
     assert (found.parts, found.blind) == ((UsedPart("", "uid-a", "", 0, 0, 700),), "why")
+
+
+@pytest.mark.parametrize(
+    ("holding", "expected"),
+    [
+        (Holding("uid-a", "main", {uuid(0): 4096}, rung=Rung.ADVISORY), Rung.ADVISORY),
+        (Holding("uid-a", "main", {uuid(0): 4096}, rung=Rung.DRIVER), Rung.DRIVER),
+        (Holding("uid-a", "main", {uuid(0): 4096}), None),
+        (Holding("uid-a", "main", {uuid(0): 16_384}, whole=True, rung=Rung.ADVISORY), None),
+        (None, None),
+    ],
+    ids=["advisory", "the driver's, not read yet", "of an older agent", "whole GPUs", "not given this GPU"],
+)
+def test_the_means_is_told_where_nothing_is_known_of_the_limit(holding: Holding | None, expected: Rung | None) -> None:
+    use = ContainerUse("uid-a", "main", uuid(0), 4096, 700, holding=holding)
+    (part,) = node_use(UseReading(0.0, (use,)), {}, {}, SHARES, epoch=EPOCH).parts
+    assert (part.rung, part.held) == (expected, None)
 
 
 def test_gpus_without_a_position_are_left_out() -> None:

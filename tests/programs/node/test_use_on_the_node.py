@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu, UsedPart, read_node_use
+from gpu_device_plugin.core.model.limits import Rung
 from gpu_device_plugin.core.node.use import NOT_READ, WITHOUT_HOST_PID
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources
@@ -51,7 +52,7 @@ async def test_a_containers_use_is_told_beside_what_it_was_granted() -> None:
         await there.node.until(lambda: [(part.pod, part.used_mib) for part in parts(there)] == [("web", 3072)])
         use = told(there)
         assert use is not None
-        assert use.parts == (UsedPart("default", "web", "main", 0, 4096, 3072, 40),)
+        assert use.parts == (UsedPart("default", "web", "main", 0, 4096, 3072, 40, Rung.ADVISORY),)
         assert (use.gpus, use.blind) == ({0: UsedGpu(3200, 128)}, "")
 
 
