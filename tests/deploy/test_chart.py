@@ -19,8 +19,8 @@ from gpu_device_plugin import __version__, cli
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount
 from gpu_device_plugin.core.node.verifying import NO_CGROUPS
 from gpu_device_plugin.kubelet import cgroupfs
-from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.extender import ExtenderSettings
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import flag, knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_device_plugin.core.contract import variables
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 PLACEHOLDERS = ("limit_mib", "ordinal", "uuid", "pod_uid", "container")
 """In braces: the MiB of the container on a GPU, the GPU's number in the container, its UUID, and the container's pod
@@ -34,6 +34,8 @@ SET_BY_US = frozenset(
 """Variables that say what a container was given; an extra grant must not change them."""
 
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+_NEEDED = frozenset({(), ("proc",), ("sys",), ("dev",)})
+"""Directories of a container without which it does not start, or has no GPU; below them there may be mounts."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,252}")
 """UIDs and the names of containers, which may become parts of paths. The UID of a static pod is an annotation, which
@@ -134,7 +136,12 @@ def wrong_text(text: str) -> str:
     if unknown:
         known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         return f"there is no placeholder {{{unknown[0]}}}; use {known}"
-    return "a control character is in it; remove it" if any(ord(char) < ord(" ") for char in text) else ""
+    if any(ord(char) < ord(" ") for char in text):
+        return "a control character is in it; remove it"
+    # The kubelet takes UTF-8. In YAML an escape can write half of a pair of UTF-16.
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        return "half of a character is in it, an escape between \\ud800 and \\udfff; write the character itself"
+    return ""
 
 
 def wrong_name(name: str) -> str:
@@ -152,11 +159,21 @@ def wrong_path(path: str) -> str:
     return wrong_text(path)
 
 
-def wrong_mount(mount: Mount) -> str:
-    """Return what is wrong with a mount whose paths are right, see `wrong_text`."""
+def wrong_mount(mount: Mount, others: Iterable[Mount] = ()) -> str:
+    """Return what is wrong with a mount whose paths are right beside these others, see `wrong_text`."""
+    place = _plain(mount.container_path)
+    if place in _NEEDED:
+        return f"over {mount.container_path} in a container nothing can be mounted; choose another container_path"
+    if any(_plain(other.container_path) == place for other in others):
+        # The kubelet would take one of them, and say so in its own log only.
+        return f"another mount has the container_path {mount.container_path} too; remove one of the two"
     if _per_gpu(mount.host_path) and not _per_gpu(mount.container_path):
         return "host_path differs by GPU, so that container_path needs {ordinal} or {uuid} too"
     return ""
+
+
+def _plain(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part not in {"", "."})
 
 
 def _of(mount: Mount) -> tuple[str, str]:

@@ -234,10 +234,18 @@ def _lacks(situation: Situation) -> Await | str:
     return ""
 
 
-def in_vain(waited: Await, situation: Situation, *, refuse: bool) -> Rung | Refused:
-    """Return the means for a container after it waited `START_S` for the daemon of its GPU."""
+def in_vain(waited: Await, situation: Situation, hindrance: str = "", *, refuse: bool) -> Rung | Refused:
+    """Return the means for a container after it waited `START_S` for the daemon of its GPU.
+
+    Args:
+        waited: what it waited for.
+        situation: the GPU.
+        hindrance: why the supervisor cannot be asked for the daemon, so that nothing was waited for; empty: it was.
+        refuse: see `choose`.
+    """
     if refuse:
-        return Refused(Why.MPS_NOT_READY, f"{waited.sentence}, after {START_S:g} s")
+        outcome = f": {hindrance}" if hindrance else f", after {START_S:g} s"
+        return Refused(Why.MPS_NOT_READY, waited.sentence + outcome)
     return Rung.MPS if situation.tenants.clients else Rung.ADVISORY
 
 
@@ -260,7 +268,8 @@ def why_not_start(
         state: what the supervisor runs, or why there is none.
         written: the last state that a supervisor wrote, even if it no longer runs; None: there is none.
         client: the container was started as a client of MPS.
-        refuse: containers wait for a supervisor that does not run; otherwise they start.
+        refuse: the container waits for a supervisor that does not run, or has failed to set the compute mode back;
+            otherwise it starts. Where nobody asks for MPS, files that somebody left behind keep no container waiting.
     """
     if isinstance(state, str) and not refuse:
         return ""
@@ -270,7 +279,7 @@ def why_not_start(
         gpu = state.gpus.get(uuid, _STOPPED)
         return "" if gpu.status is MpsStatus.READY else f"the MPS daemon of {name} is not ready ({_told(gpu)})"
     gpu = _STOPPED if written is None else written.gpus.get(uuid, _STOPPED)
-    if gpu.status is MpsStatus.STOPPED:
+    if gpu.status is MpsStatus.STOPPED or (gpu.status is MpsStatus.FAILED and not refuse):
         return ""
     if isinstance(state, str):
         return (

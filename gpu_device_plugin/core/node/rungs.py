@@ -182,7 +182,12 @@ def _lacks_mps(gpu: Gpu, abilities: Abilities) -> str:
 
 
 def _lacks_custom(_gpu: Gpu, abilities: Abilities) -> str:
-    return "" if abilities.extra_grant else "the setting extra_grant names no file"
+    # A change of the setting waits for a restart, and one of `limits` does not.
+    return (
+        ""
+        if abilities.extra_grant
+        else "the agent read no file of the setting extra_grant when it started: name one, and restart the agent"
+    )
 
 
 def _lacks_nothing(_gpu: Gpu, _abilities: Abilities) -> str:

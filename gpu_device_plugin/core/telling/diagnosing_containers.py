@@ -137,6 +137,9 @@ def cgroups(node: NodeSymptoms) -> Iterator[Finding]:
 
 def limits(node: NodeSymptoms) -> Iterator[Finding]:
     """Check by which means the memory limits of containers hold, and why."""
+    if node.extra_grant_problem:
+        yield error(f"the agent does not start: {node.extra_grant_problem}", "correct it, or empty extra_grant")
+        return
     if node.invented:
         yield ok("invented GPUs have none")
         return
@@ -152,7 +155,7 @@ def limits(node: NodeSymptoms) -> Iterator[Finding]:
     found = {gpu.rung for gpu in made.gpus.values()}
     version = f"driver {node.inventory.driver_version}"
     if made.missing:
-        tell = error if node.limits_fallback == REFUSE else warning
+        tell = error if node.limits_fallback == REFUSE and want.required else warning
         yield tell(
             f"{made.missing} ({version})",
             "provide what is missing, or ask for other means by the setting limits or the node label "

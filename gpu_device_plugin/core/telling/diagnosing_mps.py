@@ -56,12 +56,18 @@ def _by_mps(node: NodeSeen, cluster: ClusterSymptoms) -> bool:
 def supervisor(node: NodeSymptoms) -> Iterator[Finding]:
     """Check the supervisor of this node, and its daemon on each GPU."""
     labels = node.api.labels if isinstance(node.api, ApiSeen) else {}
+    positions = {gpu.uuid: gpu.index for gpu in node.inventory.gpus}
     if asked_rung(labels, node.limits) is not Rung.MPS:
+        for uuid in node.mps_left:
+            yield warning(
+                f"GPU {positions.get(uuid, '?')} ({uuid}) was run by an MPS supervisor that is gone, and may still be "
+                "in the compute mode EXCLUSIVE_PROCESS, in which a second program fails",
+                f"nvidia-smi -i {uuid} -c DEFAULT; then remove {node.mps_state_file}",
+            )
         return
     if isinstance(node.mps, str):
         yield error(f"the limits are to be those of MPS, and {node.mps}", _START)
         return
-    positions = {gpu.uuid: gpu.index for gpu in node.inventory.gpus}
     ill = False
     for uuid, gpu in sorted(node.mps.items()):
         if gpu.status in {MpsStatus.FAULT, MpsStatus.FAILED}:

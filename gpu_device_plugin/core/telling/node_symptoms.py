@@ -117,8 +117,14 @@ class NodeSymptoms:
     limits_fallback: str = "refuse"
     extra_grant: bool = False
     """The setting `extra_grant` names a file."""
+    extra_grant_problem: str = ""
+    """Why that file cannot be used, with advice."""
     mps: Mapping[str, MpsGpu] | str = ""
     """The daemons of the MPS supervisor, by the GPU's UUID, or why there is none."""
+    mps_left: tuple[str, ...] = ()
+    """The GPUs (by UUID) that a supervisor ran which no longer runs, and did not give back."""
+    mps_state_file: str = ""
+    """The path of the file that says so."""
 
     # The hardware
     driver_problem: str = ""

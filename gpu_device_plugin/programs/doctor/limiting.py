@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.message import DecodeError
 
 from gpu_device_plugin import files
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, read_state
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, MpsFileError, MpsStatus, read_state
 from gpu_device_plugin.core.contract.variables import DRIVER_LIMIT
 from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT, silent
 from gpu_device_plugin.kubelet._proto.deviceplugin_pb2 import ContainerAllocateResponse
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu
+    from gpu_device_plugin.core.contract.mpsfiles import MpsGpu, MpsState
 
 _LARGEST_STATE = 1 << 20
 _LARGEST_CHECKPOINT = 64 << 20
@@ -27,15 +27,33 @@ _LARGEST_CHECKPOINT = 64 << 20
 
 def mps_daemons(directory: Path) -> Mapping[str, MpsGpu] | str:
     """Return the daemons of the node's MPS supervisor, by the GPU's UUID, or why there is none."""
+    state = _state(directory)
+    if isinstance(state, str):
+        return state
+    return SILENT if _silent(state) else state.gpus
+
+
+def left_by_mps(directory: Path) -> tuple[str, ...]:
+    """Return the GPUs (by UUID) that a supervisor which no longer runs did not give back, sorted."""
+    state = _state(directory)
+    if isinstance(state, str) or not _silent(state):
+        return ()
+    return tuple(sorted(uuid for uuid, gpu in state.gpus.items() if gpu.status is not MpsStatus.STOPPED))
+
+
+def _state(directory: Path) -> MpsState | str:
     try:
-        state = read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
+        return read_state(files.read(directory / STATE_FILE, _LARGEST_STATE)[0].decode(errors="replace"))
     except FileNotFoundError:
         return NOT_THERE
     except OSError as problem:
         return f"{directory / STATE_FILE}: {problem.strerror}"
     except MpsFileError as problem:
         return str(problem)
-    return SILENT if silent(state, time.clock_gettime(time.CLOCK_BOOTTIME)) else state.gpus
+
+
+def _silent(state: MpsState) -> bool:
+    return silent(state, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 def with_driver_limits(checkpoint: Path, resource: str) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfigError, config_if_any
 from gpu_device_plugin.cluster.errors import ApiError
 from gpu_device_plugin.cluster.node import NodeSelf
+from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.contract.nodereport import node_report
 from gpu_device_plugin.core.model.resources import Kind
@@ -41,6 +42,7 @@ from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.programs.doctor import limiting, runtime
 from gpu_device_plugin.programs.doctor.agent import ask
 from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
 if TYPE_CHECKING:
@@ -211,7 +213,7 @@ async def examined(
         agent = tasks.create_task(ask(settings.http, deadlines.answer_s), name="agent")
         api = tasks.create_task(_api(settings, deadlines), name="API server")
     view, seen, folder, root = driver.result(), api.result(), settings.device_plugin_dir, where.host_root
-    invented = settings.gpus != "nvml"
+    invented, mps_dir = settings.gpus != "nvml", (root or Path("/")) / settings.mps_dir.relative_to("/")
     device_nodes, unlinked = ({}, ()) if invented else _device_nodes(where, view.inventory)
     names = {resource.kind: resource.name for resource in settings.managed}
     return NodeSymptoms(
@@ -231,7 +233,10 @@ async def examined(
         limits=settings.limits,
         limits_fallback=settings.limits_fallback,
         extra_grant=settings.extra_grant is not None,
-        mps=limiting.mps_daemons((root or Path("/")) / settings.mps_dir.relative_to("/")),
+        extra_grant_problem=_problem(partial(read_extra_grant, settings.extra_grant), UsageError),
+        mps=limiting.mps_daemons(mps_dir),
+        mps_left=limiting.left_by_mps(mps_dir),
+        mps_state_file=str(settings.mps_dir / STATE_FILE),
         inventory=view.inventory,
         driver_problem="" if view.state is State.WATCHING else view.sentence,
         unhealthy={uuid: "; ".join(belief.reasons) for uuid, belief in view.beliefs.items() if not belief.healthy},

@@ -58,7 +58,11 @@ def main(sources: Sources[MpsSettings], texts: Texts, settings: MpsSettings) -> 
         share(settings.mps_dir / SHM_DIRECTORY, settings.shm_size_mib)
         supervisor = Supervisor(settings.mps_dir, Nvidia(os.environ))
     except OSError as error:
-        raise UsageError(f"mps_dir: {error}") from error
+        where = error.filename or settings.mps_dir
+        raise UsageError(
+            f"mps_dir: {where}: {error.strerror or error}; the supervisor's container has to be privileged, with a "
+            "writable directory of the node at mps_dir, as in deploy/optional/mps.yaml"
+        ) from error
     return asyncio.run(_run(sources, texts, settings, supervisor))
 
 

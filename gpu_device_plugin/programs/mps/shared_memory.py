@@ -54,4 +54,4 @@ def _call(function: str, *arguments: object, target: Path) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, function)(*arguments):
         number = ctypes.get_errno()
-        raise OSError(number, f"{os.strerror(number)}; the supervisor's container has to be privileged", str(target))
+        raise OSError(number, os.strerror(number), str(target))

@@ -127,18 +127,23 @@ class Supervisor:
         try:
             wanted = _sane(read_wanted(files.read_below(self._directory, WANTED_FILE, _LARGEST)[0].decode()))
         except FileNotFoundError:
+            if self._wanted is not None and self._wanted.gpus:
+                self._refuse(f"{path} is gone, and nothing changes until the agent writes it anew")
+                return
             wanted = MpsWanted()  # no agent was here since the machine started
         except (OSError, UnicodeDecodeError, MpsFileError) as error:
             # What runs goes on: clients need it. Where nothing is known yet, nothing is done.
-            refused = f"{path} cannot be used, and nothing changes until it can: {str(error)[:300]}"
-            if refused != self.refused:
-                _log.error("%s", refused)
-            self.refused = refused
+            self._refuse(f"{path} cannot be used, and nothing changes until it can: {str(error)[:300]}")
             return
         if self.refused:
             _log.info("%s can be used again", path)
             self.refused = ""
         self._wanted = wanted
+
+    def _refuse(self, why: str) -> None:
+        if why != self.refused:
+            _log.error("%s", why)
+        self.refused = why
 
     def _distribute(self, tasks: asyncio.TaskGroup) -> None:
         """Tell every GPU what is wanted of it, beginning with those that an earlier supervisor may have left."""

@@ -43,7 +43,6 @@ from gpu_device_plugin.programs.node.advertiser import Advertiser
 from gpu_device_plugin.programs.node.answers import NodeAnswers
 from gpu_device_plugin.programs.node.coexistence import Coexistence, serve_while_alone
 from gpu_device_plugin.programs.node.equipment import Equipment
-from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
 from gpu_device_plugin.programs.node.handover import Handover
 from gpu_device_plugin.programs.node.limiting import Limiting
 from gpu_device_plugin.programs.node.mps import MpsLink
@@ -53,6 +52,7 @@ from gpu_device_plugin.programs.node.responses import Responses
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
 from gpu_device_plugin.programs.node.verification import Verification
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError, reload
 
 if TYPE_CHECKING:

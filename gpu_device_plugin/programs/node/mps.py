@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
 from gpu_device_plugin.aio.latest import Latest
@@ -28,6 +28,7 @@ from gpu_device_plugin.core.node import mps
 from gpu_device_plugin.core.node.preferring import spread_over
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
@@ -46,6 +47,7 @@ _LARGEST = 1 << 20
 """Bytes of a file of the supervisor. A GPU takes 200."""
 _MOST_GRANTED = 4_000
 """Containers to remember until the checkpoint shows them. A node has at most so many devices."""
+_Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
 _POLL_S = 0.5
 _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
@@ -90,11 +92,16 @@ class MpsLink:
         """How long a supervisor may be missing before that is reported: it may start together with us."""
         self._asked_for: frozenset[str] = frozenset()
         self._written: MpsState | None = None
-        self._seen: tuple[int, int, int] | None = None
+        self._directories: Mapping[str, MpsGpu] = {}
+        """Of the last state that was read: a GPU keeps its directory, also while its supervisor or the file is gone."""
+        self._seen: _Stamp | None = None
         self._unreadable = ""
         self._wanted = MpsWanted()
         self._unwritten = False
+        self._ours: _Stamp | None = None
+        """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
         self._complete = False
+        self._clients = False
         self._granted: list[mps.Given] = []
         self._asked: dict[str, int] = {}
         self._waiting = 0
@@ -109,7 +116,7 @@ class MpsLink:
     @property
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
-        return bool(self._asked_for or self._wanted.gpus or self._unwritten or self._written is not None)
+        return bool(self._asked_for or self._wanted.gpus or self._clients or self._unwritten or self._written)
 
     @property
     def daemons(self) -> Mapping[str, MpsGpu] | str:
@@ -178,8 +185,16 @@ class MpsLink:
         if not isinstance(self._choice(gpus, shares), mps.Await):
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
+        asked = self._asked
         self._write()
-        return self._until(lambda: not isinstance(self._choice(gpus, shares), mps.Await), self.start_s, self.given_up)
+        if self._unwritten:
+            return None  # the supervisor will not hear of it
+        return self._until(
+            lambda: not isinstance(self._choice(gpus, shares), mps.Await),
+            self.start_s,
+            # What a later call asks for, that of another process of the kubelet, is not given up with this one.
+            lambda: self.given_up() if self._asked is asked else None,
+        )
 
     def decides_on(self, positions: Collection[int], shares: Shares) -> bool:
         """Return whether these GPUs are one on which MPS is wanted, or has clients."""
@@ -203,13 +218,11 @@ class MpsLink:
         situations = self._situations(gpus, dict(placement.shares))
         choice = mps.choose(situations, refuse=self.refuse)
         if isinstance(choice, mps.Await):
-            choice = mps.in_vain(choice, situations[0], refuse=self.refuse)
+            choice = mps.in_vain(choice, situations[0], self._complaint, refuse=self.refuse)
         if not isinstance(choice, Rung):
             return choice
-        # A supervisor that is silent for a moment has not forgotten its directories.
-        daemons = {} if self._written is None else self._written.gpus
         rungs = {shared.gpu.uuid: GpuRung(choice, "") for shared in gpus}
-        return replace(otherwise, rungs={**otherwise.rungs, **rungs}, mps=daemons)
+        return replace(otherwise, rungs={**otherwise.rungs, **rungs}, mps=self._directories)
 
     def granted(self, device_ids: frozenset[str], rung: str) -> None:
         """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
@@ -238,13 +251,14 @@ class MpsLink:
         given = [each for each in self._given() if each.device_ids & ids]
         client = bool(given) and given[-1].mps
         for position in sorted(spread_over(node, ids)):
+            uuid = node.shares.gpus[position].gpu.uuid
             why = mps.why_not_start(
                 f"GPU {position}",
-                node.shares.gpus[position].gpu.uuid,
+                uuid,
                 self.states.value,
                 self._written,
                 client=client,
-                refuse=self.refuse,
+                refuse=self.refuse and (client or uuid in self._asked_for),
             )
             if why:
                 return why
@@ -294,14 +308,19 @@ class MpsLink:
     def _take_up(self) -> None:
         """Begin with what our predecessor wanted: its clients run on."""
         try:
-            self._wanted = read_wanted(files.read(self._directory / WANTED_FILE, _LARGEST)[0].decode(errors="replace"))
+            content, found = files.read(self._directory / WANTED_FILE, _LARGEST)
+            self._wanted, self._ours = read_wanted(content.decode(errors="replace")), _stamp(found)
         except FileNotFoundError:
             pass
         except (OSError, MpsFileError) as error:
             _log.warning("what the MPS supervisor was told to run is not known: %s", error)
+            self._unwritten = True  # the supervisor cannot read it either, and changes nothing until it can
         self.look()
 
     def _holders_changed(self, _new: object = None) -> None:
+        present = mps.tenants(self._state.node.ledger, self._given())
+        self._clients = any(there.clients for there in present.values())
+        self._wake.set()
         if self._granted:
             held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
             recorded = {(entry.device_ids, entry.rung == Rung.MPS) for entry in self._entries.value}
@@ -322,7 +341,7 @@ class MpsLink:
             self._wanted,
             self._state.node.shares.share_mib,
         )
-        if wanted == self._wanted and not self._unwritten:
+        if wanted == self._wanted and not self._unwritten and not self._lost():
             return
         if wanted != self._wanted:
             _log.info("the MPS supervisor is asked for daemons", extra={"gpus": dict(wanted.gpus)})
@@ -330,14 +349,30 @@ class MpsLink:
         try:
             files.replace_below(self._directory, WANTED_FILE, write_wanted(wanted).encode())
         except OSError as error:
-            self._complain(f"{self._directory / WANTED_FILE} cannot be written: {error.strerror}")
+            why = (
+                f"the agent cannot write {self._directory / WANTED_FILE} ({error.strerror}): mount its directory "
+                "writable, as deploy/patches/mps-agent.yaml does, and see that the node's disk is not full"
+            )
+            if why != self._complaint:
+                _log.error("the MPS supervisor cannot be told what to run", extra={"why": why})
+            self._complaint = why
             return
         self._unwritten, self._complaint = False, ""
+        self._ours = self._stamp()
 
-    def _complain(self, why: str) -> None:
-        if why != self._complaint:
-            self._complaint = why
-            _log.error("the MPS supervisor cannot be told what to run", extra={"why": why})
+    def _lost(self) -> bool:
+        """Return whether somebody removed the file with what we want, or replaced it."""
+        found = self._stamp()
+        if found == self._ours or (found is None and not self._wanted.gpus):
+            return False
+        _log.warning("%s was removed or replaced by somebody, and is written anew", self._directory / WANTED_FILE)
+        return True
+
+    def _stamp(self) -> _Stamp | None:
+        try:
+            return _stamp((self._directory / WANTED_FILE).stat())
+        except OSError:
+            return None
 
     # --- What the supervisor runs ---------------------------------------------------------------------------------
 
@@ -360,10 +395,11 @@ class MpsLink:
         path = self._directory / STATE_FILE
         try:
             found = path.stat()
-            if (stamp := (found.st_ino, found.st_mtime_ns, found.st_size)) != self._seen:
+            if (stamp := _stamp(found)) != self._seen:
                 content, _ = files.read(path, _LARGEST)
                 self._seen, self._unreadable = stamp, ""
                 self._written = read_state(content.decode(errors="replace"))
+                self._directories = self._written.gpus
         except FileNotFoundError:
             mounted = self._directory.is_dir()
             self._seen, self._written = None, None
@@ -388,6 +424,8 @@ class MpsLink:
     def _report(self) -> None:
         needed = self._asked_for | self._wanted.gpus.keys()
         now, found = time.monotonic(), dict(mps.troubles(self.states.value, needed))
+        if self._complaint and needed:
+            found.setdefault("", self._complaint)
         if "" not in found:
             self._missing_since = None
         elif self._missing_since is None:
@@ -401,6 +439,10 @@ class MpsLink:
             if why != self._troubles.get(uuid):
                 self._on_trouble(uuid, why)
         self._troubles = found
+
+
+def _stamp(found: os.stat_result) -> _Stamp:
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _gist(state: MpsState | str) -> object:

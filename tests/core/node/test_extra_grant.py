@@ -79,6 +79,9 @@ def test_a_pod_is_unknown_without_its_name_and_with_one_that_would_lead_elsewher
     assert ExtraGrant((("A", "{limit_mib}{uuid}{ordinal}"),)).unknown(owner) == ()
 
 
+HALF = "half of a character is in it, an escape between \\ud800 and \\udfff; write the character itself"
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -100,6 +103,23 @@ def test_a_pod_is_unknown_without_its_name_and_with_one_that_would_lead_elsewher
         (wrong_path("/{pod}").partition(";")[0], "there is no placeholder {pod}"),
         (wrong_mount(Mount("/a/{uuid}", "/a/{ordinal}")), ""),
         (wrong_mount(Mount("/a/{pod_uid}", "/a")), ""),
+        (wrong_text("a\ud800"), HALF),
+        (wrong_text("\udfffa"), HALF),
+        (wrong_text("\ud7ff\ue000\U0001f600"), ""),
+        (
+            wrong_mount(Mount("/a", "//./")),
+            "over //./ in a container nothing can be mounted; choose another container_path",
+        ),
+        (
+            wrong_mount(Mount("/a", "/dev/")),
+            "over /dev/ in a container nothing can be mounted; choose another container_path",
+        ),
+        (wrong_mount(Mount("/a", "/dev/shm")), ""),
+        (
+            wrong_mount(Mount("/a", "/x/./y/"), [Mount("/b", "/y"), Mount("/b", "/x//y")]),
+            "another mount has the container_path /x/./y/ too; remove one of the two",
+        ),
+        (wrong_mount(Mount("/a", "/x/y"), [Mount("/b", "/x")]), ""),
         (
             wrong_mount(Mount("/a/{uuid}", "/a")),
             "host_path differs by GPU, so that container_path needs {ordinal} or {uuid} too",

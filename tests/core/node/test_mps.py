@@ -258,6 +258,8 @@ def test_after_waiting_in_vain_the_setting_decides() -> None:
     waited = Await("the MPS daemon of GPU 0 is not ready (starting)")
     late = refused("the MPS daemon of GPU 0 is not ready (starting), after 15 s")
     assert in_vain(waited, on(MpsStatus.STARTING), refuse=True) == late
+    unasked = refused("the MPS daemon of GPU 0 is not ready (starting): no file can be written")
+    assert in_vain(waited, on(MpsStatus.STARTING), "no file can be written", refuse=True) == unasked
     assert in_vain(waited, on(MpsStatus.STARTING), refuse=False) is Rung.ADVISORY
     assert in_vain(waited, on(MpsStatus.STARTING, CLIENTS), refuse=False) is Rung.MPS
 
@@ -277,6 +279,14 @@ def test_a_client_starts_with_its_daemon_and_any_other_container_without(status:
     assert as_client == ("" if status is MpsStatus.READY else not_ready)
     still_run = f"GPU 0 is still run by MPS ({status}: so it is)"
     assert as_other == ("" if status is MpsStatus.STOPPED else still_run)
+
+
+def test_a_compute_mode_that_cannot_be_set_back_keeps_a_container_waiting_only_if_the_administrator_says_so() -> None:
+    """The daemon is gone, and in EXCLUSIVE_PROCESS one process can use the GPU."""
+    state = MpsState({uuid(0): MpsGpu(MpsStatus.FAILED, "nvidia-smi -c DEFAULT failed")})
+    assert start(state, state, client=False, refuse=False) == ""
+    assert "nvidia-smi -c DEFAULT failed" in start(state, state, client=False)
+    assert "nvidia-smi -c DEFAULT failed" in start(state, state, client=True, refuse=False)
 
 
 def test_a_gpu_that_the_supervisor_does_not_name_is_free_of_mps() -> None:

@@ -125,6 +125,33 @@ def test_the_supervisor_of_a_node_is_examined_where_mps_is_wanted() -> None:
     assert said.startswith(f"error: the limits are to be those of MPS, and {NOT_THERE} -> kubectl ")
 
 
+def test_what_a_supervisor_that_is_gone_did_not_give_back_is_told_where_nobody_asks_for_mps() -> None:
+    left = {"mps": "it does not run", "mps_left": ("GPU-b",), "mps_state_file": "/run/gpushare/mps/state.json"}
+    (told,) = on_node(**left)
+    assert told == (
+        "warning: GPU 1 (GPU-b) was run by an MPS supervisor that is gone, and may still be in the compute mode "
+        "EXCLUSIVE_PROCESS, in which a second program fails -> nvidia-smi -i GPU-b -c DEFAULT; then remove "
+        "/run/gpushare/mps/state.json"
+    )
+    (said,) = on_node(limits="mps", **left)
+    assert said.startswith("error: the limits are to be those of MPS, and it does not run -> ")
+
+
+def test_a_file_of_extra_grants_that_cannot_be_used_is_why_the_agent_does_not_start() -> None:
+    problem = "extra_grant: /x: No such file or directory; name a YAML or JSON file that is there"
+    assert test_diagnosing_node.of("memory limits", limits="custom", extra_grant=True, extra_grant_problem=problem) == [
+        f"error: the agent does not start: {problem} -> correct it, or empty extra_grant"
+    ]
+
+
+def test_what_only_acks_label_asks_for_is_a_warning() -> None:
+    """It requires nothing, so that no container is refused."""
+    labels = test_diagnosing_node.api(labels={"gpushare": "true", SCHEDULE_LABEL: "mps"})
+    (said,) = test_diagnosing_node.of("memory limits", api=labels, mps=NOT_THERE)
+    assert said.startswith("warning: ")
+    assert "the limits are advisory there" in said
+
+
 def test_a_daemon_in_trouble_is_named_with_its_gpu() -> None:
     daemons = {
         "GPU-b": MpsGpu(MpsStatus.FAULT),

@@ -272,3 +272,11 @@ def test_nothing_is_wanted_where_no_agent_was(world: Node) -> None:
     assert (world.gpu(), world.state().gpus) == (STOPPED, {})
     assert world.end() == 0
     assert world.programs.calls("mode") == []
+
+
+def test_a_directory_that_cannot_be_used_is_told_with_the_remedy(world: Node) -> None:
+    world.directory.write_text("a file")
+    world.start()
+    remedy = "the supervisor's container has to be privileged, with a writable directory of the node at mps_dir"
+    until(lambda: world.said(remedy), "it is told")
+    assert world.said(f"mps_dir: {world.directory}")

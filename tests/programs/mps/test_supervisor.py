@@ -73,6 +73,29 @@ async def test_an_error_in_the_program_itself_ends_no_daemon(tmp_path: Path, cap
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_daemons_run_on_when_the_file_of_what_is_wanted_is_removed(tmp_path: Path) -> None:
+    """Somebody cleans up; the agent writes it anew, and an empty one ends the daemons."""
+    gpus = Gpus()
+    gpus.errors = 0
+    file = tmp_path / WANTED_FILE
+    file.write_text(write_wanted(MpsWanted({A: 1024})))
+    supervisor = Supervisor(tmp_path, gpus, timings=FAST)
+    task = asyncio.create_task(supervisor.run())
+    try:
+        await eventually(lambda: A in supervisor.gpus and supervisor.gpus[A].status is MpsStatus.READY)
+        file.unlink()
+        await eventually(lambda: supervisor.refused)
+        assert "wanted.json is gone, and nothing changes until the agent writes it anew" in supervisor.refused
+        assert supervisor.gpus[A].status is MpsStatus.READY
+        file.write_text(write_wanted(MpsWanted()))
+        await eventually(lambda: supervisor.gpus[A].status is MpsStatus.STOPPED)
+        file.unlink()
+        await eventually(lambda: not supervisor.refused)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_a_state_that_cannot_be_written_is_told_and_written_later(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).mkdir()
     supervisor = Supervisor(tmp_path, Gpus(), timings=FAST)

@@ -200,7 +200,7 @@ def test_daemons_of_mps_and_settings_reach_the_means() -> None:
     assert (means.mps, means.mps_shm, means.mps_compute) == (daemons, "/run/x/shm", True)
     assert {uuid: gpu.rung for uuid, gpu in means.rungs.items()} == {"GPU-0": Rung.MPS, "GPU-1": Rung.MPS}
     assert limiting.node == NodeLimits({0: means.rungs["GPU-0"], 1: means.rungs["GPU-1"]})
-    assert (means.soft_is_share, means.refuse, means.extra) == (False, True, None)
+    assert (means.soft_is_share, means.refuse, means.extra) == (False, False, None), "this label requires nothing"
     means = limiting.apply(settings(soft_limit="share", limits_fallback="advisory"), SHARES, 2, {})
     assert (means.soft_is_share, means.refuse, means.mps_compute) == (True, False, False)
     assert limiting.apply(settings(mps_compute="by-share"), SHARES, 2, {}).mps_compute

@@ -179,3 +179,24 @@ async def test_grants_are_remembered_until_the_checkpoint_shows_them(tmp_path: P
         assert desk.wanted == MpsWanted({uuid(0): 2048})
         desk.entries.set(())
         await eventually(lambda: desk.link.why_not_start(ids(0, [0])) == "")
+
+
+async def test_a_call_that_ends_late_does_not_take_away_the_daemon_for_a_later_call(tmp_path: Path) -> None:
+    """The kubelet was restarted while it waited, and its new process calls before the end of the old call is seen."""
+    desk = Desk(tmp_path)
+    desk.put(MpsState({}, NOW_S))
+    desk.state.update(Ledger.seen, (), certain=True)
+    desk.link.ask_for([uuid(0), uuid(1)])
+    gpus = desk.state.node.shares.gpus
+    async with desk.running():
+        desk.link.ledger_complete()
+        calls = []
+        for gpu, shares in ((0, 1), (1, 2)):
+            until = desk.link.until_ready([gpus[gpu]], {gpu: shares})
+            assert until is not None
+            calls.append(asyncio.ensure_future(until))
+            await asyncio.sleep(0)
+        for call, left in zip(calls, (MpsWanted({uuid(1): 2048}), MpsWanted()), strict=True):
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            assert desk.wanted == left

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.contract.keys import SET_LIMITS_LABEL
-from gpu_device_plugin.core.contract.mpsfiles import STATE_FILE, WANTED_FILE, MpsGpu, MpsStatus
+from gpu_device_plugin.core.contract.mpsfiles import (
+    STATE_FILE,
+    WANTED_FILE,
+    MpsGpu,
+    MpsState,
+    MpsStatus,
+    MpsWanted,
+    write_state,
+    write_wanted,
+)
 from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.programs.node.probes import metrics_state
 from gpu_device_plugin.testing.pods import Kind
@@ -419,11 +428,89 @@ async def test_what_is_wanted_is_written_again_when_it_can_be_written() -> None:
         supervisor.start()
         agent = await node.start_agent()
         (supervisor.directory / WANTED_FILE).mkdir()
-        agent.mps.start_s = 0.3
+        agent.mps.start_s = 3600.0  # nobody waits for a daemon of which the supervisor does not hear
+        agent.mps.grace_s = 0.0
         refused = await node.kubelet.admit(pod("p", mem=3))
-        assert "is not ready" in refused.message
+        assert "is not ready (stopped): the agent cannot write " in refused.message
+        assert "wanted.json (Is a directory): mount its directory writable, as deploy/patches/mps-agent.yaml does" in (
+            refused.message
+        )
         (supervisor.directory / WANTED_FILE).rmdir()
         assert (await node.kubelet.admit(pod("q", mem=3))).only.running
+
+
+@pytest.mark.parametrize("limits", ["mps", "advisory", "auto"])
+@pytest.mark.parametrize("left", ["nothing", "garbage"])
+async def test_an_agent_that_lost_its_file_while_it_was_away_wants_the_daemons_of_running_clients(
+    limits: str, left: str
+) -> None:
+    """The kubelet's records tell of them; a supervisor that starts anew would otherwise find nobody to serve."""
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        await node.stop_agent()
+        await supervisor.stop()
+        (supervisor.directory / STATE_FILE).unlink()
+        file = supervisor.directory / WANTED_FILE
+        file.unlink()
+        if left == "garbage":
+            file.write_text("{")
+        await node.start_agent(limits=limits)
+        await node.until(lambda: file.exists() and supervisor.wanted == {node.uuids[0]: 3 * 1024})
+
+
+async def test_a_file_that_somebody_removed_or_replaced_is_written_anew() -> None:
+    async with mps_node(T4) as (node, supervisor):
+        supervisor.start()
+        await node.start_agent()
+        await node.kubelet.admit(pod("p", mem=3))
+        await node.confirmed()
+        file, wanted = supervisor.directory / WANTED_FILE, {node.uuids[0]: 3 * 1024}
+        await supervisor.stop()
+        file.unlink()
+        await node.until(lambda: supervisor.wanted == wanted)
+        other = supervisor.directory / "other"
+        other.write_text(write_wanted(MpsWanted({"GPU-x": 1})))
+        other.replace(file)
+        await node.until(lambda: supervisor.wanted == wanted)
+
+
+async def test_a_container_beside_clients_is_one_too_while_the_supervisors_file_is_gone() -> None:
+    """Without MPS it could not use the GPU, and no later container would get MPS beside it."""
+    async with mps_node(T4, limits_fallback="advisory") as (node, supervisor):
+        supervisor.start()
+        agent = await node.start_agent()
+        client = await node.kubelet.admit(pod("p", mem=3))
+        await supervisor.stop()
+        (supervisor.directory / STATE_FILE).unlink()
+        await node.until(lambda: "does not run" in str(agent.mps.states.value))
+        beside = envs_of(await node.kubelet.admit(pod("q", mem=2)))
+        assert beside["CUDA_MPS_PIPE_DIRECTORY"] == envs_of(client)["CUDA_MPS_PIPE_DIRECTORY"]
+        assert beside[LIMITS] == "mps"
+
+
+@pytest.mark.parametrize("status", [MpsStatus.READY, MpsStatus.FAILED, MpsStatus.STOPPING])
+async def test_where_nobody_asks_for_mps_what_somebody_left_of_it_keeps_no_container_from_starting(
+    status: MpsStatus,
+) -> None:
+    """A supervisor that was killed and removed left its files, and `limits_fallback` is `refuse`, as by default."""
+    async with mps_node(T4, limits="auto", process_wait="0s") as (node, supervisor):
+        await node.start_agent()
+        gpu = node.uuids[0]
+        await node.stop_agent()
+        left = MpsState({gpu: MpsGpu(status, "", "/run/gpushare/mps/a")}, beat_s=1.0)
+        (supervisor.directory / STATE_FILE).write_text(write_state(left))
+        (supervisor.directory / WANTED_FILE).write_text(write_wanted(MpsWanted({gpu: 1024})))
+        await node.start_agent()
+        shares = await node.kubelet.admit(pod("p", mem=3))
+        assert shares.only.running
+        assert envs_of(shares)[LIMITS] == "advisory"
+        await node.confirmed()
+        await ended(node, shares)
+        await node.healthy_is(COUNT, 1)
+        assert (await node.kubelet.admit(pod("w", count=1))).only.running
 
 
 # --- With the Kubernetes API ------------------------------------------------------------------------------------------

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin.core.node.extra_grant import ExtraGrant, Mount, Owner, Part
-from gpu_device_plugin.programs.node.extra_grant import read_extra_grant
+from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 from tests.docs.pages import DOCS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+BOMB = "envs:\n  ? [&a0 [b]" + "".join(f", &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)) + "]\n  : b"
+"""Nine letters, nine times, and so on, as the name of a variable."""
 EXAMPLE = DOCS.parent / "deploy" / "extra-grants" / "hami-core.grant"
 
 
@@ -100,6 +102,13 @@ def test_either_part_may_be_absent(tmp_path: Path) -> None:
             "mounts:\n  - {host_path: '/a/{ordinal}', container_path: /b}",
             "line 2: host_path differs by GPU, so that container_path needs {ordinal} or {uuid} too",
         ),
+        (
+            "mounts:\n  - {host_path: /a, container_path: /x}\n  - {host_path: /b, container_path: /x/}",
+            "line 3: another mount has the container_path /x/ too; remove one of the two",
+        ),
+        ('envs:\n  A: "\\uD800"', "line 2, A: half of a character is in it"),
+        ("envs:\n  ? [A]\n  : b", "line 2: this is not a name; write a text before the colon"),
+        (BOMB, "line 2: this is not a name; write a text before the colon"),
         ("envs: [", "line 1: this is not valid YAML: "),
         ('a: "\\U0011FFFF"', "this is not valid YAML: the text cannot be parsed; correct it there"),
         ("[" * 5000, "this is not valid YAML"),

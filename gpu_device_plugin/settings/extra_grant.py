@@ -90,6 +90,7 @@ class _Reader:
         if len(items) > _MOST or any(isinstance(item, tuple) for item in items) or items == [None]:
             self._wrong(node, f"a list of at most {_MOST} mounts is needed here, each with {' and '.join(_MOUNT[:2])}")
             return
+        made: list[Mount] = []
         for item in items:
             before = len(self.problems)
             texts = self._mapping(item, _MOUNT, "lines like host_path: /path are needed here")
@@ -102,8 +103,9 @@ class _Reader:
             if len(self.problems) > before:
                 continue
             mount = Mount(paths[0], paths[1], read_only is None or _BOOLS[str(read_only.value).lower()])
-            if wrong := wrong_mount(mount):
+            if wrong := wrong_mount(mount, made):
                 self._wrong(item, wrong)
+            made.append(mount)
             yield mount
 
     def _path(self, item: Any, texts: dict[str, Any], key: str) -> str:
@@ -125,8 +127,11 @@ class _Reader:
             return found
         use = f"use {', '.join(known or ())}"
         for key, value in pairs:
-            name = str(key.value)
-            if name in found:
+            name = key.value
+            if not isinstance(name, str):
+                # Not repeated: with aliases a few lines can mean gigabytes.
+                self._wrong(key, "this is not a name; write a text before the colon")
+            elif name in found:
                 self._wrong(key, "it is written twice; remove one of the lines", name)
             elif known is not None and name not in known:
                 self._wrong(key, f"there is no such key; {nearest(name, known, use)}", name)
