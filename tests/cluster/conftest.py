@@ -126,6 +126,7 @@ class processes:  # noqa: N801 - a context manager
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://kubernetes.default.svc", "--service-cluster-ip-range=10.0.0.0/24",
             "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
+            "--allow-privileged=true",  # as nearly all clusters; the MPS supervisor needs it
         ]  # fmt: skip
         url = f"https://127.0.0.1:{port}"
         certificate = home / "certificates" / "apiserver.crt"
