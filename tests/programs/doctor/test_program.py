@@ -14,7 +14,6 @@ import pytest
 from gpu_device_plugin import cli
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.core.contract.keys import NODE_USE
 from gpu_device_plugin.core.contract.mpsfiles import MpsState, write_state
 from gpu_device_plugin.core.node.mps import NOT_THERE, SILENT
 from gpu_device_plugin.core.telling.diagnosing import Finding, Severity, Unknown, examine
@@ -92,8 +91,7 @@ async def test_a_node_on_which_everything_works_is_well() -> None:
 async def test_what_the_agent_reports_of_limits_and_use_is_examined(tmp_path: Path) -> None:
     async with sharing() as there:
         over = written(part("web", used=9000, over_since=SINCE))
-        # The agent's own writing comes first: it writes the next one when something has changed, or in five minutes.
-        await there.node.until(lambda: NODE_USE in there.api.get("nodes", NODE)["metadata"]["annotations"])
+        await there.node.stop_agent()  # it would write what it knows itself
         there.api.patch("nodes", NODE, {"metadata": {"annotations": over}})
         seen = await examined(settings_in(there.node, mps_dir=str(tmp_path), limits="mps"), NOWHERE, QUICK, 1)
     (use,) = found(seen, "memory use")["memory use"]
