@@ -28,8 +28,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node.others import sightings
 from gpu_device_plugin.core.telling.cluster_symptoms import ClusterSymptoms, Lease, NodeSeen, PartSeen, PodSeen
 from gpu_device_plugin.core.telling.diagnosing import Unknown
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, unread
-from gpu_device_plugin.programs.inspect.objects import (
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items, unread
+from gpu_device_plugin.view.objects import (
     Condition,
     ConfigMap,
     Named,
@@ -37,7 +37,6 @@ from gpu_device_plugin.programs.inspect.objects import (
     Resources,
     Shape,
     decoded,
-    items,
 )
 
 if TYPE_CHECKING:

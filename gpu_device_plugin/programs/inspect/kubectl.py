@@ -6,16 +6,19 @@ import os
 import re
 import signal
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
 
 from gpu_device_plugin.cluster.api import Page
 from gpu_device_plugin.core.telling.diagnosing import Unknown
+from gpu_device_plugin.view.objects import decoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+T = TypeVar("T")
 
 _PAGE = 500
 """Objects per request, as kubectl's own --chunk-size."""
@@ -149,6 +152,16 @@ class Kubectl:
                 f"{self._program}: {why}; the cluster is read through it: install it "
                 "(https://kubernetes.io/docs/tasks/tools/)"
             ) from error
+
+
+def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
+    """Return all objects of a list that may be missing or forbidden.
+
+    Raises:
+        ClusterUnreadableError: it cannot be read; the message is kubectl's.
+        UnreadableObjectError: one of them is not of this kind.
+    """
+    return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]
 
 
 def unread(why: str) -> Unknown:

@@ -15,23 +15,21 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.telling.diagnosing import examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
-from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
-from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
+from gpu_device_plugin.core.telling.explaining import explain
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.podcauses import causes
 from gpu_device_plugin.programs.commandline import FAILED, OK, Parser, add_settings, ending, flags_in, no_such_argument
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
-from gpu_device_plugin.programs.inspect.policy import Policy, gpu_policy
-from gpu_device_plugin.programs.inspect.reading import cluster, events, pod_and_status, surroundings
+from gpu_device_plugin.programs.inspect.policy import gpu_policy
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.view.reading import cluster, events, pod_and_status, surroundings
+from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from gpu_device_plugin.core.model.resources import Resource
-    from gpu_device_plugin.programs.inspect.reading import Cluster
+    from gpu_device_plugin.view.reading import Cluster
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
@@ -162,30 +160,17 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
-    lines, asked = causes(pod, status, resources, None if found is None else {node.name: node for node in found.nodes})
-    unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    most = _MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
+    views = None if found is None else found.nodes
+    said = why(
+        pod, status, resources, views, surroundings(raw_nodes or ()), most=most, policy=lambda: gpu_policy(kubectl)
+    )
     if found is not None:
         _warn(found)
-    if asked is None:
-        return [*lines, *unknown], OK
-    waits = f"{namespace}/{pod.name} waits for {describe(asked, resources, () if found is None else found.nodes)}."
-    if found is None:
-        return [waits, *lines, *unknown], OK
-    around = surroundings(raw_nodes or ())
-    kept_away = {
-        node.name: Kept(
-            exclusions(node, around.get(node.name, Surroundings()), status.terms), besides(node, asked, resources)
-        )
-        for node in found.nodes
-    }
-    # Nodes of our own agent publish their policy, and the pod may name one.
-    silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in found.nodes)
-    policy = gpu_policy(kubectl) if silent else Policy(ExtenderSettings().gpu_policy)
-    if policy.assumed:
-        lines.append(f"Nodes that publish no policy are assumed to have the policy {policy.name}: {policy.assumed}.")
-    most = len(found.nodes) if arguments.all_nodes else _MOST_EXPLAINED
-    why = explain(asked, answers(asked, found.nodes, kept_away, policy.name, most), most)
-    return [waits, *lines, *unknown, *why], OK
+    unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
+    waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
+    by_node = [] if said.ask is None else explain(said.ask, said.answers, most)
+    return [*waits, *said.facts, *unknown, *by_node], OK
 
 
 def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:

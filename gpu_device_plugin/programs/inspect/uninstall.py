@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.contract.cleanup import leftovers
 from gpu_device_plugin.core.contract.keys import SWITCH_LABEL, SWITCHED_ON
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError
-from gpu_device_plugin.programs.inspect.objects import Named, Node, Shape, decoded, items
+from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, items
+from gpu_device_plugin.view.objects import Named, Node, Shape, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Objects of the Kubernetes API as `inspect` reads them, with the fields that several of its commands need."""
+"""Objects of the Kubernetes API as people's tools read them, with the fields that several of them need."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from gpu_device_plugin.core.telling.nodechecks import Taint  # noqa: TC001 - msg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from gpu_device_plugin.programs.inspect.kubectl import Kubectl
 
 T = TypeVar("T")
 
@@ -108,13 +106,3 @@ def decoded(raw: bytes | msgspec.Raw, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         noun = "list" if kind is Page else kind.__name__.strip("_").lower()
         raise UnreadableObjectError(f"not a {noun}: {error}") from None
-
-
-def items(kubectl: Kubectl, path: str, kind: type[T]) -> list[T]:
-    """Return all objects of a list that may be missing or forbidden.
-
-    Raises:
-        ClusterUnreadableError: it cannot be read; the message is kubectl's.
-        UnreadableObjectError: one of them is not of this kind.
-    """
-    return [decoded(item, kind) for item in decoded(kubectl.raw(path), Page).items or ()]

@@ -1,4 +1,4 @@
-"""The cluster as `inspect` shows it, built from the API's objects by the same ledger that the extender keeps."""
+"""The cluster for display, built from the API's objects by the same ledger that the extender keeps."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.nodechecks import Alternative, Requirement, Surroundings, Terms, Toleration
 from gpu_device_plugin.core.telling.podcauses import DEFAULT_SCHEDULER, SchedulingStatus
 from gpu_device_plugin.fleet import Fleet
-from gpu_device_plugin.programs.inspect.objects import Condition, Named, Node, Resources, Shape, decoded
 from gpu_device_plugin.settings.knobs import nearest
+from gpu_device_plugin.view.objects import Condition, Named, Node, Resources, Shape, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

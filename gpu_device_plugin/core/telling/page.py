@@ -1,0 +1,148 @@
+"""The nodes of a cluster in the JSON that the page shows: short, because thousands of GPUs are sent at once.
+
+Fields that are false, zero, empty or unknown are left out, but for names, positions and sizes. docs/web.md is the
+contract.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract.nodereport import trespasses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from gpu_device_plugin.core.cluster.nodeview import GpuView, Held, NodeView
+    from gpu_device_plugin.core.contract.nodereport import NodeReport
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedPart
+
+VERSION = 1
+
+Fields = dict[str, Any]
+
+
+def everyone(_namespace: str) -> bool:
+    """Return true: the caller may see the pods of every namespace."""
+    return True
+
+
+def node_document(node: NodeView, may_see: Callable[[str], bool] = everyone, *, live: bool = False) -> Fields:
+    """Return one node.
+
+    Args:
+        node: the node.
+        may_see: returns whether the caller may see the pods of a namespace; other pods are shown without their names.
+        live: the figures of use are read from the node's agent now, and not from the node's annotation.
+    """
+    gpus, report = node.candidate.gpus, node.report
+    loose = sum(usage.size(gpus.sizes) for usage in node.loose().values())
+    return {
+        "name": node.name,
+        **_given(
+            {
+                "ready": node.ready,
+                "cordoned": node.unschedulable,
+                "problem": gpus.problem,
+                "address": node.address,
+                "shareMiB": gpus.share_mib,
+                "driver": gpus.driver,
+                "policy": gpus.policy,
+                "rung": None if report.limits is None else report.limits.rung.value,
+                "loose": loose,
+            }
+        ),
+        **({} if report.use is None else {"use": _use(report.use, live=live)}),
+        "gpus": [_gpu(view, report, may_see) for view in node.gpus()],
+    }
+
+
+def _use(use: NodeUse, *, live: bool) -> Fields:
+    # The time and not the age, so that a node of which nothing changed has the same document as before.
+    return _given({"at": use.at, "blind": use.blind, "live": live})
+
+
+def _gpu(view: GpuView, report: NodeReport, may_see: Callable[[str], bool]) -> Fields:
+    gpu = view.gpu
+    used, rung = report.used(gpu.position), report.rung(gpu.position)
+    whole = any(held.whole for held in view.held)
+    fenced = "shares" if whole else "whole" if view.used else ""
+    current = () if report.stale else report.parts(gpu.position)
+    return {
+        "i": gpu.position,
+        "shares": gpu.shares,
+        **_given(
+            {
+                "uuid": gpu.uuid,
+                "model": gpu.model,
+                "taken": view.used,
+                "free": view.free,
+                "whole": whole,
+                "fenced": fenced,
+                "bad": gpu.unhealthy,
+                "memMiB": gpu.memory_mib,
+                "rung": None if rung is None else rung.rung.value,
+                "refusal": None if rung is None else rung.refusal,
+                "pods": _parts(view.held, current, may_see),
+            }
+        ),
+        # 0 MiB in use is a fact.
+        **({} if used.used_mib is None or report.stale else {"usedMiB": used.used_mib}),
+        **({} if not used.unattributed_mib or report.stale else {"otherMiB": used.unattributed_mib}),
+    }
+
+
+def _parts(held: Iterable[Held], current: Iterable[UsedPart], may_see: Callable[[str], bool]) -> list[Fields]:
+    """Return the pods on one GPU: those that hold a part of it, then those that use it without one."""
+    used: dict[tuple[str, str], list[UsedPart]] = defaultdict(list)
+    for part in current:
+        used[part.namespace, part.pod].append(part)
+    found = [
+        {
+            **_name(each.pod.namespace, each.pod.name, may_see),
+            "shares": each.shares,
+            **_given({"whole": each.whole, "deleting": each.pod.terminating}),
+            **_used(used.pop((each.pod.namespace, each.pod.name), [])),
+        }
+        for each in held
+    ]
+    strangers = {name: parts for name, parts in sorted(used.items()) if any(map(trespasses, parts))}
+    return found + [
+        {**_name(*name, may_see), "shares": 0, "trespass": True, **_used(parts)} for name, parts in strangers.items()
+    ]
+
+
+def _name(namespace: str, name: str, may_see: Callable[[str], bool]) -> Fields:
+    return {"ns": namespace, "pod": name} if may_see(namespace) else {}
+
+
+_WORST = ("missing", "differs", "unverified", "held")
+"""The results of reading limits back, the one to look at first."""
+
+
+def _used(parts: Iterable[UsedPart]) -> Fields:
+    """Return the use of one GPU by all containers of a pod together; what one of them lacks is unknown of all."""
+    listed = list(parts)
+    if not listed:
+        return {}
+    amounts = [part.used_mib for part in listed]
+    percents = [part.sm_percent for part in listed if part.sm_percent is not None]
+    states = [part.held.value for part in listed if part.held is not None]
+    rungs = [part.rung for part in listed if part.rung is not None]
+    weakest = min(rungs, key=lambda rung: rung.strength, default=None)
+    known: Fields = {}
+    if None not in amounts:
+        known["usedMiB"] = sum(amount for amount in amounts if amount is not None)
+    return known | _given(
+        {
+            "sm": min(100, sum(percents)),
+            "over": min((part.over_since for part in listed if part.over_since), default=""),
+            "rung": None if weakest is None else weakest.value,
+            "held": min(states, key=_WORST.index, default=None),
+        }
+    )
+
+
+def _given(fields: Mapping[str, object]) -> Fields:
+    return {key: value for key, value in fields.items() if value}

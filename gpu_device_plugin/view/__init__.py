@@ -1,0 +1,1 @@
+"""The cluster as people's tools show it, read from objects of the Kubernetes API."""

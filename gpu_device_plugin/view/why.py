@@ -1,0 +1,86 @@
+"""Explain why one pod waits, from everything that could be read of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.telling.explaining import Kept, NodeAnswer, answers, describe
+from gpu_device_plugin.core.telling.nodechecks import Surroundings, besides, exclusions
+from gpu_device_plugin.core.telling.podcauses import causes
+from gpu_device_plugin.view.policy import assumed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.asking import Ask
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+    from gpu_device_plugin.view.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why a pod waits, or where it is."""
+
+    asks: str = ""
+    """The demand of a pod that waits, as the end of a sentence; empty: it does not wait for GPUs."""
+    facts: tuple[str, ...] = ()
+    """About the pod itself, in sentences."""
+    ask: Ask | None = None
+    """The demand by which `answers` were found; None: there is nothing to say about nodes."""
+    answers: tuple[NodeAnswer, ...] = ()
+    """Every node that shares GPUs, the nearest to having room first."""
+
+
+def why(
+    pod: Pod,
+    status: SchedulingStatus,
+    resources: Sequence[Resource],
+    nodes: Sequence[NodeView] | None,
+    around: Mapping[str, Surroundings],
+    *,
+    most: int,
+    policy: Callable[[], Policy] = assumed,
+) -> Why:
+    """Return why a pod waits.
+
+    Args:
+        pod: the pod.
+        status: its status from schedulers and kubelets.
+        resources: the managed resources.
+        nodes: every node that shares GPUs; None: they could not be read.
+        around: taints and labels of the nodes, by name.
+        most: the nodes that will be shown one by one; see `answers`.
+        policy: reads the extender's policy; called only where neither the pod nor every node names one.
+    """
+    facts, asked = causes(pod, status, resources, None if nodes is None else {node.name: node for node in nodes})
+    if asked is None:
+        return Why(facts=tuple(facts))
+    asks = describe(asked, resources, nodes or ())
+    if nodes is None:
+        return Why(asks, tuple(facts))
+    # Nodes of our own agent publish their policy, and the pod may name one.
+    silent = not asked.wishes.gpu_policy and any(node.candidate.gpus.policy is None for node in nodes)
+    chosen = policy() if silent else assumed()
+    if chosen.assumed:
+        facts.append(f"Nodes that publish no policy are assumed to have the policy {chosen.name}: {chosen.assumed}.")
+    kept = _kept_away(asked, status, nodes, resources, around)
+    return Why(asks, tuple(facts), asked, tuple(answers(asked, nodes, kept, chosen.name, most)))
+
+
+def _kept_away(
+    asked: Ask,
+    status: SchedulingStatus,
+    nodes: Iterable[NodeView],
+    resources: Sequence[Resource],
+    around: Mapping[str, Surroundings],
+) -> Mapping[str, Kept]:
+    return {
+        node.name: Kept(
+            exclusions(node, around.get(node.name, Surroundings()), status.terms), besides(node, asked, resources)
+        )
+        for node in nodes
+    }
