@@ -18,10 +18,10 @@ from gpu_device_plugin.aio.within import within
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, MutableMapping
 
     from aiohttp.web_request import BaseRequest
-    from aiohttp.web_response import Response
+    from aiohttp.web_response import StreamResponse
 
     LoggerAdapter = logging.LoggerAdapter[logging.Logger]
 else:
@@ -60,6 +60,19 @@ class Page:
     content_type: str = "text/plain; charset=utf-8"
     last: bool = False
     """Whether the connection is closed after it: the client's next request may then reach another replica."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer without an end, part by part."""
+
+    parts: AsyncGenerator[bytes, None]
+    """It is closed when the client has gone or does not read, or the server stops."""
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Further headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,10 @@ class Request:
     """The part after the path of a route that ends in a slash."""
     body: bytes = field(default=b"", repr=False)
     """The body of a POST, of any Content-Type; it is never logged. Bodies of other methods are not read."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Those that the route reads, by the route's spelling; missing ones are absent. They may hold secrets."""
+    query: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The parameters after the question mark; the first of each name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +98,9 @@ class Route:
     """``GET`` answers HEAD, too."""
     path: str
     """A path that ends in a slash matches all paths below it; the longest match wins."""
-    answer: Callable[[Request], Awaitable[Page]]
+    answer: Callable[[Request], Awaitable[Page | Stream]]
+    headers: tuple[str, ...] = ()
+    """The headers of the request that it reads."""
 
 
 def page_at(path: str, page: Callable[[], Awaitable[Page]]) -> Route:
@@ -112,6 +131,7 @@ async def serving_routes(
     finish_within_s: float = 0.5,
     limits: Limits | None = None,
     handshake_within_s: float = 10.0,
+    read_within_s: float = 30.0,
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
@@ -130,6 +150,7 @@ async def serving_routes(
         limits: for a port that every client can reach; see `ConnectionLimit`. Then a request is cancelled when its peer
             disconnects, and its head may be 64 KiB long. None: no limits except `HANDSHAKES` with `tls`.
         handshake_within_s: how long a TLS handshake may take.
+        read_within_s: how long a part of a `Stream` may wait for its client to read the parts before it.
 
     Yields:
         The port of the listening socket.
@@ -141,7 +162,7 @@ async def serving_routes(
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     listener = _listener(host, port)
-    desk = _Desk(routes, largest_body, body_within_s)
+    desk = _Desk(routes, largest_body, body_within_s, read_within_s)
     peers = Accepting(
         desk.answer,
         listener,
@@ -170,7 +191,7 @@ _OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
 class _Desk:
     """Answers requests by a table of routes, and counts the requests in progress."""
 
-    def __init__(self, routes: Iterable[Route], largest_body: int, body_within_s: float) -> None:
+    def __init__(self, routes: Iterable[Route], largest_body: int, body_within_s: float, read_within_s: float) -> None:
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
@@ -178,13 +199,14 @@ class _Desk:
         self._below = sorted((path for path in self._routes if path.endswith("/")), key=len, reverse=True)
         self._largest_body = largest_body
         self._body_within_s = body_within_s
+        self._read_within_s = read_within_s
         self._busy = 0
         self._closing: asyncio.Event | None = None
 
     def __repr__(self) -> str:
         return f"<_Desk: {len(self._routes)} paths, {self._busy} requests>"
 
-    async def answer(self, request: BaseRequest) -> Response:
+    async def answer(self, request: BaseRequest) -> StreamResponse:
         self._busy += 1
         try:
             response = await self._response(request)
@@ -202,7 +224,7 @@ class _Desk:
         if self._busy:
             await within(within_s, self._closing.wait())
 
-    async def _response(self, request: BaseRequest) -> Response:
+    async def _response(self, request: BaseRequest) -> StreamResponse:
         from aiohttp.web_response import Response  # noqa: PLC0415 - see serving_routes
 
         path = request.path
@@ -214,13 +236,19 @@ class _Desk:
             return Response(status=405, headers={"Allow": ",".join(methods)})
         body = await self._body(request) if request.method == "POST" else b""
         if isinstance(body, Page):
-            page = body
+            page: Page | Stream = body
         else:
-            page = await _made(methods[request.method], Request(path, path.removeprefix(found), body))
+            route = methods[request.method]
+            headers = {name: request.headers[name] for name in route.headers if name in request.headers}
+            query = {name: request.query[name] for name in request.query} if request.query_string else {}
+            asked = Request(path, path.removeprefix(found), body, headers, query)
+            page = await _made(route, asked)
+        if isinstance(page, Stream):
+            return await _streamed(request, page, self._read_within_s)
         response = Response(
             body=page.body.encode() if isinstance(page.body, str) else page.body,
             status=page.status,
-            headers={"Content-Type": page.content_type, "Cache-Control": "no-store"},
+            headers={"Content-Type": page.content_type, "Cache-Control": "no-store", **page.headers},
         )
         if page.last or request.can_read_body:  # an unread body would precede the next request
             response.force_close()
@@ -251,7 +279,25 @@ class _Desk:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _made(route: Route, request: Request) -> Page:
+async def _streamed(request: BaseRequest, stream: Stream, read_within_s: float) -> StreamResponse:
+    from aiohttp.web_response import StreamResponse  # noqa: PLC0415 - see serving_routes
+
+    response = StreamResponse(
+        headers={"Content-Type": stream.content_type, "Cache-Control": "no-store", **stream.headers}
+    )
+    response.force_close()
+    async with contextlib.aclosing(stream.parts) as parts:
+        await response.prepare(request)
+        if request.method == "HEAD":
+            return response
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the client has gone, or does not read
+            async for part in parts:
+                async with asyncio.timeout(read_within_s):
+                    await response.write(part)
+    return response
+
+
+async def _made(route: Route, request: Request) -> Page | Stream:
     try:
         return await route.answer(request)
     except Exception as error:  # noqa: BLE001 - the last place where it can become an answer

@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 
 from gpu_device_plugin.aio.connection_limit import Limits
-from gpu_device_plugin.aio.http import HANDSHAKES, JSON, Page, Request, Route, serving_routes
+from gpu_device_plugin.aio.http import HANDSHAKES, JSON, STRANGERS, Page, Request, Route, Stream, serving_routes
 from gpu_device_plugin.aio.tls import server_tls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable
     from pathlib import Path
 
 
@@ -603,3 +603,102 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="TLS") as caught:
             server_tls(cert, tmp_path / key)
         assert str(caught.value) == f"cannot serve TLS with {cert}, {tmp_path / key}: {why}"
+
+
+# --- What routes read and send besides -------------------------------------------------------------------------------
+
+
+async def test_a_route_reads_the_headers_that_it_names_and_the_query(http: aiohttp.ClientSession) -> None:
+    seen: list[Request] = []
+
+    async def answer(request: Request) -> Page:
+        seen.append(request)
+        return Page("", headers={"X-Content-Type-Options": "nosniff"})
+
+    routes = [Route("GET", "/a", answer, headers=("Authorization", "Host"))]
+    async with serving_routes("127.0.0.1", 0, routes) as port:
+        sent = {"authorization": "Bearer secret", "Cookie": "not read"}
+        async with http.get(f"http://127.0.0.1:{port}/a?q=1&q=2&empty=", headers=sent) as answered:
+            assert answered.headers["X-Content-Type-Options"] == "nosniff"
+            assert answered.headers["Cache-Control"] == "no-store"
+    (request,) = seen
+    assert request.headers == {"Authorization": "Bearer secret", "Host": f"127.0.0.1:{port}"}
+    assert request.query == {"q": "1", "empty": ""}
+    assert "secret" not in repr(request)
+
+
+class Streaming:
+    """A stream that sends what it is given, and whether it was closed."""
+
+    def __init__(self) -> None:
+        self.given: asyncio.Queue[bytes] = asyncio.Queue()
+        self.closed = asyncio.Event()
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield await self.given.get()
+        finally:
+            self.closed.set()
+
+    async def answer(self, _request: Request) -> Stream:
+        return Stream(self.parts(), "text/event-stream", {"X-Accel-Buffering": "no"})
+
+    @property
+    def route(self) -> Route:
+        return Route("GET", "/live", self.answer)
+
+
+async def test_a_stream_arrives_part_by_part(http: aiohttp.ClientSession) -> None:
+    stream = Streaming()
+    async with (
+        serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS) as port,
+        http.get(f"http://127.0.0.1:{port}/live") as answered,
+    ):
+        assert answered.headers["Content-Type"] == "text/event-stream"
+        assert answered.headers["X-Accel-Buffering"] == "no"
+        for part in (b"first", b"second"):
+            stream.given.put_nowait(part)
+            assert await answered.content.readany() == part
+
+
+async def test_a_stream_is_closed_when_its_client_has_gone(http: aiohttp.ClientSession) -> None:
+    stream = Streaming()
+    async with serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS) as port:
+        answered = await http.get(f"http://127.0.0.1:{port}/live")
+        stream.given.put_nowait(b"first")
+        await answered.content.readany()
+        answered.close()
+        await stream.closed.wait()
+
+
+async def test_a_stream_is_closed_when_the_server_stops(http: aiohttp.ClientSession) -> None:
+    stream = Streaming()
+    async with serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS, finish_within_s=0.01) as port:
+        answered = await http.get(f"http://127.0.0.1:{port}/live")
+        stream.given.put_nowait(b"first")
+        await answered.content.readany()
+    await stream.closed.wait()
+    answered.close()
+
+
+async def test_the_head_of_a_stream_has_no_parts(http: aiohttp.ClientSession) -> None:
+    stream = Streaming()
+    async with (
+        serving_routes("127.0.0.1", 0, [stream.route]) as port,
+        http.head(f"http://127.0.0.1:{port}/live") as answered,
+    ):
+        assert answered.headers["Content-Type"] == "text/event-stream"
+        assert await answered.read() == b""
+
+
+async def test_a_stream_is_closed_when_its_client_does_not_read() -> None:
+    stream = Streaming()
+    async with serving_routes("127.0.0.1", 0, [stream.route], limits=STRANGERS, read_within_s=0.05) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
+        for _ in range(64):
+            stream.given.put_nowait(bytes(1 << 20))  # more than the sockets' buffers hold
+        await stream.closed.wait()
+        assert not stream.given.empty()
+        await close(writer)
