@@ -107,7 +107,7 @@ class Client:
             # Answers are read once and dropped: compression costs both sides more than the network transfer.
             headers={"User-Agent": "gpu-device-plugin", "Accept": "application/json", "Accept-Encoding": "identity"},
             cookie_jar=aiohttp.DummyCookieJar(),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=self._connector(),
         )
         return self
 
@@ -123,6 +123,10 @@ class Client:
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise
             # A cancellation during the close must not hide `error`, which propagates.
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        socket = self._config.unix_socket
+        return aiohttp.TCPConnector(limit=0) if socket is None else aiohttp.UnixConnector(str(socket), limit=0)
 
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""

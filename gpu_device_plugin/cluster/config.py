@@ -40,6 +40,8 @@ class ClusterConfig:
     key_file: Path | None = None
     cert_pem: str = field(default="", repr=False)
     key_pem: str = field(default="", repr=False)
+    unix_socket: Path | None = None
+    """Where a proxy of the API server listens, such as ``kubectl proxy --unix-socket``; `url` is then only its name."""
 
     def tls(self) -> ssl.SSLContext:
         """Load the certificates.

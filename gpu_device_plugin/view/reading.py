@@ -101,13 +101,18 @@ def cluster(
     return Cluster(sharing, frozenset(records), tuple(warnings))
 
 
+def occupants(fleet: Fleet, node: str) -> tuple[Occupant, ...]:
+    """Return the pods that count on a node, by namespace and name."""
+    return tuple(
+        Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
+        for entry in fleet.on_node(node)
+    )
+
+
 def _view(fleet: Fleet, record: NodeRecord, report: NodeReport) -> NodeView:
     return NodeView(
         candidate=fleet.candidates[record.name],
-        pods=tuple(
-            Occupant(entry.uid, entry.usage, entry.priority, entry.deleting, {}, entry.namespace, entry.name)
-            for entry in fleet.on_node(record.name)
-        ),
+        pods=occupants(fleet, record.name),
         address=record.address,
         ready=record.ready,
         unschedulable=record.unschedulable,

@@ -1,0 +1,310 @@
+"""The cluster for display, kept current: its nodes with their pods, and the pods that wait, change by change."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.api import NodeReader, NodeRecord, PodReader
+from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.core.cluster.nodeview import NodeView
+from gpu_device_plugin.core.contract.keys import READ_BY_AGENT, READ_BY_INSPECT
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.contract.nodereport import STALE_S, NodeReport, node_report
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.nodechecks import Surroundings
+from gpu_device_plugin.fleet import Fleet
+from gpu_device_plugin.view.objects import Node, decoded
+from gpu_device_plugin.view.reading import occupants, pod_and_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedNode:
+    """A node as the API shows it."""
+
+    record: NodeRecord
+    around: Surroundings
+    """Its taints and labels."""
+    read_s: float
+    """When it was read, seconds since the epoch."""
+    report: NodeReport
+    problems: tuple[str, ...] = ()
+    """A sentence for each annotation of its agent that cannot be parsed."""
+
+    @property
+    def uid(self) -> str:
+        """Identifies the node for ever."""
+        return self.record.uid
+
+    @property
+    def resource_version(self) -> str:
+        """Its version."""
+        return self.record.resource_version
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPod:
+    """A pod that asks for GPUs, as the API shows it."""
+
+    pod: Pod
+    status: SchedulingStatus | None = None
+    """What schedulers say of it; only for a pod without a node."""
+
+    @property
+    def uid(self) -> str:
+        """Identifies the pod for ever."""
+        return self.pod.uid
+
+    @property
+    def resource_version(self) -> str:
+        """Its version."""
+        return self.pod.resource_version
+
+
+class FollowedCluster:
+    """The nodes that share GPUs and the pods that ask for them.
+
+    `nodes` and `pods` are the stores of two reflectors, which read objects with `read_node` and `read_pod`.
+    """
+
+    def __init__(
+        self,
+        resources: Sequence[Resource],
+        *,
+        wall_s: Callable[[], float] = time.time,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin without nodes and pods.
+
+        Args:
+            resources: the managed resources.
+            wall_s: returns the time in seconds since the epoch.
+            on_change: called after every change.
+        """
+        self.resources = tuple(resources)
+        self._wall_s = wall_s
+        self._on_change = on_change
+        names = [resource.name for resource in self.resources]
+        self._names: Mapping[Kind, str] = {resource.kind: resource.name for resource in self.resources}
+        # A pod whose JSON names none of our resources asks for none, and need not be decoded.
+        self._ours = tuple(f'"{name}"'.encode() for name in names)
+        self._pod_reader = PodReader(names, READ_BY_AGENT.__contains__)
+        self._node_reader = NodeReader(names, READ_BY_INSPECT.__contains__)
+        self.fleet = Fleet(self.resources, vanished_grace_s=0)
+        self._nodes: dict[str, FollowedNode] = {}
+        self._waiting: dict[str, FollowedPod] = {}
+        self._touched: set[str] = set()
+        self._mark = 0
+        self.waiting_version = 0
+        """Grows with every change of a waiting pod."""
+        self.nodes: Store[FollowedNode] = _Nodes(self)
+        self.pods: Store[FollowedPod] = _Pods(self)
+
+    def __repr__(self) -> str:
+        return f"<FollowedCluster: {len(self._nodes)} nodes, {len(self._waiting)} waiting pods>"
+
+    # --- Objects of the API ------------------------------------------------------------------------------------------
+
+    def read_node(self, raw: msgspec.Raw) -> FollowedNode:
+        """Read a node from its JSON.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        record = self._node_reader.read(raw)
+        more = decoded(raw, Node)
+        now_s = self._wall_s()
+        report, problems = node_report(record.annotations, now_s)
+        return FollowedNode(record, Surroundings(more.spec.taints, more.labels), now_s, report, problems)
+
+    def read_pod(self, raw: msgspec.Raw) -> FollowedPod | None:
+        """Read a pod from its JSON; None for one that asks for no GPU.
+
+        Raises:
+            UnreadableObjectError: it is none.
+        """
+        whole = bytes(raw)
+        if not any(name in whole for name in self._ours):
+            return None
+        pod, _ = self._pod_reader.read(raw)
+        if not pod.containers:
+            return None
+        return FollowedPod(pod, None if pod.node_name else pod_and_status(raw, self.resources)[1])
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the nodes that share GPUs, or claim to, sorted."""
+        return sorted(name for name, each in self.fleet.candidates.items() if _shares(each))
+
+    def view(self, name: str, report: NodeReport | None = None) -> NodeView | None:
+        """Return a node as it is now; None: it does not exist, or shares nothing.
+
+        Args:
+            name: the name of the node.
+            report: what its agent reports of limits and use, where that is known better than by its annotations.
+        """
+        node, candidate = self._nodes.get(name), self.fleet.candidates.get(name)
+        if node is None or candidate is None or not _shares(candidate):
+            return None
+        record = node.record
+        return NodeView(
+            candidate=candidate,
+            pods=occupants(self.fleet, name),
+            address=record.address,
+            ready=record.ready,
+            unschedulable=record.unschedulable,
+            capacity=record.capacity,
+            allocatable=record.allocatable,
+            report=self._aged(node) if report is None else report,
+        )
+
+    def _aged(self, node: FollowedNode) -> NodeReport:
+        """Return the report of a node with the age that its figures have by now."""
+        read = node.report
+        if read.use_age_s is None:
+            return read
+        return NodeReport(read.limits, read.use, read.use_age_s + max(0.0, self._wall_s() - node.read_s))
+
+    def around(self) -> Mapping[str, Surroundings]:
+        """Return taints and labels of all nodes, by name."""
+        return {name: node.around for name, node in self._nodes.items()}
+
+    @property
+    def waiting(self) -> Sequence[FollowedPod]:
+        """The pods without a node that ask for GPUs, the oldest first."""
+        return sorted(self._waiting.values(), key=lambda each: (each.pod.created, each.pod.uid))
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for each annotation of a node that cannot be parsed."""
+        for name, node in sorted(self._nodes.items()):
+            yield from (f"node {name}: {why}" for why in node.problems)
+
+    def changed(self) -> Sequence[str] | None:
+        """Return the names of the nodes that changed since the last call; None: any of them may have."""
+        self._mark, names = self.fleet.changed_since(self._mark)
+        touched, self._touched = self._touched, set()
+        return None if names is None else sorted({*names, *touched})
+
+    def went_stale(self, since_s: float) -> Sequence[str]:
+        """Return the nodes whose figures became too old for the present after `since_s`, seconds since the epoch."""
+        return [
+            name
+            for name, node in self._nodes.items()
+            if (age_s := node.report.use_age_s) is not None
+            and since_s < node.read_s - age_s + STALE_S <= self._wall_s()
+        ]
+
+    # --- Changes ------------------------------------------------------------------------------------------------------
+
+    def put_node(self, node: FollowedNode) -> None:
+        """Add or update a node."""
+        record = node.record
+        memory, count = (record.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        before = self._nodes.get(record.name)
+        self._nodes[record.name] = node
+        self.fleet.put_node(record.name, gpus_of_node(record.annotations, record.labels, memory, count))
+        # A heartbeat changes nothing.
+        if before is None or (before.record, before.around) != (record, node.around):
+            self._touched.add(record.name)
+            self._on_change()
+
+    def remove_node(self, name: str) -> None:
+        """Remove a node."""
+        if self._nodes.pop(name, None) is not None:
+            self.fleet.remove_node(name)
+            self._touched.add(name)
+            self._on_change()
+
+    def replace_nodes(self, nodes: Sequence[FollowedNode]) -> None:
+        """Replace all nodes."""
+        there = {node.record.name for node in nodes}
+        for name in self._nodes.keys() - there:
+            self.remove_node(name)
+        for node in nodes:
+            self.put_node(node)
+
+    def put_pod(self, each: FollowedPod) -> None:
+        """Add or update a pod."""
+        counted = self.fleet.entries.get(each.pod.uid)
+        self.fleet.put_pod(each.pod)
+        if (counts := self.fleet.entries.get(each.pod.uid)) != counted:
+            # The fleet reports only changes that concern placement.
+            self._touched |= {entry.node for entry in (counted, counts) if entry is not None}
+        waits = not (each.pod.node_name or each.pod.ended or each.pod.deleting)
+        before = self._waiting.pop(each.pod.uid, None)
+        if waits:
+            self._waiting[each.pod.uid] = each
+        if before != (each if waits else None):
+            self.waiting_version += 1
+        self._on_change()
+
+    def remove_pod(self, each: FollowedPod) -> None:
+        """Remove a deleted pod. Whatever its containers do, the tools show that the API has it no more."""
+        self._drop(each.pod)
+        self._on_change()
+
+    def replace_pods(self, pods: Sequence[FollowedPod]) -> None:
+        """Replace all pods."""
+        there = {each.pod.uid for each in pods}
+        self.fleet.replace_pods([each.pod for each in pods], 0.0)
+        self.fleet.expire(0.0)
+        self._waiting = {uid: each for uid, each in self._waiting.items() if uid in there}
+        self.waiting_version += 1
+        for each in pods:
+            self.put_pod(each)
+        self._on_change()
+
+    def _drop(self, pod: Pod) -> None:
+        self.fleet.remove_pod(pod, 0.0)
+        self.fleet.expire(0.0)
+        if self._waiting.pop(pod.uid, None) is not None:
+            self.waiting_version += 1
+
+
+def _shares(candidate: Candidate) -> bool:
+    return bool(candidate.rooms or candidate.gpus.problem)
+
+
+class _Nodes(Store[FollowedNode]):
+    """Applies watched nodes."""
+
+    def __init__(self, cluster: FollowedCluster) -> None:
+        self._cluster = cluster
+
+    def replace(self, objects: Sequence[FollowedNode]) -> None:
+        self._cluster.replace_nodes(objects)
+
+    def put(self, object: FollowedNode) -> None:  # noqa: A002 - the API's term
+        self._cluster.put_node(object)
+
+    def remove(self, object: FollowedNode) -> None:  # noqa: A002 - the API's term
+        self._cluster.remove_node(object.record.name)
+
+
+class _Pods(Store[FollowedPod]):
+    """Applies watched pods."""
+
+    def __init__(self, cluster: FollowedCluster) -> None:
+        self._cluster = cluster
+
+    def replace(self, objects: Sequence[FollowedPod]) -> None:
+        self._cluster.replace_pods(objects)
+
+    def put(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
+        self._cluster.put_pod(object)
+
+    def remove(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
+        self._cluster.remove_pod(object)

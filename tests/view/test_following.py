@@ -1,0 +1,206 @@
+"""The cluster for display, change by change; it shows the same as reading everything anew."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_USE
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.testing.builders import container, node, pod
+from gpu_device_plugin.view.following import FollowedCluster, FollowedNode, FollowedPod
+from gpu_device_plugin.view.reading import cluster
+from tests.reports import part, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RESOURCES = ResourceSettings().offered
+NOW_S = 1_800_000_000.0
+
+
+class World:
+    """A followed cluster, and the same objects as they are."""
+
+    def __init__(self) -> None:
+        self.now_s = NOW_S
+        self.changes = 0
+        self.followed = FollowedCluster(RESOURCES, wall_s=lambda: self.now_s, on_change=self._count)
+        self.versions = 0
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    def raw(self, body: Any) -> msgspec.Raw:
+        self.versions += 1
+        body["metadata"].setdefault("uid", f"uid-{body['metadata']['name']}")
+        body["metadata"]["resourceVersion"] = str(self.versions)
+        return msgspec.Raw(json.dumps(body).encode())
+
+    def node(self, body: Any) -> FollowedNode:
+        return self.followed.read_node(self.raw(body))
+
+    def pod(self, body: Any) -> FollowedPod:
+        read = self.followed.read_pod(self.raw(body))
+        assert read is not None
+        return read
+
+    def put(self, *bodies: Any) -> None:
+        for body in bodies:
+            if body["kind"] == "Node":
+                self.followed.nodes.put(self.node(body))
+            else:
+                self.followed.pods.put(self.pod(body))
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def bound(name: str, shares: int, at: str = "gpu-1", position: int = 0, **more: Any) -> Any:
+    annotations = {ALLOCATION: json.dumps({"0": {str(position): shares}})}
+    return pod(name, container(mem=shares), node=at, annotations=annotations, **more)
+
+
+def names(pods: Iterable[FollowedPod]) -> list[str]:
+    return [each.pod.name for each in pods]
+
+
+def test_it_shows_what_reading_everything_shows(world: World) -> None:
+    objects = [
+        node("gpu-1", mem=30, count=2),
+        node("gpu-2", mem=15, count=1),
+        node("cpu-1"),
+        bound("a", 5),
+        bound("b", 15, position=1),
+        bound("elsewhere", 3, at="gpu-2"),
+        bound("ended", 3, phase="Succeeded"),
+    ]
+    world.put(*objects)
+    raw = [world.raw(each) for each in objects]
+    whole = cluster(raw[:3], raw[3:], RESOURCES)
+    assert list(world.followed.names) == ["gpu-1", "gpu-2"] == [view.name for view in whole.nodes]
+    for view in whole.nodes:
+        shown = world.followed.view(view.name)
+        assert shown is not None
+        assert (shown.candidate, shown.capacity) == (view.candidate, view.capacity)
+        assert [(each.namespace, each.name, each.usage) for each in shown.pods] == [
+            (each.namespace, each.name, each.usage) for each in view.pods
+        ]
+    assert world.followed.view("cpu-1") is None
+    assert world.followed.view("nowhere") is None
+
+
+def test_only_nodes_that_changed_are_named(world: World) -> None:
+    world.put(node("gpu-1", mem=15, count=1), node("gpu-2", mem=15, count=1), bound("a", 5))
+    assert world.followed.changed() == ["gpu-1", "gpu-2"]
+    assert world.followed.changed() == []
+    world.put(bound("b", 5, at="gpu-2"))
+    assert world.followed.changed() == ["gpu-2"]
+    world.put(node("gpu-1", mem=15, count=1))
+    assert world.followed.changed() == []
+    world.put(node("gpu-1", mem=15, count=1, ready=False))
+    assert world.followed.changed() == ["gpu-1"]
+    world.followed.nodes.remove(world.node(node("gpu-2", mem=15, count=1)))
+    assert world.followed.changed() == ["gpu-2"]
+    assert world.followed.view("gpu-2") is None
+
+
+def test_a_deleted_pod_is_marked_and_then_gone(world: World) -> None:
+    body = bound("a", 5)
+    world.put(node("gpu-1", mem=15, count=1), body)
+    world.followed.changed()
+    body["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    world.put(body)
+    assert world.followed.changed() == ["gpu-1"]
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert [each.terminating for each in shown.pods] == [True]
+    world.followed.pods.remove(world.pod(body))
+    assert world.followed.changed() == ["gpu-1"]
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert shown.pods == ()
+
+
+def test_pods_wait_until_they_have_a_node(world: World) -> None:
+    late = pod("late", container(mem=5), created="2026-11-22T10:00:00Z")
+    early = pod("early", container(count=1), created="2026-11-22T09:00:00Z")
+    world.put(late, early)
+    assert names(world.followed.waiting) == ["early", "late"]
+    assert all(each.status is not None for each in world.followed.waiting)
+    version = world.followed.waiting_version
+    world.put(bound("late", 5))
+    assert names(world.followed.waiting) == ["early"]
+    assert world.followed.waiting_version > version
+    world.followed.pods.remove(world.pod(early))
+    assert names(world.followed.waiting) == []
+
+
+def test_pods_that_ask_for_no_gpu_are_not_kept(world: World) -> None:
+    assert world.followed.read_pod(world.raw(pod("cpu"))) is None
+    named = pod("named", container(), annotations={"note": '"aliyun.com/gpu-mem"'})
+    assert world.followed.read_pod(world.raw(named)) is None
+
+
+def test_a_list_replaces_what_was_known(world: World) -> None:
+    world.put(node("gpu-1", mem=15, count=1), node("gpu-2", mem=15, count=1), bound("a", 5), pod("w", container(mem=5)))
+    world.followed.nodes.replace([world.node(node("gpu-1", mem=15, count=1))])
+    world.followed.pods.replace([world.pod(bound("b", 3)), world.pod(pod("v", container(mem=5)))])
+    assert list(world.followed.names) == ["gpu-1"]
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert [each.name for each in shown.pods] == ["b"]
+    assert names(world.followed.waiting) == ["v"]
+
+
+def test_every_change_is_announced(world: World) -> None:
+    body = node("gpu-1", mem=15, count=1)
+    world.put(body)
+    assert world.changes == 1
+    world.put(body)
+    assert world.changes == 1
+    world.put(pod("w", container(mem=5)))
+    assert world.changes == 2
+    world.followed.nodes.remove(world.node(body))
+    world.followed.nodes.remove(world.node(body))
+    assert world.changes == 3
+
+
+def test_figures_age_until_they_are_stale(world: World) -> None:
+    annotations = written(part("web"), age_s=0)
+    read = json.loads(annotations[NODE_USE])
+    annotations[NODE_USE] = json.dumps(read | {"at": "2027-01-15T07:59:50Z"})
+    world.put(node("gpu-1", mem=15, count=1, annotations=annotations))
+    before_s = world.now_s
+    world.now_s += 100
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert shown.report.use_age_s == pytest.approx(110)
+    assert world.followed.went_stale(before_s) == []
+    world.now_s += 800
+    assert world.followed.went_stale(before_s) == ["gpu-1"]
+    assert world.followed.went_stale(world.now_s) == []
+    shown = world.followed.view("gpu-1")
+    assert shown is not None
+    assert shown.report.stale
+
+
+def test_annotations_that_cannot_be_parsed_are_told(world: World) -> None:
+    world.put(node("gpu-1", mem=15, count=1, annotations={NODE_USE: "nonsense"}))
+    (problem,) = world.followed.problems()
+    assert problem.startswith("node gpu-1: ")
+    assert NODE_USE in problem
+
+
+def test_taints_and_labels_of_nodes_are_known(world: World) -> None:
+    body = node("gpu-1", mem=15, count=1, labels={"zone": "a"})
+    body["spec"]["taints"] = [{"key": "gpu", "effect": "NoSchedule"}]
+    world.put(body)
+    around = world.followed.around()["gpu-1"]
+    assert around.labels["zone"] == "a"
+    assert [taint.key for taint in around.taints] == ["gpu"]
