@@ -25,6 +25,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.onefile import archive as onefile
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -142,6 +144,9 @@ def build(tree: Path, out: Path, time: int) -> None:
     manifests = [name for name in files_below(deploy) if not name.startswith("chart/")]
     top = f"gpu-device-plugin-{version}/deploy"  # the pages' commands run in the folder above `deploy`
     (out / f"gpu-device-plugin-{version}-manifests.tar.gz").write_bytes(packed(deploy, manifests, top, time))
+    plugin = out / onefile.NAME
+    plugin.write_bytes(onefile.archive(tree, time))
+    plugin.chmod(0o755)
     sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files_below(out)]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
 
@@ -206,7 +211,7 @@ def _keep(made: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in files_below(made):
-        shutil.copyfile(made / name, folder / name)
+        shutil.copy(made / name, folder / name)
 
 
 def _git(tree: Path, *arguments: str) -> str:

@@ -210,6 +210,7 @@ def test_the_checksums_hold_for_every_file(released: Checkout) -> None:
         f"gpu_device_plugin-{VERSION}-py3-none-any.whl",
         f"gpu_device_plugin-{VERSION}.tar.gz",
         f"gpushare-{VERSION}.tgz",
+        "kubectl-inspect_gpushare",
     }
     assert {*released.sums, "SHA256SUMS"} == {path.name for path in dist.iterdir()}
     for name, digest in released.sums.items():
