@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gpu_device_plugin.cluster.evictions
 import gpu_device_plugin.cluster.reflector
 import gpu_device_plugin.programs.inspect.program
 import gpu_device_plugin.view.following  # noqa: F401 - what the archive has
@@ -51,7 +52,9 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         shutil.copyfile(STANDIN, folder / "msgspec.py")
-        begin = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]; import runpy; "
+        # Other packages come last, so that the stand-in hides the original.
+        places = [str(folder), str(ROOT), *sys.path, str(Path(msgspec.__file__).parents[1])]
+        begin = f"import sys; sys.path[:] = {places!r}; import runpy; "
         run = f"runpy.run_path({standin_worker.__file__!r}, run_name='__main__')"
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", begin + run], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
