@@ -27,6 +27,7 @@ class Attempt:
     """In a row."""
 
 
+DEFAULT_PACE = Pace()
 NEVER = Attempt(float("-inf"))
 
 

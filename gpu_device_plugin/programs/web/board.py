@@ -13,6 +13,7 @@ import msgspec
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.contract.scrapeduse import completed
 from gpu_device_plugin.core.telling.page import node_document
 from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
@@ -151,7 +152,8 @@ class Board:
                 return False
         else:
             if use is not None:
-                view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
+                now = completed(use, view.report.use)
+                view = replace(view, report=NodeReport(view.report.limits, now, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             document = msgspec.json.encode(node_document(view, live=use is not None))
             self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
