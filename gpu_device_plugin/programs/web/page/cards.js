@@ -8,6 +8,11 @@ import { oneStop } from "./keys.js";
 import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungSaying, staleSaying } from "./sayings.js";
 import { t } from "./words.js";
 
+// The rungs that keep a container within its part; all others only ask it to.
+const KEEPING = ["driver", "mps", "custom"];
+// The free part of a bar that has room for a word beside the number.
+const ROOMY = 0.34;
+
 const pieces = new WeakMap();
 
 /**
@@ -73,7 +78,7 @@ function updateBadges(element, node) {
   const badges = [
     !node.ready && ["badge-bad", t("not_ready")],
     node.cordoned && ["badge-warn", t("cordoned")],
-    node.rung && [node.rung === "advisory" ? "badge-open" : "badge-kept", rungSaying(node.rung)],
+    node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung)],
   ].filter(Boolean);
   reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text]) => {
     setClass(badge, "badge", look);
@@ -123,7 +128,7 @@ function updateGpu(row, node, gpu, matches) {
   setStyle(to.free, "flex-grow", String(open));
   // The bar's name says it too; here it is for the eye.
   setClass(to.free, "bar-free", !gpu.free && "bar-free-none");
-  setText(to.free, gpu.bad ? t("legend_bad") : gpu.free ? amount(node, gpu.free) : "");
+  setText(to.free, gpu.bad ? t("legend_bad") : !gpu.free ? "" : open / gpu.shares < ROOMY ? amount(node, gpu.free) : t("bar_free", { free: amount(node, gpu.free) }));
   setAttribute(to.free, "aria-hidden", "true");
   setText(to.given, amount(node, taken));
   setText(to.total, ` / ${amount(node, gpu.shares)}`);

@@ -51,6 +51,12 @@ export function unheld(part) {
   return part.held === "differs" || part.held === "missing";
 }
 
+/** Whether anything on a node asks for attention. */
+export function isTroubled(node) {
+  const sum = sumsOf(node);
+  return Boolean(sum.over || sum.bad || sum.trespass || sum.unheld || node.problem || !node.ready);
+}
+
 /** Whether the memory in use on a node is known. Then a figure that is not there is 0. */
 export function useKnown(node) {
   return Boolean(node.use?.at);

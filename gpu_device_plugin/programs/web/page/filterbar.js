@@ -13,11 +13,12 @@ const MOST_HINTS = 300;
 export function listenToFilters(form, changed) {
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("input", (event) => {
-    const { name, value, type } = event.target;
+    const { name, type } = event.target;
+    const value = type === "checkbox" && !event.target.checked ? "" : event.target.value;
     changed({ [name]: value }, { typing: type === "search" || type === "text" });
   });
   form.querySelector("#clear").addEventListener("click", () => {
-    changed({ ns: "", node: "", model: "", q: "" }, { typing: false });
+    changed({ ns: "", node: "", model: "", q: "", trouble: "" }, { typing: false });
     form.elements.q.focus();
   });
 }
@@ -30,7 +31,8 @@ export function showFilters(form, asked, { namespaces, models, nodes }) {
     setAttribute(option, "value", name);
   });
   for (const name of ["node", "q"]) if (form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
-  form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q);
+  form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
+  form.elements.trouble.checked = Boolean(asked.trouble);
   form.querySelector("#by").hidden = asked.view !== "map";
   for (const name of ["view", "by"]) for (const radio of form.elements[name]) radio.checked = radio.value === asked[name];
 }

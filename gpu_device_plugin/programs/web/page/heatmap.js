@@ -1,6 +1,6 @@
 /** Shows every GPU of many nodes as a cell. */
 
-import { sumsOf, takesPods, useKnown } from "./cluster.js";
+import { takesPods, useKnown } from "./cluster.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { cellSaying } from "./sayings.js";
 
@@ -44,10 +44,4 @@ function updateCell(cell, node, gpu, by) {
 function partUsed(node, gpu) {
   const all = gpu.memMiB || gpu.shares * (node.shareMiB ?? 0);
   return useKnown(node) && all ? (gpu.usedMiB ?? 0) / all : null;
-}
-
-/** How much a node asks for attention, for those who look at a thousand. */
-export function isTroubled(node) {
-  const sum = sumsOf(node);
-  return Boolean(sum.over || sum.bad || sum.trespass || node.problem || !node.ready);
 }

@@ -103,6 +103,7 @@ function showNodes(shown, view) {
   cards.hidden = view !== "cards" || !shown.length;
   map.hidden = view !== "map" || !shown.length;
   const lazy = shown.length > MANY_NODES;
+  cards.classList.toggle("cards-many", lazy);
   reconcile(cards, view === "cards" ? shown : [], (node) => node.name, () => newCard(), (card, node) => {
     if (!isWritten(card, node)) updateCard(card, node, matcher(node), { shallow: lazy && !isFilled(card) });
   });
