@@ -179,7 +179,7 @@ function updatePart(element, node, gpu, part, matching) {
   setAttribute(element, "aria-disabled", to.pod === null && "true");
   element.dataset.pod = partName(part) ?? "";
   setStyle(element, "flex-grow", String(partShares(gpu, part)));
-  setText(to.name, part.pod ?? "·");
+  setText(to.name, part.pod ?? t("hidden"));
   setText(to.use, known ? memory(part.usedMiB ?? 0) : "");
   to.meter.hidden = !known;
   if (known) setStyle(to.fill, "width", `${Math.min(100, (100 * (part.usedMiB ?? 0)) / mine).toFixed(1)}%`);

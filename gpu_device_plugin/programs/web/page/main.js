@@ -198,6 +198,7 @@ function askForToken(refused) {
   $("page").hidden = true;
   $("login").hidden = false;
   $("forget").hidden = true;
+  $("status").hidden = true;
   const why = $("login-why");
   why.hidden = form && !hasToken();
   setText(why, form ? t("token_wrong") : t("token_opened"));
@@ -209,6 +210,7 @@ function askForToken(refused) {
 async function begin() {
   $("page").hidden = false;
   $("login").hidden = true;
+  $("status").hidden = false;
   live.start();
   try {
     session = await (await ask("session")).json();

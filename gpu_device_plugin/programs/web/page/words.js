@@ -90,6 +90,7 @@ const WORDS = {
   part_trespass: ["was not given this GPU", "未被分配此 GPU"],
   part_deleting: ["is ending", "正在结束"],
   part_hidden: ["a pod that you may not see", "无权查看的 Pod"],
+  hidden: ["hidden", "不可见"],
   held_held: ["limit held", "限制生效"],
   held_differs: ["limit differs", "限制不一致"],
   held_missing: ["limit missing", "限制缺失"],
