@@ -24,7 +24,17 @@ if TYPE_CHECKING:
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 """The path of a Chromium; None where there is none."""
 
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36, "End": 35, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    "Enter": 13,
+    "Escape": 27,
+    "Tab": 9,
+    "Home": 36,
+    "End": 35,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 
 
 class PageError(AssertionError):
@@ -89,7 +99,10 @@ class Tab:
         # Only a fragment that differs would not load the page again.
         await self.call("Page.navigate", url="about:blank")
         await self.call("Page.navigate", url=url)
-        await eventually(lambda: self.run("location.href !== 'about:blank' && document.readyState === 'complete'"), f"{url} is loaded")
+        await eventually(
+            lambda: self.run("location.href !== 'about:blank' && document.readyState === 'complete'"),
+            f"{url} is loaded",
+        )
 
     async def run(self, script: str) -> Any:
         """Return the value of an expression in the page; what it promises is waited for."""
@@ -99,12 +112,14 @@ class Tab:
             raise PageError(details.get("exception", {}).get("description") or details["text"])
         return found["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """Wait until an expression is true in the page; return its value."""
+    async def until(self, script: str) -> None:
+        """Wait until an expression is true in the page, as JavaScript has it: an element is."""
         try:
-            return await eventually(lambda: self.run(script), script, pause_s=0.03)
+            await eventually(lambda: self.run(f"Promise.resolve({script}).then(Boolean)"), script, pause_s=0.03)
         except AssertionError as error:
-            raise AssertionError(f"{error}; the page says: {await self.text('body')}; it complained of {self.complaints}") from None
+            raise AssertionError(
+                f"{error}; the page says: {await self.text('body')}; it complained of {self.complaints}"
+            ) from None
 
     async def text(self, selector: str) -> str:
         """Return the text that is seen of an element; "" without it."""
@@ -112,7 +127,9 @@ class Tab:
 
     async def texts(self, selector: str) -> list[str]:
         """Return the text of all such elements."""
-        return list(await self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.innerText)"))
+        return list(
+            await self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((each) => each.innerText)")
+        )
 
     async def click(self, selector: str) -> None:
         """Click into the middle of an element, as a person does."""
@@ -148,7 +165,9 @@ class Tab:
 
     async def size(self, width: int, height: int) -> None:
         """Set the size of the window."""
-        await self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
 
     async def prefer(self, **features: str) -> None:
         """Set what the person prefers: `color_scheme="dark"`, `reduced_motion="reduce"`."""
@@ -180,26 +199,34 @@ class Browser:
     @contextlib.asynccontextmanager
     async def tab(self) -> AsyncIterator[Tab]:
         """Open a page of its own, with its own storage. AssertionError at the end: it complained."""
-        async with self._session.ws_connect(self._address, max_msg_size=0) as control:
-            top = Tab(control)
-            async with asyncio.TaskGroup() as tasks:
-                listening = [tasks.create_task(top.listen(), name="browser")]
-                context = (await top.call("Target.createBrowserContext"))["browserContextId"]
-                target = (await top.call("Target.createTarget", url="about:blank", browserContextId=context))["targetId"]
-                page = self._address.partition("/devtools/")[0] + f"/devtools/page/{target}"
-                async with self._session.ws_connect(page, max_msg_size=0) as socket:
-                    tab = Tab(socket)
-                    listening.append(tasks.create_task(tab.listen(), name="tab"))
+        async with self._connected(self._address) as top:
+            context = (await top.call("Target.createBrowserContext"))["browserContextId"]
+            try:
+                target = (await top.call("Target.createTarget", url="about:blank", browserContextId=context))[
+                    "targetId"
+                ]
+                async with self._connected(
+                    self._address.partition("/devtools/")[0] + f"/devtools/page/{target}"
+                ) as tab:
                     for domain in ("Page", "Runtime", "Log", "Accessibility"):
                         await tab.call(f"{domain}.enable")
                     await tab.size(1280, 900)
-                    try:
-                        yield tab
-                        assert tab.complaints == []
-                    finally:
-                        await top.call("Target.disposeBrowserContext", browserContextId=context)
-                        for task in listening:
-                            task.cancel()
+                    yield tab
+                    assert tab.complaints == []
+            finally:
+                await top.call("Target.disposeBrowserContext", browserContextId=context)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self, address: str) -> AsyncIterator[Tab]:
+        async with self._session.ws_connect(address, max_msg_size=0) as socket:
+            tab = Tab(socket)
+            # Not in a group, which would wrap every failure of a test into another error.
+            listening = asyncio.create_task(tab.listen(), name=address)
+            try:
+                yield tab
+            finally:
+                listening.cancel()
+                await asyncio.wait([listening])
 
 
 @contextlib.asynccontextmanager
@@ -215,11 +242,19 @@ async def started(*, language: str = "en-GB") -> AsyncIterator[Browser]:
     if os.geteuid() == 0:
         flags.append("--no-sandbox")  # it refuses to run as root otherwise
     process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *flags, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+        CHROMIUM,
+        *flags,
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         said = Path(profile, "DevToolsActivePort")
-        lines = await eventually(lambda: said.exists() and len(said.read_text().split()) == 2 and said.read_text().split(), "Chromium listens")
+        lines = await eventually(
+            lambda: said.exists() and len(said.read_text().split()) == 2 and said.read_text().split(),
+            "Chromium listens",
+        )
         async with aiohttp.ClientSession() as session:
             yield Browser(f"ws://127.0.0.1:{lines[0]}{lines[1]}", session)
     finally:

@@ -95,7 +95,9 @@ class PageServer:
         if request.path.startswith("/api/"):
             self.asked.append(request.path)
             if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-                body = {"error": "the request has no token of this page"} | ({"login": self.login} if self.login else {})
+                body = {"error": "the request has no token of this page"} | (
+                    {"login": self.login} if self.login else {}
+                )
                 return web.json_response(body, status=401)
         answer: web.StreamResponse = await handler(request)
         return answer
@@ -134,7 +136,9 @@ class PageServer:
     async def _pod(self, request: web.Request) -> web.Response:
         found = self.scene.pods.get((request.match_info["ns"], request.match_info["name"]))
         if found is None:
-            return web.json_response({"error": f"no pod {request.match_info['ns']}/{request.match_info['name']}"}, status=404)
+            return web.json_response(
+                {"error": f"no pod {request.match_info['ns']}/{request.match_info['name']}"}, status=404
+            )
         return web.json_response(found)
 
 

@@ -37,7 +37,11 @@ class Scene:
 
 def said(document: Json) -> Json:
     """Return a document as the contract has it: without the fields that say nothing, but a GPU's number and shares."""
-    return {key: value for key, value in document.items() if key in {"name", "i", "shares"} or value not in (None, False, 0, "", [])}
+    return {
+        key: value
+        for key, value in document.items()
+        if key in {"name", "i", "shares"} or value not in (None, False, 0, "", [])
+    }
 
 
 def before(**ago: float) -> str:
@@ -175,12 +179,35 @@ def hostile() -> Scene:
     """Return a cluster in which every text that a stranger can write is an attack."""
     longest, turned = "n" * 253, "ab\u202egnp.exe\u0000\u200b\nnext"
     name = "node-" + "x" * 248
-    parts = (part(f"evil/{HOSTILE}", 5, 9000, over=before(minutes=1)), part(f"{HOSTILE}/{longest}", 4, 100), part(f"default/{turned}", 3, 100))
-    nodes = (
-        node(name, gpu(0, name, ("<b>Model</b>" + "m" * 200, 15, 15360), *parts, bad=f"{HOSTILE}" + "r" * 300), problem=f"{HOSTILE}\u202e"),
-        node("javascript:alert(1)", gpu(0, "second", T4, part("evil/stray", 0, 10, trespass=True)), rung="<script>alert(1)</script>"),
+    parts = (
+        part(f"evil/{HOSTILE}", 5, 9000, over=before(minutes=1)),
+        part(f"{HOSTILE}/{longest}", 4, 100),
+        part(f"default/{turned}", 3, 100),
     )
-    waiting = (said({"ns": "evil", "pod": HOSTILE, "asks": "\u202e" + "9" * 300, "since": "<script>", "why": HOSTILE * 20, "room": "\u202eroom"}),)
+    nodes = (
+        node(
+            name,
+            gpu(0, name, ("<b>Model</b>" + "m" * 200, 15, 15360), *parts, bad=f"{HOSTILE}" + "r" * 300),
+            problem=f"{HOSTILE}\u202e",
+        ),
+        node(
+            "javascript:alert(1)",
+            gpu(0, "second", T4, part("evil/stray", 0, 10, trespass=True)),
+            rung="<script>alert(1)</script>",
+        ),
+    )
+    waiting = (
+        said(
+            {
+                "ns": "evil",
+                "pod": HOSTILE,
+                "asks": "\u202e" + "9" * 300,
+                "since": "<script>",
+                "why": HOSTILE * 20,
+                "room": "\u202eroom",
+            }
+        ),
+    )
     pod = web_0() | {
         "namespace": "evil", "name": HOSTILE, "phase": "<script>alert(2)</script>", "why": [HOSTILE, "\u202ewhy" + "w" * 400],
         "events": [{"type": "Warning", "reason": HOSTILE, "message": HOSTILE + "\u202e", "count": 2, "last": HOSTILE}],
@@ -189,7 +216,20 @@ def hostile() -> Scene:
     return Scene(cluster(*nodes, waiting=waiting, notes=(HOSTILE, "\u202enote")), pods={("evil", HOSTILE): pod})
 
 
-TEAMS = ("ads", "batch", "default", "genomics", "ranking", "research", "search", "serving", "speech", "training", "vision", "weather")
+TEAMS = (
+    "ads",
+    "batch",
+    "default",
+    "genomics",
+    "ranking",
+    "research",
+    "search",
+    "serving",
+    "speech",
+    "training",
+    "vision",
+    "weather",
+)
 
 
 def many(nodes: int = 1000, gpus: int = 8, *, seed: int = 7) -> Scene:
@@ -201,7 +241,9 @@ def many(nodes: int = 1000, gpus: int = 8, *, seed: int = 7) -> Scene:
         name, kind = f"gpu-{n:04d}", kinds[n * len(kinds) // max(1, nodes)]
         cards = [random_gpu(chance, n, each, name, kind) for each in range(gpus)]
         troubled = n % 97 == 41
-        made.append(node(name, *cards, rung=("driver", "mps", "advisory")[n % 3], cordoned=n % 53 == 17, ready=not troubled))
+        made.append(
+            node(name, *cards, rung=("driver", "mps", "advisory")[n % 3], cordoned=n % 53 == 17, ready=not troubled)
+        )
     waiting = tuple(
         said({"ns": TEAMS[n % len(TEAMS)], "pod": f"waiting-{n}", "asks": "64 GiB of one GPU", "since": before(minutes=3 * n + 1), "why": "no GPU has 64 GiB free"})
         for n in range(5)
@@ -214,7 +256,9 @@ def random_gpu(chance: random.Random, n: int, position: int, node_name: str, kin
     _, shares, memory_mib = kind
     parts: list[Json] = []
     if chance.random() < 0.18:
-        parts.append(part(f"training/job-{n}-{position}", shares, int(memory_mib * chance.uniform(0.6, 0.97)), whole=True))
+        parts.append(
+            part(f"training/job-{n}-{position}", shares, int(memory_mib * chance.uniform(0.6, 0.97)), whole=True)
+        )
     elif chance.random() < 0.9:
         left = shares if chance.random() < 0.45 else int(shares * chance.uniform(0.2, 0.95))
         while left >= 2 and len(parts) < 6:

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 WORD = re.compile(r'^  (\w+): \["((?:[^"\\]|\\.)+)", "((?:[^"\\]|\\.)+)"\],$', re.MULTILINE)
-WORDS = {key: (english, chinese) for key, english, chinese in WORD.findall((PAGE / "words.js").read_text(encoding="utf-8"))}
+WORDS = {
+    key: (english, chinese) for key, english, chinese in WORD.findall((PAGE / "words.js").read_text(encoding="utf-8"))
+}
 
 
 class Markup(HTMLParser):
@@ -53,7 +55,9 @@ def test_the_markup_has_no_scripts_styles_or_handlers_in_it(markup: Markup) -> N
     """The policy forbids them; a browser would leave them out."""
     assert markup.text_in_scripts == ""
     assert [tag for tag, _ in markup.elements if tag in {"style", "base", "iframe", "object", "embed"}] == []
-    assert [(tag, name) for tag, given in markup.elements for name in given if name == "style" or name.startswith("on")] == []
+    assert [
+        (tag, name) for tag, given in markup.elements for name in given if name == "style" or name.startswith("on")
+    ] == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -71,7 +75,13 @@ def test_what_the_markup_names_is_there(markup: Markup) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_scripts_make_no_markup_and_no_code_of_text(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|\.srcdoc|setHTML", text) == []
+    assert (
+        re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|\.srcdoc|setHTML",
+            text,
+        )
+        == []
+    )
     assert [name for name in re.findall(r'from "([^"]+)"', text) if not (PAGE / name).is_file()] == []
     assert text.startswith("/** ")
     assert text.count("\n") <= 450
@@ -89,11 +99,15 @@ def test_every_word_is_there_in_both_languages() -> None:
 
 def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup) -> None:
     scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS if path.name != "words.js")
-    used = {value for _, given in markup.elements for name, value in given.items() if name.startswith("data-t") and value}
+    used = {
+        value for _, given in markup.elements for name, value in given.items() if name.startswith("data-t") and value
+    }
     used |= set(re.findall(r'\bt\("(\w+)"', scripts))
     assert used - set(WORDS) == set()
     begun = tuple(re.findall(r"\bt\(`(\w+)\$\{", scripts))  # such as t(`count_${key}`)
-    quoted = set(re.findall(r'"(\w+)"', scripts)) | set(re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8")))
+    quoted = set(re.findall(r'"(\w+)"', scripts)) | set(
+        re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8"))
+    )
     assert [key for key in WORDS if key not in used | quoted and not key.startswith(begun)] == []
 
 
@@ -103,8 +117,19 @@ def test_the_wheel_has_the_page(tmp_path: Path) -> None:
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "hatch_build.py", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "gpu_device_plugin", source / "gpu_device_plugin", ignore=shutil.ignore_patterns("__pycache__"))
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")], cwd=source, check=True, capture_output=True)
+    shutil.copytree(
+        ROOT / "gpu_device_plugin", source / "gpu_device_plugin", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
     (wheel,) = (tmp_path / "dist").glob("*.whl")
-    packed = {name.rpartition("/")[2] for name in zipfile.ZipFile(wheel).namelist() if name.startswith("gpu_device_plugin/programs/web/page/")}
+    packed = {
+        name.rpartition("/")[2]
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.startswith("gpu_device_plugin/programs/web/page/")
+    }
     assert packed == {path.name for path in FILES}

@@ -1,6 +1,6 @@
 /** Shows the filters and tells what a person chooses there. */
 
-import { make, reconcile, setAttribute } from "./dom.js";
+import { make, plain, reconcile, setAttribute, setText } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_HINTS = 300;
@@ -28,7 +28,7 @@ export function showFilters(form, asked, { namespaces, models, nodes }) {
   choices(form.elements.ns, namespaces, asked.ns);
   choices(form.elements.model, models, asked.model);
   reconcile(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS), (name) => name, () => make("option"), (option, name) => {
-    setAttribute(option, "value", name);
+    setAttribute(option, "value", plain(name));
   });
   for (const name of ["node", "q"]) if (form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
   form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
@@ -43,7 +43,7 @@ function choices(select, names, current) {
   reconcile(select, all, (name) => name, () => make("option"), (option, name) => {
     setAttribute(option, "value", name);
     const label = name || t("all");
-    if (option.textContent !== label) option.replaceChildren(label);
+    setText(option, label);
   });
   if (select.value !== current) select.value = current;
 }

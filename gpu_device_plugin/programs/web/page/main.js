@@ -29,7 +29,7 @@ const status = new Status({ status: $("status"), text: $("status-text"), lost: $
 let asked = address.read();
 let session = {};
 let due = false;
-let saidShown = "";
+let askedNow = false;
 // What a card or tile shows: it is written again when its node or one of these is another.
 let look = {};
 const written = new WeakMap();
@@ -48,6 +48,7 @@ const seen = new IntersectionObserver((entries) => {
 /** Changes what is asked for, in the address and on the page. */
 function go(change, { replace = false } = {}) {
   asked = { ...asked, ...change };
+  askedNow ||= ["ns", "node", "model", "q", "trouble"].some((name) => name in change);
   address.write(asked, { replace });
   show();
   if ("pod" in change || "panel" in change) showDrawer();
@@ -94,8 +95,9 @@ function showAll() {
   $("empty").hidden = !empty;
   const saying = shown.length === nodes.length ? t("shown", { n: nodes.length }) : t("shown_of", { n: shown.length, all: nodes.length });
   setText($("shown"), saying);
-  if (saidShown && saidShown !== saying) status.say(saying);
-  saidShown = saying;
+  // To a screen reader it is said as the answer to a person only.
+  if (askedNow) status.say(saying);
+  askedNow = false;
 }
 
 function showNodes(shown, view) {
@@ -240,7 +242,6 @@ function setLanguage(tag) {
   document.title = t("title");
   status.show();
   showSession();
-  saidShown = "";
 }
 
 function listen() {
