@@ -114,8 +114,9 @@ class Tab:
 
     async def until(self, script: str) -> None:
         """Wait until an expression is true in the page, as JavaScript has it: an element is."""
+        asked = f"Promise.resolve({script}).then(Boolean)"
         try:
-            await eventually(lambda: self.run(f"Promise.resolve({script}).then(Boolean)"), script, pause_s=0.03)
+            await eventually(lambda: self.run(asked), script, pause_s=0.03)
         except AssertionError as error:
             raise AssertionError(
                 f"{error}; the page says: {await self.text('body')}; it complained of {self.complaints}"
@@ -133,10 +134,11 @@ class Tab:
 
     async def click(self, selector: str) -> None:
         """Click into the middle of an element, as a person does."""
-        await self.until(f"document.querySelector({json.dumps(selector)}) !== null")
+        found = f"document.querySelector({json.dumps(selector)})"
+        await self.until(f"{found} !== null")
+        await self.run(f"{found}.scrollIntoView({{block: 'center'}})")
         box = await self.run(
-            f"(() => {{ const each = document.querySelector({json.dumps(selector)}); each.scrollIntoView({{block: 'center'}});"
-            "const box = each.getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+            f"(({{left, width, top, height}}) => [left + width / 2, top + height / 2])({found}.getBoundingClientRect())"
         )
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
@@ -235,10 +237,21 @@ async def started(*, language: str = "en-GB") -> AsyncIterator[Browser]:
     assert CHROMIUM is not None
     profile = await asyncio.to_thread(tempfile.mkdtemp, prefix="page-")
     flags = [
-        "--headless=new", "--remote-debugging-port=0", f"--user-data-dir={profile}", f"--lang={language}", f"--accept-lang={language}",
-        "--no-first-run", "--no-default-browser-check", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
-        "--disable-component-update", "--disable-extensions", "--hide-scrollbars", "--font-render-hinting=none",
-    ]  # fmt: skip
+        "--headless=new",
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+        f"--lang={language}",
+        f"--accept-lang={language}",
+        "--no-first-run",
+        "--no-default-browser-check",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-extensions",
+        "--hide-scrollbars",
+        "--font-render-hinting=none",
+    ]
     if os.geteuid() == 0:
         flags.append("--no-sandbox")  # it refuses to run as root otherwise
     process = await asyncio.create_subprocess_exec(
@@ -251,14 +264,17 @@ async def started(*, language: str = "en-GB") -> AsyncIterator[Browser]:
     )
     try:
         said = Path(profile, "DevToolsActivePort")
-        lines = await eventually(
-            lambda: said.exists() and len(said.read_text().split()) == 2 and said.read_text().split(),
-            "Chromium listens",
-        )
+        port, path = await eventually(lambda: _listening(said), "Chromium listens")
         async with aiohttp.ClientSession() as session:
-            yield Browser(f"ws://127.0.0.1:{lines[0]}{lines[1]}", session)
+            yield Browser(f"ws://127.0.0.1:{port}{path}", session)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         await asyncio.to_thread(shutil.rmtree, profile, ignore_errors=True)
+
+
+def _listening(said: Path) -> list[str]:
+    """Return port and path of its control, once it has written both."""
+    lines = said.read_text().split() if said.exists() else []
+    return lines if len(lines) == 2 else []

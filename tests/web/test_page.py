@@ -1,5 +1,7 @@
 """The page in a real browser."""
 
+# ruff: noqa: E501 - a script for the page is read more easily on one line
+
 from __future__ import annotations
 
 import asyncio
@@ -191,12 +193,20 @@ async def test_the_panel_of_a_node_follows_it(browser: Browser) -> None:
     async with opened(browser, small(), "?panel=t4-1") as (tab, server):
         await tab.until("document.querySelector('#drawer:not([hidden]) .gpu')")
         said = await tab.text("#drawer")
-        for expected in ("2 × Tesla T4", "17 GiB of 30 GiB", "binpack", "580.65.06", "10.0.0.7", "default/web-1"):
+        for expected in ("2 \u00d7 Tesla T4", "17 GiB of 30 GiB", "binpack", "580.65.06", "10.0.0.7", "default/web-1"):
             assert expected in said
         server.change(node("t4-1", gpu(0, "t4-1", T4, part("default/newcomer", 2, 100))))
         await tab.until("document.querySelector('#drawer').innerText.includes('default/newcomer')")
         await tab.click("#drawer details summary")
         await tab.until("document.querySelector('#drawer pre').innerText.includes('\"name\": \"t4-1\"')")
+
+
+async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:
+    async with opened(browser, small(), "?pod=default/web-0") as (tab, server):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
+        server.change(server.scene.node("t4-1"))
+        await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
 
 
 async def test_arrow_keys_move_along_a_bar_and_between_bars(browser: Browser) -> None:
@@ -523,7 +533,7 @@ async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -
         shown = await tab.text("#alones")
         assert "default/web-0" in shown
         assert "5 shares" in shown
-        assert "2 × whole GPU" in shown
+        assert "2 \u00d7 whole GPU" in shown
 
 
 async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) -> None:

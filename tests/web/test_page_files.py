@@ -1,4 +1,4 @@
-"""The page's files, without a browser: nothing inline, nothing from elsewhere, both languages whole, all of it in the wheel."""
+"""The page's files, without a browser: nothing inline or from elsewhere, both languages whole, all in the wheel."""
 
 from __future__ import annotations
 

@@ -28,6 +28,12 @@ export class Drawer {
     return !this.#root.hidden;
   }
 
+  /** Whether its content can be another without taking away what a person reads, selects or has the focus on. */
+  get isAtRest() {
+    const reading = this.#body.contains(document.activeElement) || this.#body.querySelector("details[open] > pre");
+    return this.isOpen && !reading && (document.getSelection()?.isCollapsed ?? true);
+  }
+
   /** Closes it, as a person does. */
   dismiss() {
     this.close();
@@ -49,8 +55,9 @@ export class Drawer {
    *
    * @param title a name
    * @param read (signal) returns elements; what it throws is said
+   * @param again it shows this already: what cannot be read now leaves that as it is
    */
-  async open(title, read) {
+  async open(title, read, { again = false } = {}) {
     this.#asked?.abort();
     this.#asked = new AbortController();
     const { signal } = this.#asked;
@@ -69,7 +76,7 @@ export class Drawer {
     try {
       content = await read(signal);
     } catch (error) {
-      if (signal.aborted) return;
+      if (signal.aborted || again) return;
       content = [make("p", { class: "note note-bad", text: error.message || t("unreachable") })];
     }
     if (!signal.aborted) this.#body.replaceChildren(...content.filter(Boolean));

@@ -3,7 +3,7 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
-import { Cluster } from "./cluster.js";
+import { Cluster, isTroubled, partName } from "./cluster.js";
 import { nodeDetails, podDetails } from "./details.js";
 import { make, reconcile, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
@@ -13,6 +13,7 @@ import { makeTile, updateTile } from "./heatmap.js";
 import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
 import { showAlone, showWaiting } from "./lists.js";
 import { Live } from "./live.js";
+import { staleSaying } from "./sayings.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Status } from "./status.js";
 import { showNamespaces, showSums, total } from "./summary.js";
@@ -22,6 +23,7 @@ import { speak, spoken, t, translate } from "./words.js";
 // From so many nodes on the map is what one sees first, and cards get their bars when they come into sight.
 const MANY_NODES = 60;
 const TYPING_MS = 150;
+const REFRESH_MS = 1_000;
 
 const $ = (id) => document.getElementById(id);
 const cluster = new Cluster();
@@ -30,6 +32,7 @@ let asked = address.read();
 let session = {};
 let due = false;
 let askedNow = false;
+let refreshing = 0;
 // What a card or tile shows: it is written again when its node or one of these is another.
 let look = {};
 const written = new WeakMap();
@@ -88,7 +91,7 @@ function showAll() {
   document.body.classList.toggle("has-side", waiting.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
   showNotes();
-  look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by };
+  look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
   showNodes(shown, view);
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
   setText($("empty"), empty);
@@ -135,8 +138,10 @@ function matcher(node) {
 /** Whether an element shows a node as it is; from now on it is taken to. */
 function isWritten(element, node) {
   const before = written.get(element);
-  if (before?.node === node && before.filters === look.filters && before.language === look.language && before.by === look.by) return true;
-  written.set(element, { node, ...look });
+  // Only what is wrong has an age.
+  const now = { ...look, node, minute: isTroubled(node) || staleSaying(node) ? look.minute : 0 };
+  if (before && Object.keys(now).every((key) => before[key] === now[key])) return true;
+  written.set(element, now);
   return false;
 }
 
@@ -148,16 +153,16 @@ function showNotes() {
   $("notes").hidden = !$("notes").childElementCount;
 }
 
-function showDrawer() {
+function showDrawer({ again = false } = {}) {
   if (asked.pod.includes("/")) {
     const [ns, name] = asked.pod.split("/", 2);
     drawer.open(name, async (signal) => {
       const answer = await ask(`pods/${encodeURIComponent(ns)}/${encodeURIComponent(name)}`, { signal });
       return podDetails(await answer.json(), open);
-    });
+    }, { again });
   } else if (asked.panel && cluster.known) {
     const node = cluster.nodes.get(asked.panel);
-    drawer.open(asked.panel, async () => (node ? nodeDetails(node, open, (to) => readNode(node.name, to)) : [make("p", { class: "quiet", text: t("none_shown") })]));
+    drawer.open(asked.panel, async () => (node ? nodeDetails(node, open, (to) => readNode(node.name, to)) : [make("p", { class: "quiet", text: t("none_shown") })]), { again });
   } else if (!asked.panel && !asked.pod) drawer.close();
 }
 
@@ -179,9 +184,7 @@ const live = new Live({
     if (!cluster.take(name, data)) return;
     show();
     if (first) showDrawer();
-    // An open node is shown as it is; an open pod is asked for again when its node changed, by the person.
-    else if (asked.panel && name === "change" && data.nodes.some((node) => node.name === asked.panel)) refreshPanel();
-    else if (asked.panel && name === "cluster") refreshPanel();
+    else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
   },
   lost(why, nextMs) {
     status.lost(why instanceof Refused ? why.message : t(why), nextMs);
@@ -189,10 +192,19 @@ const live = new Live({
   login: askForToken,
 });
 
-/** Writes the open node again, unless the focus or a selection in it would be lost. */
-function refreshPanel() {
-  const body = $("drawer").querySelector(".drawer-body");
-  if (!body.contains(document.activeElement) && !body.querySelector("details[open]")) showDrawer();
+/** Whether a change is about what the drawer shows. */
+function concernsDrawer({ nodes, gone, waiting }) {
+  if (asked.panel) return nodes.some((node) => node.name === asked.panel) || gone.includes(asked.panel);
+  const has = (node) => node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
+  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(has));
+}
+
+/** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
+function refreshDrawer() {
+  refreshing ||= setTimeout(() => {
+    refreshing = 0;
+    if (drawer.isAtRest) showDrawer({ again: true });
+  }, REFRESH_MS);
 }
 
 function askForToken(refused) {
