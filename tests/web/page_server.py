@@ -26,6 +26,10 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 TOKEN = "let-me-in"  # noqa: S105
 
 
+class _Nonsense:
+    """Stands for what is no JSON."""
+
+
 class PageServer:
     """Serves the page of one scene, which tests change while it runs.
 
@@ -64,6 +68,11 @@ class PageServer:
         self.scene.cluster["nodes"] = [node for name, node in known.items() if name not in gone]
         self.scene.cluster.update(more)
         self.tell("change", {"nodes": list(nodes), "gone": list(gone), **more})
+
+    def tell_nonsense(self) -> None:
+        """Send what is no JSON to every page."""
+        for stream in self._streams:
+            stream.put_nowait(("change", _Nonsense()))
 
     def cut(self) -> None:
         """End every stream."""
@@ -124,7 +133,8 @@ class PageServer:
                 if event is None:
                     return answer
                 if not self.silent:
-                    await answer.write(f"event: {event[0]}\ndata: {json.dumps(event[1])}\n\n".encode())
+                    data = "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1])
+                    await answer.write(f"event: {event[0]}\ndata: {data}\n\n".encode())
         except ConnectionError:
             return answer
         finally:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import json
@@ -286,6 +285,27 @@ async def test_it_comes_back_by_itself(browser: Browser) -> None:
         await tab.until("document.querySelector('#lost').hidden")
 
 
+async def test_an_event_that_is_no_json_ends_the_stream_and_the_next_begins_anew(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        tab.expected = ("is not valid JSON",)
+        server.tell_nonsense()
+        await tab.until("!document.querySelector('#lost').hidden")
+        server.change(gone=("t4-1",))
+        await tab.until("document.querySelector('#lost').hidden && document.querySelectorAll('.card').length === 3")
+
+
+async def test_a_server_that_is_gone_is_said(browser: Browser) -> None:
+    server = PageServer(small())
+    async with browser.tab() as tab:
+        tab.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+        async with server.serving():
+            await tab.open(server.url())
+            await tab.until("document.querySelector('.card')")
+        await tab.until("document.querySelector('#lost-text').innerText.includes('the server does not answer')")
+        assert "old" in await tab.text("#status")
+        assert len(await tab.texts(".card")) == 4
+
+
 async def test_a_stream_that_says_nothing_any_more_counts_as_lost(browser: Browser) -> None:
     """Of its own, with a shorter silence than the page's 10 s."""
     async with opened(browser, small()) as (tab, server):
@@ -553,8 +573,18 @@ async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Bro
     async with opened(browser, small(), "?node=t4-1") as (tab, server):
         label = await tab.run("document.querySelector('.part.look-none').getAttribute('aria-label')")
         assert label.startswith("a pod that you may not see, 4 GiB given")
-        before = len(server.asked)
         await tab.click(".part.look-none")
-        await asyncio.sleep(0)
         assert await tab.run("document.querySelector('#drawer').hidden")
-        assert len(server.asked) == before
+        await tab.click(WEB_0)
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        assert [path for path in server.asked if "/pods/" in path] == ["/api/v1/pods/default/web-0"]
+
+
+async def test_the_map_shows_what_is_given_or_what_is_used(browser: Browser) -> None:
+    """GPU 0 of t4-1: 10 of 15 GiB given, 13,633 of 15,360 MiB used."""
+    async with opened(browser, small(), "?view=map&node=t4-1") as (tab, _):
+        height = "document.querySelector('.cell').style.getPropertyValue('--part')"
+        assert await tab.run(height) == "67%"
+        await tab.run("document.querySelector('#by input[value=used]').click()")
+        await tab.until("location.search.includes('by=used')")
+        await tab.until(f"{height} === '89%'")

@@ -93,6 +93,7 @@ function makeGpu(card, on) {
     parts: make("div", { class: "parts", role: "presentation" }),
     loose: make("span", { class: "part-pending" }),
     free: make("span", { class: "bar-free" }),
+    freeText: make("span", { class: "bar-free-text" }),
     sum: make("span", { class: "gpu-sum", "aria-hidden": "true" }),
     given: make("b"),
     total: make("span"),
@@ -100,6 +101,7 @@ function makeGpu(card, on) {
     notes: make("ul", { class: "gpu-notes" }),
     on,
   };
+  parts.free.append(parts.freeText);
   parts.bar.append(parts.parts, parts.loose, parts.free);
   parts.sum.append(parts.given, parts.total, parts.used);
   const row = make("li", { class: "gpu" }, parts.index, parts.bar, parts.sum, parts.notes);
@@ -128,7 +130,7 @@ function updateGpu(row, node, gpu, matches) {
   setStyle(to.free, "flex-grow", String(open));
   // The bar's name says it too; here it is for the eye.
   setClass(to.free, "bar-free", !gpu.free && "bar-free-none");
-  setText(to.free, gpu.bad ? t("legend_bad") : !gpu.free ? "" : open / gpu.shares < ROOMY ? amount(node, gpu.free) : t("bar_free", { free: amount(node, gpu.free) }));
+  setText(to.freeText, gpu.bad ? t("legend_bad") : !gpu.free ? "" : open / gpu.shares < ROOMY ? amount(node, gpu.free) : t("bar_free", { free: amount(node, gpu.free) }));
   setAttribute(to.free, "aria-hidden", "true");
   setText(to.given, amount(node, taken));
   setText(to.total, ` / ${amount(node, gpu.shares)}`);

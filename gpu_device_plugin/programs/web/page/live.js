@@ -44,7 +44,7 @@ export class Live {
   #wake = () => {};
 
   /**
-   * @param say.event (name, data) of each event
+   * @param say.event (name, data) of each event; what it throws ends the stream as if it were lost
    * @param say.lost (why, nextTryMs); `why` is a word of the page ("silent", "ended", "unreachable") or a Refused
    * @param say.login (Refused): the server wants another token; following ends
    */
@@ -119,7 +119,9 @@ export class Live {
       if (silent) return "silent";
       if (error instanceof Refused && error.status) return error;
       if (error instanceof Refused || one.signal.aborted || error instanceof TypeError) return "unreachable";
-      throw error;
+      // An event that cannot be understood: the console has it, and the next stream begins with the whole cluster.
+      reportError(error);
+      return "ended";
     } finally {
       clearTimeout(timer);
       stopped.removeEventListener("abort", end);

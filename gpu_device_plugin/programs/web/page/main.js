@@ -181,6 +181,7 @@ const live = new Live({
     if (data.read?.now) setClock(data.read.now);
     status.heard(data.read);
     const first = !cluster.known;
+    if (name === "cluster" && !first && !session.version) readSession();
     if (!cluster.take(name, data)) return;
     show();
     if (first) showDrawer();
@@ -226,6 +227,10 @@ async function begin() {
   $("login").hidden = true;
   $("status").hidden = false;
   live.start();
+  await readSession();
+}
+
+async function readSession() {
   try {
     session = await (await ask("session")).json();
   } catch (error) {
