@@ -30,9 +30,7 @@ async def opened(browser: Browser, scene: Scene, query: str = "") -> AsyncIterat
     server = PageServer(copy.deepcopy(scene))
     async with server.serving(), browser.tab() as tab:
         await tab.open(server.url(query))
-        await tab.until(
-            "document.querySelector('.card, .tile, .wait, #empty:not([hidden])') && !document.body.innerText.includes('Reading the cluster')"
-        )
+        await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
         yield tab, server
 
 
@@ -198,6 +196,12 @@ async def test_the_panel_of_a_node_follows_it(browser: Browser) -> None:
         await tab.until("document.querySelector('#drawer').innerText.includes('default/newcomer')")
         await tab.click("#drawer details summary")
         await tab.until("document.querySelector('#drawer pre').innerText.includes('\"name\": \"t4-1\"')")
+
+
+async def test_the_panel_says_what_keeps_pods_from_a_node(browser: Browser) -> None:
+    async with opened(browser, small(), "?panel=l40s-1") as (tab, _):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .facts')")
+        assert (await tab.text("#drawer .facts")).split("\n")[:2] == ["State", "cordoned"]
 
 
 async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:

@@ -93,10 +93,11 @@ export function nodeDetails(node, open, readAll) {
   const sum = sumsOf(node);
   return [
     facts([
+      ["state", [!node.ready && t("not_ready"), node.cordoned && t("cordoned")].filter(Boolean).join(" · ")],
       ["gpus", modelsSaying(node)],
       ["given", t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) })],
       ["share_size", node.shareMiB && memory(node.shareMiB)],
-      ["limits", node.rung && rungSaying(node.rung)],
+      ["limits", node.rung && rungSaying(node.rung).replace(/^[^:：]*[:：] ?/, "")],
       ["policy", node.policy],
       ["driver", node.driver],
       ["address", node.address],

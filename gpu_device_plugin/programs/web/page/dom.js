@@ -71,9 +71,10 @@ export function reconcile(parent, items, keyOf, create, update) {
   for (const [key, element] of before) if (after.get(key) !== element) element.remove();
   let place = parent.firstElementChild;
   for (const [element, item] of wanted) {
+    // Written before it is on the page: a new one costs one change of the page then, whatever is in it.
+    update(element, item);
     if (element === place) place = place.nextElementSibling;
     else parent.insertBefore(element, place);
-    update(element, item);
   }
   keyed.set(parent, after);
 }

@@ -127,6 +127,7 @@ const WORDS = {
   events: ["Events", "事件"],
   events_none: ["No events.", "没有事件。"],
   times: ["{n} time|{n} times", "{n} 次"],
+  state: ["State", "状态"],
   address: ["Address", "地址"],
   driver: ["Driver", "驱动"],
   policy: ["Policy", "策略"],
