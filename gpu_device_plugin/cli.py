@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.programs import frugal
@@ -22,6 +22,7 @@ from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knob
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Sources, Texts
+from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,8 +102,21 @@ def _begin(make: type[P], arguments: argparse.Namespace) -> tuple[Sources[P], Te
 def _inspect(arguments: argparse.Namespace) -> int:
     from gpu_device_plugin.programs.inspect import program  # noqa: PLC0415 - nothing that another program needs
 
+    def web(*given: Any, **more: Any) -> int:
+        logs.configure("error", "human", sys.stderr, colour="NO_COLOR" not in os.environ)
+        from gpu_device_plugin.programs.web import kubeconfig  # noqa: PLC0415 - only where the page is served
+
+        return kubeconfig.main(*given, **more)
+
     called = arguments.called
-    return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called)
+    return program.main(arguments.words, prog=f"{PROGRAM} inspect" if called == PROGRAM else called, web=web)
+
+
+def _web(arguments: argparse.Namespace) -> int:
+    sources, texts, settings = _begin(WebSettings, arguments)
+    from gpu_device_plugin.programs.web import program  # noqa: PLC0415 - a quarter of a second that --help need not take
+
+    return program.main(sources, texts, settings)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -155,10 +169,18 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
-    {"node": _node, "extender": _extender, "mps": _mps, "inspect": _inspect, "doctor": _doctor, "demo": _demo}
+    {
+        "node": _node,
+        "extender": _extender,
+        "mps": _mps,
+        "web": _web,
+        "inspect": _inspect,
+        "doctor": _doctor,
+        "demo": _demo,
+    }
 )
 
-_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings, MpsSettings)
+_SETTINGS: tuple[type[Settings], ...] = (NodeSettings, ExtenderSettings, MpsSettings, WebSettings)
 
 
 def sources_of(make: type[S], arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sources[S]:
@@ -241,6 +263,14 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         usage=_USAGE,
         epilog=_PRECEDENCE,
     )
+    web = commands.add_parser(
+        "web",
+        help="the page in the cluster: its GPUs at a glance, live, for callers with a token",
+        description="Serve a page that shows the cluster's GPUs, pods and waiting pods, to each caller what it may "
+        "see; on your own machine kubectl inspect gpushare web does it with your kubeconfig.",
+        usage=_USAGE,
+        epilog=_PRECEDENCE,
+    )
     commands.add_parser("inspect", help="show which pods use which GPU of the cluster", add_help=False)  # see parse
     doctor = commands.add_parser(
         "doctor",
@@ -266,6 +296,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         (node, NodeSettings),
         (extender, ExtenderSettings),
         (mps, MpsSettings),
+        (web, WebSettings),
         (doctor, NodeSettings),
     ):
         command.add_argument(
@@ -276,4 +307,4 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
         add_settings(command, knobs_of(make))
-    return parser, {"node": node, "extender": extender, "mps": mps, "doctor": doctor, "demo": demo}
+    return parser, {"node": node, "extender": extender, "mps": mps, "web": web, "doctor": doctor, "demo": demo}

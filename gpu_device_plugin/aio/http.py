@@ -36,6 +36,9 @@ LARGEST_BODY = 64 * _MIB
 STRANGERS = Limits(total=128, each=16, few=4)
 """Limits of a port that every client can reach. The kubelet has up to five connections, a Prometheus server one."""
 
+BROWSERS = Limits(total=256, each=128, few=8)
+"""Limits of a port for browsers. Each has up to six connections, and those behind one proxy come from one address."""
+
 HANDSHAKES = Limits(total=256, each=256, few=16)
 """Limits of connections with an unfinished TLS handshake: 300 KiB each, so 75 MiB at most. Behind a Service all of them
 may come from one address, including the scheduler's, which opens dozens at once."""
@@ -49,6 +52,7 @@ class ListenError(OSError):
 
 
 JSON = "application/json"
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ async def serving_routes(
     limits: Limits | None = None,
     handshake_within_s: float = 10.0,
     read_within_s: float = 30.0,
+    headers: Mapping[str, str] = _NO_HEADERS,
+    most_headers: int = 16,
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
@@ -148,9 +154,12 @@ async def serving_routes(
         body_within_s: how long a body may take to arrive; after that it counts as incomplete.
         finish_within_s: how long requests in progress at the end of the block may take.
         limits: for a port that every client can reach; see `ConnectionLimit`. Then a request is cancelled when its peer
-            disconnects, and its head may be 64 KiB long. None: no limits except `HANDSHAKES` with `tls`.
+            disconnects, and its head has `most_headers` of 4 KiB each at most. None: no limits except `HANDSHAKES` with
+            `tls`.
         handshake_within_s: how long a TLS handshake may take.
         read_within_s: how long a part of a `Stream` may wait for its client to read the parts before it.
+        headers: further headers of every answer, errors included.
+        most_headers: see `limits`. A browser sends 17, and a proxy in between adds its own.
 
     Yields:
         The port of the listening socket.
@@ -162,7 +171,7 @@ async def serving_routes(
     from gpu_device_plugin.aio.accepting import Accepting  # noqa: PLC0415
 
     listener = _listener(host, port)
-    desk = _Desk(routes, largest_body, body_within_s, read_within_s)
+    desk = _Desk(routes, largest_body, body_within_s, read_within_s, headers)
     peers = Accepting(
         desk.answer,
         listener,
@@ -171,7 +180,7 @@ async def serving_routes(
         handshake_within_s=handshake_within_s,
         access_log=None,
         logger=_Terse(_log, {}),
-        **(_OF_STRANGERS if limits is not None else {}),
+        **({**_OF_STRANGERS, "max_headers": most_headers} if limits is not None else {}),
     )
     try:
         yield listener.getsockname()[1]
@@ -183,7 +192,7 @@ async def serving_routes(
 
 
 _OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
-    {"handler_cancellation": True, "max_headers": 16, "max_field_size": 4096, "max_line_size": 4096}
+    {"handler_cancellation": True, "max_field_size": 4096, "max_line_size": 4096}
 )
 """aiohttp's settings for a port with limits. A Kubernetes token in a header has 1 to 2 KiB."""
 
@@ -191,7 +200,14 @@ _OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
 class _Desk:
     """Answers requests by a table of routes, and counts the requests in progress."""
 
-    def __init__(self, routes: Iterable[Route], largest_body: int, body_within_s: float, read_within_s: float) -> None:
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        largest_body: int,
+        body_within_s: float,
+        read_within_s: float,
+        headers: Mapping[str, str],
+    ) -> None:
         self._routes: dict[str, dict[str, Route]] = {}
         for route in routes:
             methods = ("GET", "HEAD") if route.method == "GET" else (route.method,)
@@ -200,6 +216,7 @@ class _Desk:
         self._largest_body = largest_body
         self._body_within_s = body_within_s
         self._read_within_s = read_within_s
+        self._headers = headers
         self._busy = 0
         self._closing: asyncio.Event | None = None
 
@@ -230,10 +247,10 @@ class _Desk:
         path = request.path
         found = path if path in self._routes else next(filter(path.startswith, self._below), None)
         if found is None:
-            return Response(status=404)
+            return Response(status=404, headers=self._headers)
         methods = self._routes[found]
         if request.method not in methods:
-            return Response(status=405, headers={"Allow": ",".join(methods)})
+            return Response(status=405, headers={"Allow": ",".join(methods), **self._headers})
         body = await self._body(request) if request.method == "POST" else b""
         if isinstance(body, Page):
             page: Page | Stream = body
@@ -244,11 +261,11 @@ class _Desk:
             asked = Request(path, path.removeprefix(found), body, headers, query)
             page = await _made(route, asked)
         if isinstance(page, Stream):
-            return await _streamed(request, page, self._read_within_s)
+            return await _streamed(request, page, self._read_within_s, self._headers)
         response = Response(
             body=page.body.encode() if isinstance(page.body, str) else page.body,
             status=page.status,
-            headers={"Content-Type": page.content_type, "Cache-Control": "no-store", **page.headers},
+            headers={"Content-Type": page.content_type, "Cache-Control": "no-store", **self._headers, **page.headers},
         )
         if page.last or request.can_read_body:  # an unread body would precede the next request
             response.force_close()
@@ -279,11 +296,13 @@ class _Desk:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _streamed(request: BaseRequest, stream: Stream, read_within_s: float) -> StreamResponse:
+async def _streamed(
+    request: BaseRequest, stream: Stream, read_within_s: float, headers: Mapping[str, str]
+) -> StreamResponse:
     from aiohttp.web_response import StreamResponse  # noqa: PLC0415 - see serving_routes
 
     response = StreamResponse(
-        headers={"Content-Type": stream.content_type, "Cache-Control": "no-store", **stream.headers}
+        headers={"Content-Type": stream.content_type, "Cache-Control": "no-store", **headers, **stream.headers}
     )
     response.force_close()
     async with contextlib.aclosing(stream.parts) as parts:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
+from aiohttp.client_exceptions import UnixClientConnectorError
 
 from gpu_device_plugin.cluster.api import Page, WatchEvent, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
@@ -386,7 +387,8 @@ def _translated(call: Call) -> Iterator[None]:
         sent = not isinstance(error, aiohttp.ConnectionTimeoutError)
         raise UnavailableError(call, "no answer in time", sent=sent) from error
     except aiohttp.ClientConnectorError as error:
-        why = f"cannot connect to {error.host}:{error.port}: {_no_connection(error.os_error)}"
+        where = error.path if isinstance(error, UnixClientConnectorError) else f"{error.host}:{error.port}"
+        why = f"cannot connect to {where}: {_no_connection(error.os_error)}"
         raise UnavailableError(call, why, sent=False) from error
     except (aiohttp.ClientError, OSError, ClusterConfigError) as error:
         sent = not isinstance(error, ClusterConfigError)

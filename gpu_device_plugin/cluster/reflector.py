@@ -77,6 +77,7 @@ class Reflector(Generic[T]):
         store: Store[T],
         *,
         fields: str = "",
+        namespace: str = "",
         what: str = "",
         timing: ReflectorTiming = DEFAULT_TIMING,
     ) -> None:
@@ -89,6 +90,7 @@ class Reflector(Generic[T]):
                 object is irrelevant, always. UnreadableObjectError is counted, and the object skipped.
             store: the only place where the objects are kept.
             fields: field selector; empty: all objects.
+            namespace: only the objects in it; empty: those of all namespaces.
             what: the name of the objects in messages; empty: the kind's plural.
             timing: intervals and timeouts.
         """
@@ -97,6 +99,7 @@ class Reflector(Generic[T]):
         self._read = read
         self._store = store
         self._fields = fields
+        self._namespace = namespace
         self._what = what or kind.plural
         self._timing = timing
         self._since = ""
@@ -279,7 +282,7 @@ class Reflector(Generic[T]):
         version = 0
         turn = _Turn(self._timing.slice_s)
         since = str(self.version) if self._at_hand else ""
-        async for page in self._client.pages(self._kind, fields=self._fields, since=since):
+        async for page in self._client.pages(self._kind, namespace=self._namespace, fields=self._fields, since=since):
             self._heard_at = time.monotonic()
             version = version_number(page.metadata.resource_version)
             for raw in page.items or ():
@@ -341,7 +344,9 @@ class Reflector(Generic[T]):
         try:
             async with (
                 asyncio.timeout(None) as self._watching,
-                self._client.watch(self._kind, since=self._since, fields=self._fields, seconds=seconds) as events,
+                self._client.watch(
+                    self._kind, since=self._since, namespace=self._namespace, fields=self._fields, seconds=seconds
+                ) as events,
             ):
                 self._worked("followed")
                 self.live, self._heard_at = True, time.monotonic()

@@ -141,7 +141,7 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     """
     lines: list[str] = []
     if len(found) > most:
-        kinds = Counter(_headline(answer) for answer in found)
+        kinds = Counter(headline(answer) for answer in found)
         rows = [(f"  {number}", kind) for kind, number in sorted(kinds.items(), key=lambda one: (-one[1], one[0]))]
         lines += ["", f"{len(found)} nodes share GPUs:", *aligned(rows), "", f"The nearest {most} of them:"]
     for answer in found[:most]:
@@ -149,7 +149,8 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     return lines
 
 
-def _headline(answer: NodeAnswer) -> str:
+def headline(answer: NodeAnswer) -> str:
+    """Return whether the GPUs of a node have room, or why not, and what else keeps the pod away."""
     if isinstance(answer.found, Unfit):
         return "; ".join((*answer.kept.excluded, answer.found.sentence))
     why = (*answer.kept.excluded, *answer.kept.besides)
@@ -158,7 +159,7 @@ def _headline(answer: NodeAnswer) -> str:
 
 def _block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
     node = answer.node
-    yield f"{node.name}: {_headline(answer)}"
+    yield f"{node.name}: {headline(answer)}"
     if isinstance(answer.found, Unfit):
         yield from (f"  Besides, {why}." for why in answer.kept.besides)
     views = node.gpus()

@@ -68,6 +68,7 @@ def main(
     prog: str = "kubectl inspect gpushare",
     kubectl: str = "kubectl",
     environ: Mapping[str, str] = os.environ,
+    web: Callable[..., int] | None = None,
 ) -> int:
     """Run the command in `argv`.
 
@@ -76,6 +77,8 @@ def main(
         prog: the command that the user typed, for messages.
         kubectl: the program through which the cluster is read.
         environ: the environment, which may hold settings.
+        web: serves the page, with kubectl's flags, the resources, `port`, `browser`, `prog` and `kubectl`, and returns
+            the exit code; None: this build has no page.
 
     Returns:
         0 on success; 1 if the cluster, the node or the pod cannot be read; 2 for a usage error; the doctor returns one
@@ -86,6 +89,8 @@ def main(
         try:
             arguments = parse(prog, argv)
             resources = _resources(arguments, environ)
+            if arguments.command == "web":
+                return _web(web, arguments, resources, prog=prog, kubectl=kubectl)
             lines, code = _COMMANDS[arguments.command](arguments, Kubectl(_passed_on(arguments), kubectl), resources)
             for line in lines:
                 say(sys.stdout, line)
@@ -187,6 +192,22 @@ def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence
     return report(findings, as_json=arguments.json), exit_code(findings)
 
 
+def _web(
+    serve: Callable[..., int] | None,
+    arguments: argparse.Namespace,
+    resources: Sequence[Resource],
+    *,
+    prog: str,
+    kubectl: str,
+) -> int:
+    if serve is None:
+        raise UsageError("web: this build has no page; install the package gpu-device-plugin")
+    if not 0 <= (port := arguments.port or 0) < 1 << 16:
+        raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
+    flags = _passed_on(arguments)
+    return serve(flags, resources, port=port, browser=not arguments.no_browser, prog=prog, kubectl=kubectl)
+
+
 def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     lines, complete = uninstall(
         kubectl,
@@ -255,6 +276,14 @@ def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+_OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
+    {
+        "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
+        "web": "it shows the whole cluster; the page itself has filters",
+    }
+)
+
+
 def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
     """Return the command, the node and the pod; a node or pod that is not named is empty.
 
@@ -268,14 +297,14 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "why", "", pod
         case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
             return "why", "", pod
-        case ["doctor"]:
-            return "doctor", "", ""
-        case ["doctor", _]:
-            raise UsageError("doctor: it examines the whole cluster; for one node run gpu-device-plugin doctor there")
+        case ["doctor" | "web" as command]:
+            return command, "", ""
+        case ["doctor" | "web" as command, _]:
+            raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case ["uninstall", *nodes] if len(nodes) < 2:
             return "uninstall", "".join(nodes), ""
         case [word, other]:
-            meant = nearest(word, ["why", "uninstall"], "")
+            meant = nearest(word, ["why", "uninstall", "web"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -299,6 +328,11 @@ def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
         ),
         ("overview", arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
         ("doctor", arguments.json, "--json goes with doctor; the overview has -o json"),
+        (
+            "web",
+            arguments.port is not None or arguments.no_browser,
+            "--port and --no-browser go with web; leave them out",
+        ),
         ("uninstall", arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
     )
     for its_own, value, sentence in given:
@@ -310,16 +344,18 @@ def _parser(prog: str) -> Parser:
     parser = Parser(
         prog=prog,
         usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
-        "       %(prog)s doctor [--json]\n"
+        "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
-        description="Show which pods use which GPU of the cluster, why a pod gets none, or what is wrong; or clean up.",
+        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
+        "what is wrong; or clean up.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | why POD | doctor | uninstall [NODE]",
-        help="show one node; explain a pod; diagnose the cluster; or clean up nodes that no longer share GPUs",
+        metavar="NODE | why POD | web | doctor | uninstall [NODE]",
+        help="show one node; explain a pod; show the cluster live in a browser; diagnose it; or clean up nodes that no "
+        "longer share GPUs",
     )
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument(
@@ -336,6 +372,8 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "--all-nodes", action="store_true", help=f"explain more than the nearest {_MOST_EXPLAINED} nodes"
     )
+    parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
     parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
     parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
     parser.add_argument(

@@ -1,0 +1,147 @@
+"""The containers of one pod in the JSON that the page shows, with GPUs, variables and use; docs/web.md has the form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.contract import variables
+from gpu_device_plugin.core.contract.keys import FRAMEWORKS, POD
+from gpu_device_plugin.core.contract.nodereport import trespasses
+from gpu_device_plugin.core.contract.promises import readable_promises
+from gpu_device_plugin.core.model.gpus import Gpu
+from gpu_device_plugin.core.model.limits import GpuRung, Rung
+from gpu_device_plugin.core.model.placing import Demand, Placement
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.model.shares import SharedGpu, Shares
+from gpu_device_plugin.core.node.extra_grant import Owner
+from gpu_device_plugin.core.node.frameworks import read_frameworks
+from gpu_device_plugin.core.node.grants import Delivery, grant
+from gpu_device_plugin.core.node.limit_grants import Means
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.contract.nodegpus import ListedGpu
+    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.model.pods import Container, Pod
+    from gpu_device_plugin.core.model.resources import Resource
+
+Fields = dict[str, Any]
+
+
+def containers_of(pod: Pod, resources: Sequence[Resource], node: NodeView | None) -> list[Fields]:
+    """Return the containers of a pod that ask for GPUs, then those that use GPUs that they were not given.
+
+    The variables are those that the agent gives for the place in the pod's annotations: the pod's own environment is
+    not read. Without a node that lists its GPUs there are none.
+
+    Args:
+        pod: the pod.
+        resources: the managed resources.
+        node: its node; None: it has none, or the node cannot be read.
+    """
+    promised = {} if not pod.node_name else readable_promises(pod, resources)
+    parts = [
+        part
+        for part in (() if node is None else node.report.current)
+        if (part.namespace, part.pod) == (pod.namespace, pod.name)
+    ]
+    found: list[Fields] = []
+    for container in pod.containers:
+        own = [part for part in parts if part.container == container.name]
+        placements = [
+            Placement(Demand(resource.kind, sum(count for _, count in promise.shares)), promise.shares)
+            for resource in resources
+            if (promise := promised.get((container.name, resource.kind))) is not None
+        ]
+        found.append(
+            {
+                "name": container.name,
+                "kind": container.kind.value,
+                "asks": {name: amount for name, amount in container.limits.items() if amount},
+                "gpus": [gpu for placement in placements for gpu in _gpus(placement, node)],
+                "variables": {
+                    name: value
+                    for placement in placements
+                    for name, value in _variables(pod, container, placement, own, node).items()
+                },
+                "use": [_use(part) for part in own],
+            }
+        )
+    known = {container.name for container in pod.containers}
+    others = sorted({part.container for part in parts} - known)
+    return found + [
+        {"name": name, "kind": "app", "use": [_use(part) for part in parts if part.container == name]}
+        for name in others
+    ]
+
+
+def _gpus(placement: Placement, node: NodeView | None) -> Iterable[Fields]:
+    listed = {} if node is None else {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    share_mib = None if node is None else node.candidate.gpus.share_mib
+    for position, shares in placement.shares:
+        gpu = listed.get(position)
+        facts: Fields = {} if gpu is None else {"uuid": gpu.uuid, "model": gpu.model}
+        if placement.demand.kind is Kind.COUNT:
+            facts |= {"whole": True, "mib": None if gpu is None else gpu.memory_mib}
+        else:
+            facts |= {"shares": shares, "mib": None if share_mib is None else shares * share_mib}
+        yield {"index": position, **{key: value for key, value in facts.items() if value}}
+
+
+def _variables(
+    pod: Pod, container: Container, placement: Placement, own: Sequence[UsedPart], node: NodeView | None
+) -> Mapping[str, str]:
+    if node is None:
+        return {}
+    gpus, listed = node.candidate.gpus, {gpu.position: gpu for gpu in node.candidate.gpus.gpus}
+    known = all(at in listed and listed[at].uuid and listed[at].memory_mib for at in placement.positions)
+    if not known or gpus.share_mib is None or list(listed) != list(range(len(listed))):
+        return {}
+    shares = Shares(gpus.share_mib, gpus=tuple(map(_shared, gpus.gpus)))
+    # The means with which the container was started, which the node's present one may differ from.
+    started = next((part.rung for part in own if part.rung is not None), None)
+    rungs: dict[str, GpuRung] = {}
+    for position in placement.positions:
+        present = node.report.rung(position)
+        rung = started or (None if present is None else present.rung)
+        if rung is not None:
+            rungs[listed[position].uuid] = GpuRung(rung, "")
+    frameworks, _ = read_frameworks(pod.annotations.get(FRAMEWORKS, ""))
+    foreign = {each.rung for each in rungs.values()} & {Rung.MPS, Rung.CUSTOM}
+    owner = Owner(pod.uid, container.name, () if Rung.CUSTOM in foreign else frameworks)
+    whole = pod.annotations.get(POD, "")
+    envs = dict(
+        grant(
+            placement,
+            shares,
+            Delivery(means=Means(rungs)),
+            int(whole) if whole.isascii() and whole.isdigit() and len(whole) < 10 else None,
+            owner=owner,
+        ).envs
+    )
+    if variables.LIMITS in envs and foreign:
+        # The rest of what these add is known to the node's agent alone.
+        envs[variables.LIMITS] = min((each.rung for each in rungs.values()), key=lambda rung: rung.strength).value
+    return envs
+
+
+def _shared(gpu: ListedGpu) -> SharedGpu:
+    described = Gpu(gpu.uuid, gpu.position, gpu.model, gpu.memory_mib or 0, gpu.reserved_mib or 0)
+    return SharedGpu(described, gpu.position, ("",) * gpu.shares)
+
+
+def _use(part: UsedPart) -> Fields:
+    fields = {
+        "grantedMiB": part.granted_mib,
+        "usedMiB": part.used_mib,
+        "smPercent": part.sm_percent,
+        "rung": None if part.rung is None else part.rung.value,
+        "held": None if part.held is None else part.held.value,
+        "foundMiB": part.found_mib,
+        "overSince": part.over_since or None,
+        "why": part.why or None,
+        "trespassing": trespasses(part) or None,
+    }
+    return {"index": part.gpu, **{key: value for key, value in fields.items() if value is not None}}

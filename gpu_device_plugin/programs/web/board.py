@@ -1,0 +1,257 @@
+"""What the page shows at present: each node as JSON, written once for everybody who may see all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.aio.latest import Latest
+from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.telling.page import node_document
+from gpu_device_plugin.core.telling.redacting import redacted
+from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+    from gpu_device_plugin.programs.web.ports import FiguresState
+    from gpu_device_plugin.programs.web.sight import Sight
+    from gpu_device_plugin.programs.web.watched import Watched
+
+_MOST_CHANGES = 10_000
+"""The most nodes whose last change is remembered. A stream that lags further behind begins anew."""
+_SLICE_S = 0.01
+"""After this time of uninterrupted work the event loop gets a turn."""
+_MOST_ALONE = 2000
+_MOST_SIGHTS = 4
+"""The most readers with a limited sight for whom nodes are kept as JSON."""
+
+_NO_NODES = (
+    "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
+    "administrator to bind the ClusterRole gpushare-viewer to you"
+)
+PARTS = ("waiting", "alone", "notes", "figures")
+"""The parts of the page beside its nodes, by their names in events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One node."""
+
+    view: NodeView
+    namespaces: frozenset[str]
+    """Of the pods on it."""
+    live: bool
+    """Its use was read from its agent."""
+    document: bytes
+    """Its JSON, with all names."""
+
+
+class Board:
+    """What the page shows."""
+
+    def __init__(
+        self, watched: Watched, figures: Callable[[], FiguresState], *, wall_s: Callable[[], float] = time.time
+    ) -> None:
+        """Show nothing before `refresh`.
+
+        Args:
+            watched: the cluster.
+            figures: returns where the figures of use come from.
+            wall_s: returns the time in seconds since the epoch.
+        """
+        self._watched = watched
+        self._figures = figures
+        self._wall_s = wall_s
+        self._looked_s = wall_s()
+        self._use: dict[str, NodeUse] = {}
+        self._used: set[str] = set()
+        self._shown: dict[str, Shown] = {}
+        self._changes: OrderedDict[str, int] = OrderedDict()
+        self._forgotten = 0
+        self._begun = 0
+        """The first change of a complete board."""
+        self.complete = False
+        """Everything that may be read was read and written."""
+        self._marks = dict.fromkeys(PARTS, 0)
+        self._seen: dict[str, object] = {}
+        self._limited: OrderedDict[int, tuple[Sight, dict[str, tuple[bytes, bytes]]]] = OrderedDict()
+        self.mark: Latest[int] = Latest(0)
+        """The number of the last change."""
+        self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
+        self._dirty = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Board: {len(self._shown)} nodes, change {self.mark.value}>"
+
+    # --- Changes ------------------------------------------------------------------------------------------------------
+
+    def changed(self) -> None:
+        """Learn that the cluster has changed."""
+        self._dirty.set()
+
+    def use(self, name: str, use: NodeUse | None) -> None:
+        """Take the use of a node as its agent gives it now; None: only the node's annotation is known."""
+        if use is None:
+            if self._use.pop(name, None) is None:
+                return
+        elif self._use.get(name) == use:
+            return
+        else:
+            self._use[name] = use
+        self._used.add(name)
+        self._dirty.set()
+
+    async def dirty(self) -> None:
+        """Return when something has changed since the last `refresh`."""
+        await self._dirty.wait()
+
+    async def refresh(self) -> None:
+        """Write what has changed, in slices, and announce it."""
+        self._dirty.clear()
+        cluster, known = self._watched.cluster, self._watched.known
+        names = cluster.changed()
+        used, self._used = self._used, set()
+        now_s = self._wall_s()
+        stale, self._looked_s = cluster.went_stale(self._looked_s), now_s
+        number = self.mark.value + 1
+        wanted = {*self._shown, *cluster.names} if names is None else {*names, *used, *stale}
+        any_node = False
+        pause_at = time.monotonic() + _SLICE_S
+        for name in sorted(wanted):
+            any_node = self._write(name, number) or any_node
+            if time.monotonic() >= pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + _SLICE_S
+        for name in self._use.keys() - self._shown.keys():
+            del self._use[name]
+        waits = cluster.waiting_version, self.waiting.version
+        if any_node or self._seen.get("waiting") != waits:
+            self.waiting.changed()
+        parts = {"waiting": waits, "alone": self._alone(), "notes": self.notes(), "figures": self._figures()}
+        changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
+        self._seen.update(parts)
+        self._marks.update(dict.fromkeys(changed, number))
+        completed = known and not self.complete
+        if completed:
+            self.complete, self._begun = True, number
+        if any_node or changed or completed:
+            self.mark.set(number)
+
+    def _write(self, name: str, number: int) -> bool:
+        """Write one node; return whether it has changed."""
+        view, use = self._watched.cluster.view(name), self._use.get(name)
+        before = self._shown.get(name)
+        if view is None:
+            if self._shown.pop(name, None) is None:
+                return False
+        else:
+            if use is not None:
+                view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
+            spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
+            document = msgspec.json.encode(node_document(view, live=use is not None))
+            self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
+            if before is not None and before.document == document:
+                return False
+        self._changes[name] = number
+        self._changes.move_to_end(name)
+        if len(self._changes) > _MOST_CHANGES:
+            _, self._forgotten = self._changes.popitem(last=False)
+        return True
+
+    def _nodes(self) -> Nodes:
+        views = [self._shown[name].view for name in sorted(self._shown)] if self._watched.nodes_readable else None
+        return Nodes(views, self._watched.cluster.around())
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the nodes."""
+        return sorted(self._shown)
+
+    def node(self, name: str) -> Shown | None:
+        """Return one node; None: there is no such node that shares GPUs."""
+        return self._shown.get(name)
+
+    def changed_since(self, mark: int) -> tuple[Sequence[str] | None, frozenset[str]]:
+        """Return the nodes and the `PARTS` that changed after `mark`; None instead of nodes: any may have changed."""
+        parts = frozenset(part for part in PARTS if self._marks[part] > mark)
+        if mark < max(self._forgotten, self._begun):
+            return None, parts
+        latest_first = reversed(self._changes.items())
+        return sorted(name for name, _ in takewhile(lambda change: change[1] > mark, latest_first)), parts
+
+    def document(self, shown: Shown, sight: Sight) -> bytes:
+        """Return the JSON of a node for a reader."""
+        if sight.everything or all(map(sight.may_see, shown.namespaces)):
+            return shown.document
+        _, known = self._limited.setdefault(id(sight), (sight, {}))
+        self._limited.move_to_end(id(sight))
+        if len(self._limited) > _MOST_SIGHTS:
+            self._limited.popitem(last=False)
+        whole, limited = known.get(shown.view.name, (b"", b""))
+        if whole != shown.document:
+            limited = msgspec.json.encode(node_document(shown.view, sight.may_see, live=shown.live))
+            known[shown.view.name] = shown.document, limited
+        return limited
+
+    def views(self, sight: Sight) -> Sequence[NodeView] | None:
+        """Return all nodes for a reader; None: they cannot be read."""
+        if not (self._watched.nodes_readable and sight.nodes):
+            return None
+        views = [self._shown[name].view for name in sorted(self._shown)]
+        return views if sight.everything else [redacted(view, sight.may_see) for view in views]
+
+    def namespaces(self) -> Iterable[str]:
+        """Return the namespaces of all pods with GPUs."""
+        found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
+        return (
+            found
+            | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
+            | {each.pod.namespace for each in self._watched.cluster.waiting}
+        )
+
+    def part(self, name: str, sight: Sight) -> Any:
+        """Return one of `PARTS` for a reader."""
+        if name == "waiting":
+            waiting = self.waiting.documents(sight.may_see)
+            # Why a pod waits is told by nodes.
+            return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
+        if name == "alone":
+            return [each for each in self._alone(anyway=not sight.nodes) if sight.may_see(each["ns"])]
+        if name == "notes":
+            return self.notes() if sight.nodes else [_NO_NODES]
+        state = self._figures()
+        return {"source": state.source, **({"why": state.why} if state.why else {})}
+
+    def notes(self) -> Sequence[str]:
+        """Return what is not shown, and why, in sentences."""
+        found = [*self._watched.notes(), *self.waiting.notes()]
+        return [f"{each[:1].upper()}{each[1:]}" for each in found]
+
+    def _alone(self, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
+        if self._watched.nodes_readable and not anyway:
+            return []
+        entries = sorted(
+            self._watched.cluster.fleet.entries.values(), key=lambda each: (each.namespace, each.name, each.uid)
+        )
+        found = []
+        for entry in entries[:_MOST_ALONE]:
+            fields = {
+                "node": entry.node,
+                "shares": entry.usage.all_shares,
+                "gpus": entry.usage.all_gpus,
+                "phase": self._watched.phases.get(entry.uid, ""),
+            }
+            given = {key: value for key, value in fields.items() if value}
+            found.append({"ns": entry.namespace, "pod": entry.name, **given})
+        return found

@@ -1,0 +1,137 @@
+"""One node or one pod in full, read when somebody opens it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import PODS, Kind, UnreadableObjectError
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.core.telling.explaining import explain
+from gpu_device_plugin.core.telling.overview_document import document
+from gpu_device_plugin.core.telling.podpage import containers_of
+from gpu_device_plugin.core.telling.redacting import redacted
+from gpu_device_plugin.view.objects import ConfigMap, decoded
+from gpu_device_plugin.view.poddetails import event_documents
+from gpu_device_plugin.view.policy import CONFIGURATION, assumed, policy_in
+from gpu_device_plugin.view.reading import events, pod_and_status
+from gpu_device_plugin.view.why import why
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.podcauses import SchedulingStatus
+    from gpu_device_plugin.programs.web.board import Board
+    from gpu_device_plugin.programs.web.sight import Sight
+    from gpu_device_plugin.programs.web.watched import Watched
+    from gpu_device_plugin.view.policy import Policy
+
+_EVENTS, _CONFIGMAPS = Kind("events"), Kind("configmaps")
+_MOST_READ = 200
+"""Events of one pod that are read."""
+_MOST_EXPLAINED = 10
+
+Fields = dict[str, Any]
+
+
+class Details:
+    """Reads details with the server's account; callers must have the right to see the pod."""
+
+    def __init__(self, client: Client, watched: Watched, board: Board, resources: Sequence[Resource]) -> None:
+        self._client = client
+        self._watched = watched
+        self._board = board
+        self._resources = resources
+
+    def __repr__(self) -> str:
+        return f"<Details of {self._watched!r}>"
+
+    def node(self, name: str, sight: Sight) -> Fields | None:
+        """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
+        shown = self._board.node(name)
+        if shown is None or not sight.nodes:
+            return None
+        view = shown.view if sight.everything else redacted(shown.view, sight.may_see)
+        (node,) = document([view])["nodes"]
+        return {"node": node}
+
+    async def pod(self, namespace: str, name: str, sight: Sight) -> Fields:
+        """Return a pod of a namespace that the caller may see.
+
+        Raises:
+            ApiError: it cannot be read.
+            UnreadableObjectError: it is no pod.
+        """
+        raw = msgspec.Raw(await self._client.get(PODS, name, namespace=namespace))
+        pod, status = pod_and_status(raw, self._resources)
+        raw_events, notes = await self._events(namespace, pod.uid)
+        status = replace(status, events=events(raw_events, status))
+        views = self._board.views(sight)
+        policy = await self._policy(views)
+        shown = self._board.node(pod.node_name)
+        fields = {
+            "node": pod.node_name,
+            "phase": pod.phase,
+            "created": pod.created,
+            "priority": pod.priority,
+            "deleting": pod.deleting,
+            "scheduler": status.scheduler,
+        }
+        return {
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "uid": pod.uid,
+            **{key: value for key, value in fields.items() if value},
+            "containers": containers_of(pod, self._resources, None if shown is None else shown.view),
+            "why": await self._why(pod, status, views, policy),
+            "events": event_documents(raw_events),
+            **({"notes": notes} if notes else {}),
+        }
+
+    async def _why(
+        self, pod: Pod, status: SchedulingStatus, views: Sequence[NodeView] | None, policy: Policy
+    ) -> list[str]:
+        """Return what `kubectl inspect gpushare why` prints."""
+        around = self._watched.cluster.around()
+
+        def lines() -> list[str]:
+            said = why(pod, status, self._resources, views, around, most=_MOST_EXPLAINED, policy=lambda: policy)
+            waits = [f"{pod.namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
+            by_node = [] if said.ask is None else explain(said.ask, said.answers, _MOST_EXPLAINED)
+            return [*waits, *said.facts, *by_node]
+
+        return await asyncio.to_thread(lines)
+
+    async def _events(self, namespace: str, uid: str) -> tuple[Sequence[msgspec.Raw], list[str]]:
+        escaped = "".join(f"\\{char}" if char in "\\,=" else char for char in uid)
+        try:
+            async for page in self._client.pages(
+                _EVENTS, namespace=namespace, fields=f"involvedObject.uid={escaped}", limit=_MOST_READ
+            ):
+                return page.items or (), []
+        except ForbiddenError:
+            return (), [f"The right to list events in the namespace {namespace} is missing."]
+        except ApiError as error:
+            return (), [f"Events cannot be read: {error}."]
+        return (), []
+
+    async def _policy(self, views: Sequence[NodeView] | None) -> Policy:
+        """Return the extender's policy, where some node publishes none."""
+        if all(view.candidate.gpus.policy is not None for view in views or ()):
+            return assumed()
+        found: list[ConfigMap] = []
+        try:
+            async for page in self._client.pages(_CONFIGMAPS, fields=f"metadata.name={CONFIGURATION}"):
+                found += [decoded(raw, ConfigMap) for raw in page.items or ()]
+        except ApiError as error:
+            return assumed(f"the ConfigMap {CONFIGURATION} cannot be read ({error})")
+        except UnreadableObjectError:
+            return assumed(f"the ConfigMap {CONFIGURATION} is not of the Kubernetes API's form")
+        return policy_in(found)

@@ -1,0 +1,158 @@
+"""Run `kubectl proxy` on a private unix socket, so that every kubeconfig and every login plugin works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.children import signal_child
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.cluster.config import ClusterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+_GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
+"""Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
+_MOST_SAID = 4096
+"""Bytes of kubectl's messages that are kept."""
+_RESTART_S = 2.0
+
+
+class ProxyError(Exception):
+    """`kubectl proxy` does not run. The message is a sentence for the user, with the last of what kubectl said."""
+
+
+class KubectlProxy:
+    """`kubectl proxy`, started again whenever it ends."""
+
+    def __init__(self, flags: Sequence[str], program: str, folder: Path) -> None:
+        """Prepare; see `running`."""
+        self._command = (
+            program,
+            *flags,
+            "proxy",
+            f"--unix-socket={folder / 'socket'}",
+            # We only read, and nobody else may write through it.
+            "--reject-methods=^(POST|PUT|PATCH|DELETE)$",
+        )
+        self._program = program
+        self._folder = folder
+        self._said = b""
+        self._process: asyncio.subprocess.Process | None = None
+        self._guard: asyncio.subprocess.Process | None = None
+        self._copying: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<KubectlProxy in {self._folder}: {self._process!r}>"
+
+    @property
+    def config(self) -> ClusterConfig:
+        """Where the API server is for our client."""
+        # By default the proxy answers only requests to localhost.
+        return ClusterConfig("http://localhost", unix_socket=self._folder / "socket")
+
+    async def start(self, within_s: float = 60.0) -> None:
+        """Start it, and wait until it serves.
+
+        Raises:
+            ProxyError: it does not serve.
+        """
+        (self._folder / "socket").unlink(missing_ok=True)
+        self._said = b""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+        except OSError as error:
+            why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
+            raise ProxyError(
+                f"{self._program}: {why}; the cluster is read through it: install it "
+                "(https://kubernetes.io/docs/tasks/tools/)"
+            ) from error
+        self._process = process
+        if process.stdout is None or process.stderr is None:
+            raise AssertionError  # both are pipes
+        self._guard = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(self._folder)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us, and must not end the guard
+        )
+        self._copying = asyncio.create_task(self._copy(process.stderr), name="kubectl's messages")
+        serving = False
+
+        async def until_it_serves(stdout: asyncio.StreamReader) -> None:
+            nonlocal serving
+            serving = bool(await stdout.readline())
+
+        in_time = await within(within_s, until_it_serves(process.stdout))
+        if not serving:
+            await self.stop()
+            why = f"it did not serve within {within_s:g} s" if not in_time else self._how_it_ended()
+            raise ProxyError(f"{self._program} proxy: {why}")
+
+    async def keep(self) -> NoReturn:
+        """Start it again whenever it has ended. Ends only by cancellation."""
+        while True:
+            if self._process is not None:
+                await self._process.wait()
+            await self.stop()
+            await asyncio.sleep(_RESTART_S)
+            with contextlib.suppress(ProxyError):  # the client's next request says that nobody answers
+                await self.start()
+
+    async def stop(self) -> None:
+        """End it."""
+        for process in (self._process, self._guard):
+            if process is not None:
+                signal_child(process.pid, process.returncode, signal.SIGKILL)
+                await process.wait()
+        if self._copying is not None:
+            await within(1.0, self._copying)
+            self._copying.cancel()
+        self._guard = self._copying = None
+
+    async def _copy(self, stderr: asyncio.StreamReader) -> None:
+        """Show what kubectl says: a login plugin may ask for something, without the end of a line."""
+        while chunk := await stderr.read(4096):
+            self._said = (self._said + chunk)[-_MOST_SAID:]
+            sys.stderr.write(chunk.decode(errors="replace"))
+            sys.stderr.flush()
+
+    def _how_it_ended(self) -> str:
+        if lines := self._said.decode(errors="replace").strip().splitlines():
+            return lines[-1]
+        code = None if self._process is None else self._process.returncode
+        if code is None or code >= 0:
+            return f"it ended with exit code {code}"
+        return f"it was ended by {signal.Signals(-code).name}"
+
+
+@contextlib.asynccontextmanager
+async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterator[KubectlProxy]:
+    """Run a proxy for as long as the block runs. Its socket is in a folder that only this user can enter.
+
+    Args:
+        flags: kubectl's flags that select the cluster and the user.
+        program: the command that is run.
+
+    Raises:
+        ProxyError: it does not serve.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
+    proxy = KubectlProxy(flags, program, folder)
+    try:
+        await proxy.start()
+        yield proxy
+    finally:
+        await proxy.stop()
+        shutil.rmtree(folder, ignore_errors=True)

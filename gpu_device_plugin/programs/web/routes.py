@@ -1,0 +1,181 @@
+"""The routes of the page: static files for everybody, data for callers with a valid token."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import msgspec
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
+from gpu_device_plugin.cluster.api import UnreadableObjectError
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.programs.web.sight import Sight
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from gpu_device_plugin.aio.http import Request
+    from gpu_device_plugin.programs.web.board import Board
+    from gpu_device_plugin.programs.web.details import Details
+    from gpu_device_plugin.programs.web.ports import Caller, Callers
+    from gpu_device_plugin.programs.web.streams import Streams
+
+HEADERS: Mapping[str, str] = MappingProxyType(
+    {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+)
+"""Of every answer."""
+
+_API = "/api/v1/"
+_READ = ("Host", "Authorization")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+"""A name of Kubernetes: nothing else is sent to the API server."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """How the page is served."""
+
+    mode: str
+    """``kubeconfig`` or ``cluster``."""
+    context: str = ""
+    """Of the kubeconfig."""
+    hosts: frozenset[str] = frozenset()
+    """The values of the header Host that are answered, so that no other site's name can lead here (DNS rebinding);
+    empty: all."""
+
+
+class Routes:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        callers: Callers,
+        board: Board,
+        streams: Streams,
+        details: Details,
+        *,
+        files: Mapping[str, Page],
+        about: Callable[[], About],
+    ) -> None:
+        """Answer from these parts; `about` is called for each request."""
+        self._callers = callers
+        self._board = board
+        self._streams = streams
+        self._details = details
+        self._files = files
+        self._about = about
+
+    def __repr__(self) -> str:
+        return f"<Routes: {len(self._files)} files>"
+
+    def all(self) -> tuple[Route, ...]:
+        """Return the routes. There are none that change anything."""
+        return (
+            self._data("session", self._session),
+            self._data("live", self._live),
+            self._data("nodes/", self._node),
+            self._data("pods/", self._pod),
+            Route("GET", "/api/", self._nothing, headers=_READ),
+            Route("GET", "/", self._file, headers=_READ),
+        )
+
+    def _data(self, path: str, answer: Callable[[Request, Caller], Awaitable[Page | Stream]]) -> Route:
+        async def checked(request: Request) -> Page | Stream:
+            if (refusal := self._wrong_host(request)) is not None:
+                return refusal
+            try:
+                caller = await self._callers.caller(_token(request))
+                if caller is None:
+                    return self._unknown()
+                return await answer(request, caller)
+            except (ApiError, UnreadableObjectError) as error:
+                return _unread(error)
+
+        return Route("GET", f"{_API}{path}", checked, headers=_READ)
+
+    def _wrong_host(self, request: Request) -> Page | None:
+        hosts = self._about().hosts
+        if not hosts or request.headers.get("Host", "").lower() in hosts:
+            return None
+        return _error(403, "This page is served under another address; open the one that the command printed.")
+
+    def _unknown(self) -> Page:
+        if self._about().mode == "cluster":
+            return _error(401, "Give the token of an account of this cluster.", login="token")
+        return _error(401, "Open the page by the address that the command printed; it ends in a token.")
+
+    # --- Data ---------------------------------------------------------------------------------------------------------
+
+    async def _session(self, _request: Request, caller: Caller) -> Page:
+        about = self._about()
+        return _json({"version": __version__, "mode": about.mode, "user": caller.user, "context": about.context})
+
+    async def _live(self, request: Request, caller: Caller) -> Stream:
+        token = _token(request)
+        return Stream(self._streams.events(caller, lambda: self._callers.caller(token)), "text/event-stream")
+
+    async def _node(self, request: Request, caller: Caller) -> Page:
+        name = unquote(request.rest)
+        shown = self._details.node(name, await self._sight(caller))
+        return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
+
+    async def _pod(self, request: Request, caller: Caller) -> Page:
+        namespace, _, name = unquote(request.rest).partition("/")
+        if not _NAME.fullmatch(namespace) or not _NAME.fullmatch(name):
+            return _error(400, "This is no name of a pod; write NAMESPACE/NAME.")
+        sight = await self._sight(caller, namespace)
+        if not sight.may_see(namespace):
+            return _error(403, f"You have no right to get pods in the namespace {namespace}.")
+        return _json(await self._details.pod(namespace, name, sight))
+
+    async def _sight(self, caller: Caller, *more: str) -> Sight:
+        sight = Sight(caller)
+        await sight.learn({*self._board.namespaces(), *more})
+        return sight
+
+    # --- The rest -----------------------------------------------------------------------------------------------------
+
+    async def _nothing(self, request: Request) -> Page:
+        return self._wrong_host(request) or _error(404, "There is nothing at this address.")
+
+    async def _file(self, request: Request) -> Page:
+        found = self._files.get(request.rest)
+        return self._wrong_host(request) or found or _error(404, "There is nothing at this address.")
+
+
+def _token(request: Request) -> str:
+    """Return the token of a request, empty without one."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _unread(error: ApiError | UnreadableObjectError) -> Page:
+    match error:
+        case NotFoundError():
+            return _error(404, f"There is no such object: {error}.")
+        case ForbiddenError():
+            return _error(403, f"{error}.")
+        case ApiError():
+            return _error(502, f"The API server does not answer: {error}.")
+        case _:
+            return _error(502, f"The API server's answer cannot be understood: {error}.")
+
+
+def _json(document: Any) -> Page:
+    return Page(msgspec.json.encode(document), content_type=JSON)
+
+
+def _error(status: int, sentence: str, **more: str) -> Page:
+    return Page(msgspec.json.encode({"error": sentence, **more}), status=status, content_type=JSON)

@@ -1,0 +1,144 @@
+"""The page's server: follows the cluster, and answers browsers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from gpu_device_plugin.aio.http import BROWSERS, Page, page_at, serving_routes
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.reflector import ReflectorTiming
+from gpu_device_plugin.programs.web.board import Board
+from gpu_device_plugin.programs.web.details import Details
+from gpu_device_plugin.programs.web.files import static_files
+from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.routes import HEADERS, Routes
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.watched import Watched
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.programs.web.ports import Callers, Figures
+    from gpu_device_plugin.programs.web.routes import About
+    from gpu_device_plugin.settings.forms import Address
+
+_MOST_HEADERS = 48
+_SOON_S = 0.02
+"""Until the cluster has been read the page shows nothing, and waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The timeouts and intervals of a server's parts, in seconds."""
+
+    api: Timing = field(default_factory=Timing)
+    follow: ReflectorTiming = field(default_factory=ReflectorTiming)
+    stream: StreamTiming = field(default_factory=StreamTiming)
+    refresh_s: float = 0.5
+    """Changes are batched for this long."""
+    look_s: float = 1.0
+    """How often what changes by time alone is looked at."""
+
+
+DEFAULT_TIMINGS = Timings()
+
+
+class PageServer:
+    """Wires the parts of the page's server together."""
+
+    def __init__(
+        self,
+        client: Client,
+        resources: Sequence[Resource],
+        callers: Callers,
+        *,
+        about: Callable[[], About],
+        figures: Figures | None = None,
+        namespace: str = "",
+        timings: Timings = DEFAULT_TIMINGS,
+    ) -> None:
+        """Prepare; nothing is sent before `serving`.
+
+        Args:
+            client: of the API server, already open.
+            resources: the managed resources.
+            callers: tells who calls.
+            about: returns how the page is served.
+            figures: reads the use of nodes from their agents; None: only the nodes' annotations are read.
+            namespace: where pods are read if they cannot be read in all namespaces; empty: nowhere else.
+            timings: the timeouts and intervals.
+        """
+        self._timings = timings
+        self._figures = figures
+        self.watched = Watched(client, resources, namespace=namespace, on_change=self._changed, timing=timings.follow)
+        self.board = Board(self.watched, self._figures_state)
+        self.streams = Streams(self.board, self.watched, timings.stream)
+        details = Details(client, self.watched, self.board, resources)
+        self.routes = Routes(callers, self.board, self.streams, details, files=static_files(), about=about)
+
+    def __repr__(self) -> str:
+        return f"<PageServer: {self.board!r}, {self.streams!r}>"
+
+    def _changed(self) -> None:
+        self.board.changed()
+
+    def _figures_state(self) -> FiguresState:
+        if self._figures is not None:
+            return self._figures.state
+        return FiguresState("nodes") if self.watched.nodes_readable else FiguresState("none", "nodes cannot be read")
+
+    @asynccontextmanager
+    async def serving(self, address: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+        """Serve for as long as the block runs.
+
+        Yields:
+            The port.
+
+        Raises:
+            ListenError: the address cannot be listened on.
+        """
+        routes = [*self.routes.all(), page_at("/healthz", _healthy), page_at("/readyz", self._ready)]
+        async with (
+            serving_routes(
+                *address, routes, tls=tls, limits=BROWSERS, headers=HEADERS, most_headers=_MOST_HEADERS
+            ) as port,
+            asyncio.TaskGroup() as tasks,
+        ):
+            working = tasks.create_task(self.run(), name="follow the cluster")
+            try:
+                yield port
+            finally:
+                working.cancel()
+
+    async def run(self) -> NoReturn:
+        """Keep what is shown current. Ends only by cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.watched.run(), name="watch the cluster")
+            tasks.create_task(self.board.waiting.run(), name="explain waiting pods")
+            tasks.create_task(self._refresh(), name="write changes")
+            if self._figures is not None:
+                tasks.create_task(self._figures.follow(self._wanted, self.board.use), name="read figures of agents")
+        raise AssertionError  # pragma: no cover (no task ends)
+
+    def _wanted(self) -> Sequence[str]:
+        """Return the nodes whose figures are wanted: all while somebody looks."""
+        return self.board.names if self.streams.readers else ()
+
+    async def _refresh(self) -> NoReturn:
+        while True:
+            await within(self._timings.look_s if self.board.complete else _SOON_S, self.board.dirty())
+            await self.board.refresh()
+            await asyncio.sleep(self._timings.refresh_s if self.board.complete else _SOON_S)
+
+    async def _ready(self) -> Page:
+        return Page("ok\n") if self.board.complete else Page("the cluster is being read\n", status=503)
+
+
+async def _healthy() -> Page:
+    return Page("ok\n")

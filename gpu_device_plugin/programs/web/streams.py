@@ -1,0 +1,174 @@
+"""The live stream of one reader: the whole cluster, then its changes, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_device_plugin.aio.within import within
+from gpu_device_plugin.cluster.errors import ApiError
+from gpu_device_plugin.core.telling.page import VERSION
+from gpu_device_plugin.programs.web.board import PARTS
+from gpu_device_plugin.programs.web.sight import Sight
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+
+    from gpu_device_plugin.programs.web.board import Board
+    from gpu_device_plugin.programs.web.ports import Caller
+    from gpu_device_plugin.programs.web.watched import Watched
+
+_CHUNK = 128 << 10
+"""Bytes that are written at once. A reader has to take each chunk within a time, and never more is kept for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiming:
+    """The intervals of a stream, in seconds."""
+
+    pulse_s: float = 2.0
+    between_changes_s: float = 0.5
+    first_s: float = 5.0
+    """How long the first event waits for the cluster to be read."""
+    rights_s: float = 60.0
+    """How often the reader's rights are looked at again."""
+
+
+DEFAULT_TIMING = StreamTiming()
+
+
+class Streams:
+    """Writes streams. A slow reader gets fewer and larger changes; nothing is queued for it."""
+
+    def __init__(self, board: Board, watched: Watched, timing: StreamTiming = DEFAULT_TIMING) -> None:
+        self._board = board
+        self._watched = watched
+        self._timing = timing
+        self.readers = 0
+        """The number of open streams."""
+
+    def __repr__(self) -> str:
+        return f"<Streams: {self.readers} readers>"
+
+    async def events(
+        self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events for a caller, until its token is not valid any more.
+
+        Args:
+            caller: the reader.
+            again: returns the caller of the same token; None: it is not valid any more. May raise ApiError.
+        """
+        self.readers += 1
+        try:
+            async for part in self._events(caller, again):
+                yield part
+        finally:
+            self.readers -= 1
+
+    async def _events(
+        self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
+    ) -> AsyncGenerator[bytes, None]:
+        board, timing = self._board, self._timing
+        await within(timing.first_s, self._until_complete())
+        sight = Sight(caller)
+        await sight.learn(board.namespaces())
+        mark = board.mark.value
+        for chunk in self._whole(sight):
+            yield chunk
+        rights_at, pulse_at = time.monotonic() + timing.rights_s, time.monotonic() + timing.pulse_s
+        while True:
+            await within(pulse_at - time.monotonic(), board.mark.after(mark))
+            if time.monotonic() >= rights_at:
+                rights_at = time.monotonic() + timing.rights_s
+                now = await self._looked_at_again(sight, again)
+                if now is None:
+                    return
+                if now != sight:
+                    sight, mark = now, -1
+            if board.mark.value > mark:
+                since, mark = mark, board.mark.value
+                for chunk in await self._changes(sight, since):
+                    yield chunk
+                await asyncio.sleep(timing.between_changes_s)
+            if time.monotonic() >= pulse_at:
+                pulse_at = time.monotonic() + timing.pulse_s
+                yield _event("pulse", b'{"read":' + self._read() + b"}")
+
+    async def _looked_at_again(self, sight: Sight, again: Callable[[], Awaitable[Caller | None]]) -> Sight | None:
+        """Return what the reader may see now; None: its token is not valid any more."""
+        try:
+            caller = await again()
+            if caller is None:
+                return None
+            fresh = Sight(caller)
+            await fresh.learn(self._board.namespaces())
+        except ApiError:
+            return sight  # the page says that the API server is not heard; rights are looked at again in a while
+        return fresh
+
+    async def _changes(self, sight: Sight, since: int) -> Iterator[bytes]:
+        """Return the event after a change: the whole cluster for a reader who lags too far behind."""
+        names, parts = self._board.changed_since(since)
+        try:
+            learned = await sight.learn(self._board.namespaces())
+        except ApiError:
+            learned = False  # pods in namespaces of which nothing is known stay hidden
+        if names is None or not sight.nodes:
+            return self._whole(sight)
+        return self._change(sight, names, {*parts, "waiting", "alone"} if learned else parts)
+
+    async def _until_complete(self) -> None:
+        while not self._board.complete:
+            await self._board.mark.after(self._board.mark.value)
+
+    def _read(self) -> bytes:
+        reading = self._watched.reading
+        read: dict[str, Any] = {"live": reading.live}
+        if reading.age_s is not None:
+            read["ageS"] = round(reading.age_s, 1)
+        if reading.why:
+            read["why"] = reading.why
+        read["now"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return msgspec.json.encode(read)
+
+    def _whole(self, sight: Sight) -> Iterator[bytes]:
+        head = b'event: cluster\ndata: {"version":%d,' % VERSION
+        names = self._board.names if sight.nodes else ()
+        yield from self._chunks(head, sight, names, PARTS, b',"read":' + self._read() + b"}\n\n")
+
+    def _change(self, sight: Sight, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
+        there = [name for name in names if self._board.node(name) is not None]
+        gone = msgspec.json.encode([name for name in names if self._board.node(name) is None])
+        wanted = [part for part in PARTS if part in parts]
+        yield from self._chunks(b"event: change\ndata: {", sight, there, wanted, b',"gone":' + gone + b"}\n\n")
+
+    def _chunks(
+        self, head: bytes, sight: Sight, names: Iterable[str], parts: Iterable[str], tail: bytes
+    ) -> Iterator[bytes]:
+        """Yield one event. Nodes that go away meanwhile are left out; those that change are as they are by then."""
+        chunk, separator = [head, b'"nodes":['], b""
+        size = 0
+        for name in names:
+            shown = self._board.node(name)
+            if shown is None:
+                continue
+            document = self._board.document(shown, sight)
+            chunk += (separator, document)
+            separator = b","
+            size += len(document)
+            if size > _CHUNK:
+                yield b"".join(chunk)
+                chunk, size = [], 0
+        chunk.append(b"]")
+        chunk += [b',"%b":' % part.encode() + msgspec.json.encode(self._board.part(part, sight)) for part in parts]
+        yield b"".join([*chunk, tail])
+
+
+def _event(kind: str, data: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -1,0 +1,192 @@
+"""Follow nodes and pods as far as the account may read them, and say how current they are."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpu_device_plugin.cluster.api import NODES, PODS
+from gpu_device_plugin.cluster.backoff import Backoff
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.cluster.reflector import DEFAULT_TIMING, Reflector, ReflectorTiming
+from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.view.following import FollowedCluster, FollowedPod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.view.following import FollowedNode
+
+_MOST_PROBLEMS = 20
+"""The most sentences about single nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How current the cluster is that we know."""
+
+    live: bool
+    """All watches deliver."""
+    age_s: float | None
+    """Since the API server was last heard, in seconds; None: never."""
+    why: str = ""
+    """Why not live."""
+
+
+class Watched:
+    """The cluster, as two reflectors keep it."""
+
+    def __init__(
+        self,
+        client: Client,
+        resources: Sequence[Resource],
+        *,
+        namespace: str = "",
+        on_change: Callable[[], None] = lambda: None,
+        timing: ReflectorTiming = DEFAULT_TIMING,
+    ) -> None:
+        """Follow nothing before `run`.
+
+        Args:
+            client: of the API server.
+            resources: the managed resources.
+            namespace: where pods are read if they cannot be read in all namespaces; empty: nowhere else.
+            on_change: called after every change.
+            timing: of the reflectors.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._timing = timing
+        self._on_change = on_change
+        self.cluster = FollowedCluster(resources, on_change=on_change)
+        self.phases: dict[str, str] = {}
+        """The phase of each pod with GPUs, by its uid."""
+        self.nodes: Reflector[FollowedNode] = Reflector(
+            client, NODES, self.cluster.read_node, self.cluster.nodes, timing=timing
+        )
+        self.pods: Reflector[FollowedPod] | None = None
+        """None until it is known where pods may be read."""
+        self.only = ""
+        """The only namespace whose pods are read; empty: those of all are."""
+        self._unasked: ApiError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Watched: {self.nodes!r}, {self.pods!r}>"
+
+    async def run(self) -> NoReturn:
+        """Keep the cluster current. Ends only by cancellation."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.nodes.run(), name="watch nodes")
+            tasks.create_task(self._follow_pods(), name="watch pods")
+        raise AssertionError  # pragma: no cover (neither task ends)
+
+    async def _follow_pods(self) -> NoReturn:
+        self.only = await self._where_pods_are_read()
+        self.pods = Reflector(
+            self._client,
+            PODS,
+            self.cluster.read_pod,
+            _Pods(self.cluster.pods, self.phases),
+            namespace=self.only,
+            timing=self._timing,
+        )
+        await self.pods.run()
+
+    async def _where_pods_are_read(self) -> str:
+        """Return the namespace to follow, empty for all."""
+        backoff = Backoff(self._timing.first_retry_s, self._timing.longest_retry_s)
+        while self._namespace:
+            try:
+                async for _ in self._client.pages(PODS, limit=1):
+                    break
+            except ForbiddenError:
+                return self._namespace
+            except ApiError as error:
+                self._unasked = error
+                await asyncio.sleep(backoff.next_s(error.retry_after_s))
+            else:
+                break
+        self._unasked = None
+        return ""
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def nodes_readable(self) -> bool:
+        """Whether nodes are read, as far as is known."""
+        return self.nodes.synced or not isinstance(self.nodes.problem, ForbiddenError)
+
+    @property
+    def known(self) -> bool:
+        """Whether nodes and pods were read, or cannot be."""
+        pods = self.pods is not None and (self.pods.synced or isinstance(self.pods.problem, ForbiddenError))
+        return pods and (self.nodes.synced or not self.nodes_readable)
+
+    @property
+    def reading(self) -> Reading:
+        """How current the cluster is. What may not be read is not waited for."""
+        watches: list[Reflector[Any]] = [self.nodes] if self.nodes_readable else []
+        watches += [] if self.pods is None else [self.pods]
+        silent = [watch.silent_s for watch in watches if not watch.live]
+        problems = [self._unasked, *(watch.problem for watch in watches)]
+        why = next((_sentence(problem) for problem in problems if problem is not None), "")
+        if self.pods is None or silent:
+            age_s = max(silent, default=float("inf"))
+            return Reading(False, None if age_s == float("inf") else age_s, why or "the cluster is being read")
+        return Reading(True, min(watch.silent_s for watch in watches))
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence for everything that is not shown because it could not be read."""
+        if not self.nodes_readable:
+            yield (
+                f"{_sentence(self.nodes.problem)}, so nodes and their GPUs are not shown; ask an administrator of the "
+                "cluster for it."
+            )
+        if self.only:
+            yield (
+                "the right to list pods in the whole cluster is missing, so only the pods of the namespace "
+                f"{self.only} are shown, and GPUs may be fuller than they seem."
+            )
+        if self.pods is not None and not self.pods.synced and isinstance(self.pods.problem, ForbiddenError):
+            yield f"{_sentence(self.pods.problem)}, so no pods are shown."
+        watches: list[Reflector[Any]] = [self.nodes, *([] if self.pods is None else [self.pods])]
+        for what, watch in zip(("nodes", "pods"), watches, strict=False):
+            if watch.unreadable:
+                yield f"some {what} could not be understood, and are left out."
+        problems = list(self.cluster.problems())
+        yield from (f"{each}." for each in problems[:_MOST_PROBLEMS])
+        if len(problems) > _MOST_PROBLEMS:
+            yield f"{len(problems) - _MOST_PROBLEMS} more nodes have annotations that cannot be read."
+
+
+def _sentence(problem: ApiError | None) -> str:
+    if not isinstance(problem, ForbiddenError):
+        return str(problem)
+    call = problem.call
+    resource = f"{call.resource}.{call.group}" if call.group else call.resource
+    where = f"in the namespace {call.namespace}" if call.namespace else "in the whole cluster"
+    return f"the right to {call.verb} {resource} {where} is missing"
+
+
+class _Pods(Store[FollowedPod]):
+    """Applies watched pods, and remembers their phases."""
+
+    def __init__(self, cluster: Store[FollowedPod], phases: dict[str, str]) -> None:
+        self._cluster = cluster
+        self._phases = phases
+
+    def replace(self, objects: Sequence[FollowedPod]) -> None:
+        self._phases.clear()
+        self._phases.update((each.uid, each.pod.phase) for each in objects)
+        self._cluster.replace(objects)
+
+    def put(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
+        self._phases[object.uid] = object.pod.phase
+        self._cluster.put(object)
+
+    def remove(self, object: FollowedPod) -> None:  # noqa: A002 - the API's term
+        self._phases.pop(object.uid, None)
+        self._cluster.remove(object)

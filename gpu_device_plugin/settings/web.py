@@ -1,0 +1,56 @@
+"""The settings of the page's server in the cluster, with their defaults, forms and descriptions."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gpu_device_plugin.settings.common import ProgramSettings
+from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server
+from gpu_device_plugin.settings.knobs import SettingsError, knob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebSettings(ProgramSettings):
+    """The settings of the page's server, read once and then frozen.
+
+    Raises:
+        SettingsError: two of them contradict each other.
+    """
+
+    COMMAND: ClassVar[str] = "web"
+
+    http: Address = knob(
+        ":9404",
+        ADDRESS,
+        "Address of the page, its data, /healthz and /readyz, for example 0.0.0.0:9404, or :9404 for all addresses.",
+    )
+    tls_cert: Path | None = knob(
+        "",
+        OPTIONAL_PATH,
+        "PEM file with the server certificate of http, reloaded when it changes; empty: plain HTTP, over which callers "
+        "send their tokens.",
+    )
+    tls_key: Path | None = knob("", OPTIONAL_PATH, "PEM file with the key of tls_cert.")
+    api: str = knob(
+        "auto",
+        api_server("auto", "in-cluster"),
+        "How the Kubernetes API is reached: in-cluster (the pod's service account), the path of a kubeconfig, an "
+        "http:// address, or auto: in-cluster.",
+    )
+
+    def _contradictions(self) -> Iterator[SettingsError]:
+        yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
+        if (self.tls_cert is None) != (self.tls_key is None):
+            yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+
+    @property
+    def exposed(self) -> bool:
+        """Whether tokens of callers cross the network unencrypted."""
+        local = bool(self.http.host) and ipaddress.ip_address(self.http.host).is_loopback
+        return not local and self.tls_cert is None
