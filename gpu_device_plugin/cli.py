@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | No
 def inspect_plugin(argv: Sequence[str] | None = None, programs: Mapping[str, Program] | None = None) -> int:
     """Run ``kubectl inspect gpushare``, for which kubectl looks up the program ``kubectl-inspect-gpushare``."""
     words = sys.argv[1:] if argv is None else argv
-    return _run("kubectl inspect gpushare", ["inspect", *words], programs or PROGRAMS)
+    # krew gives plugins no name of two words: it links kubectl-inspect_gpushare, which is `kubectl inspect-gpushare`.
+    called = "kubectl inspect-gpushare" if "inspect_gpushare" in Path(sys.argv[0]).name else "kubectl inspect gpushare"
+    return _run(called, ["inspect", *words], programs or PROGRAMS)
 
 
 def _run(name: str, argv: Sequence[str], programs: Mapping[str, Program]) -> int:

@@ -21,9 +21,13 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tools import publishing, sbom
+from tools.onefile import archive as onefile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -108,13 +112,14 @@ def bump(tree: Path, version: str, date: str) -> None:
 
 
 def packed(folder: Path, names: Iterable[str], top: str, time: int) -> bytes:
-    """Return a .tar.gz of these files in `folder`, under `top`; equal contents and `time` give equal bytes."""
+    """Return a .tar.gz of these files in `folder`, under `top`; equal contents, modes and `time` give equal bytes."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
             content = (folder / name).read_bytes()
-            entry = tarfile.TarInfo(f"{top}/{name}")
-            entry.size, entry.mtime, entry.mode = len(content), time, 0o644
+            entry = tarfile.TarInfo(f"{top}/{name}" if top else name)
+            runs = (folder / name).stat().st_mode & 0o100
+            entry.size, entry.mtime, entry.mode = len(content), time, 0o755 if runs else 0o644
             tar.addfile(entry, io.BytesIO(content))
     return gzip.compress(raw.getvalue(), mtime=time)
 
@@ -142,8 +147,40 @@ def build(tree: Path, out: Path, time: int) -> None:
     manifests = [name for name in files_below(deploy) if not name.startswith("chart/")]
     top = f"gpu-device-plugin-{version}/deploy"  # the pages' commands run in the folder above `deploy`
     (out / f"gpu-device-plugin-{version}-manifests.tar.gz").write_bytes(packed(deploy, manifests, top, time))
+    _build_plugin(tree, out, time)
+    published = publishing.Published.of(tree)
+    (out / "install.yaml").write_text(publishing.install(deploy, published), encoding="utf-8")
+    direct = [
+        _package(each)
+        for each in tomllib.loads((tree / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
+    ]
+    whole = sbom.bill(sbom.NAME, version, sbom.locked(tree), tree, time, direct=direct)
+    (out / f"gpu-device-plugin-{version}.cdx.json").write_text(whole, encoding="utf-8")
     sums = [f"{hashlib.sha256((out / name).read_bytes()).hexdigest()}  {name}\n" for name in files_below(out)]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
+
+
+def _build_plugin(tree: Path, out: Path, time: int) -> None:
+    """Make the kubectl plugin, the same packed for krew, krew's manifest, and its bill of materials."""
+    version, published = version_of(tree), publishing.Published.of(tree)
+    plugin = out / onefile.NAME
+    plugin.write_bytes(onefile.archive(tree, time))
+    plugin.chmod(0o755)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(plugin, folder)
+        shutil.copyfile(tree / "LICENSE", Path(folder, "LICENSE"))
+        content = packed(Path(folder), ["LICENSE", onefile.NAME], "", time)
+    name = f"{onefile.NAME}-{version}.tar.gz"
+    (out / name).write_bytes(content)
+    manifest = publishing.krew(version, name, hashlib.sha256(content).hexdigest(), published)
+    (out / "inspect-gpushare.krew.yaml").write_text(manifest, encoding="utf-8")
+    bill = sbom.bill(onefile.NAME, version, onefile.DISTRIBUTIONS, tree, time, hashed=False)
+    (out / f"{onefile.NAME}.cdx.json").write_text(bill, encoding="utf-8")
+
+
+def _package(requirement: str) -> str:
+    """Return the name of the package that a requirement names."""
+    return re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]
 
 
 # --- The steps --------------------------------------------------------------------------------------------------------
@@ -206,7 +243,7 @@ def _keep(made: Path, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for name in files_below(made):
-        shutil.copyfile(made / name, folder / name)
+        shutil.copy(made / name, folder / name)
 
 
 def _git(tree: Path, *arguments: str) -> str:

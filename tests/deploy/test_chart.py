@@ -56,7 +56,7 @@ EXTRA = {
     "envs": {"LIMIT_{ordinal}": "{limit_mib}m", "SM": 30},
     "mounts": [{"host_path": "/opt/{container}", "container_path": "/opt/lib", "read_only": False}],
 }
-BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}}
+BARE = {"agent": {"enabled": False}, "policies": {"enabled": False}, "viewer": {"enabled": False}}
 
 
 def manifests(*names: str) -> Objects:
@@ -71,19 +71,28 @@ def manifests(*names: str) -> Objects:
 # --- The same objects ------------------------------------------------------------------------------------------------
 
 SAME: list[tuple[Json, tuple[str, ...]]] = [
-    ({}, ("daemonset", "scheduler", "policies")),
-    ({"policies": {"setSchedulerName": True}}, ("daemonset", "scheduler", "policies", "optional/mutating-policy")),
-    ({"podMonitor": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/podmonitor")),
-    ({"networkPolicy": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/networkpolicy")),
-    ({"mps": {"enabled": True}}, ("daemonset", "scheduler", "policies", "optional/mps", "patches/mps-agent")),
+    ({}, ("viewer", "daemonset", "scheduler", "policies")),
+    (
+        {"policies": {"setSchedulerName": True}},
+        ("viewer", "daemonset", "scheduler", "policies", "optional/mutating-policy"),
+    ),
+    ({"podMonitor": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/podmonitor")),
+    ({"networkPolicy": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/networkpolicy")),
+    ({"mps": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/mps", "patches/mps-agent")),
     (
         {"agent": {"evict": True, "nodeCondition": True}},
-        ("daemonset", "scheduler", "policies", "optional/evict"),
+        ("viewer", "daemonset", "scheduler", "policies", "optional/evict"),
     ),
-    (LOOPBACK, ("daemonset", "policies", "optional/extender-loopback")),
-    (SERVICE, ("daemonset", "policies", "optional/extender-alone")),
-    (NONE, ("daemonset", "policies")),
-    ({**NONE, "policies": {"enabled": False}}, ("daemonset",)),
+    (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
+    (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
+    (NONE, ("viewer", "daemonset", "policies")),
+    (
+        {**NONE, "policies": {"enabled": False}},
+        (
+            "viewer",
+            "daemonset",
+        ),
+    ),
 ]
 
 

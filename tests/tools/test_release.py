@@ -210,6 +210,12 @@ def test_the_checksums_hold_for_every_file(released: Checkout) -> None:
         f"gpu_device_plugin-{VERSION}-py3-none-any.whl",
         f"gpu_device_plugin-{VERSION}.tar.gz",
         f"gpushare-{VERSION}.tgz",
+        f"gpu-device-plugin-{VERSION}.cdx.json",
+        "inspect-gpushare.krew.yaml",
+        "install.yaml",
+        "kubectl-inspect_gpushare",
+        "kubectl-inspect_gpushare.cdx.json",
+        f"kubectl-inspect_gpushare-{VERSION}.tar.gz",
     }
     assert {*released.sums, "SHA256SUMS"} == {path.name for path in dist.iterdir()}
     for name, digest in released.sums.items():
@@ -223,6 +229,19 @@ def test_a_tag_that_is_built_again_gives_the_same_bytes(released: Checkout) -> N
     assert done.returncode == 0, done.stderr
     assert released.sums == before
     assert {path.name for path in (released.root / "dist").iterdir()} == {*before, "SHA256SUMS"}
+
+
+def test_krew_gets_the_plugin_with_its_checksum_and_its_licence(released: Checkout, tmp_path: Path) -> None:
+    manifest = yaml.safe_load(released.read("dist/inspect-gpushare.krew.yaml"))
+    (platform,) = manifest["spec"]["platforms"]
+    name = platform["uri"].rpartition("/")[2]
+    assert platform["sha256"] == released.sums[name]
+    folder = unpacked(released, name, tmp_path)
+    assert {path.name for path in folder.iterdir()} == {"LICENSE", platform["bin"]}
+    done = released.run(sys.executable, "-I", "-S", str(folder / platform["bin"]), "--help")
+    assert done.returncode == 0, done.stderr
+    assert os.access(folder / platform["bin"], os.X_OK)
+    assert os.access(released.root / "dist" / platform["bin"], os.X_OK)
 
 
 def unpacked(released: Checkout, name: str, folder: Path) -> Path:

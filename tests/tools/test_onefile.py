@@ -1,0 +1,176 @@
+"""The kubectl plugin in one file runs alone: no checkout, no packages, an empty folder."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.contract.keys import ALLOCATION
+from gpu_device_plugin.testing.builders import container, node, pod
+from tests.patience import stretched
+from tools.onefile import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).parents[2]
+TIME_S = 1_700_000_000
+MOST_BYTES = 5 << 20
+
+KUBECTL = """\
+#!{python}
+import json, sys
+from urllib.parse import urlsplit
+words = sys.argv[1:]
+if "patch" in words:
+    sys.exit("nothing may be changed here")
+if "config" in words:
+    print("default", end="")
+    sys.exit(0)
+path = urlsplit(words[words.index("--raw") + 1]).path
+lists, objects = json.load(open({cluster!r}))
+if path in objects:
+    print(json.dumps(objects[path]))
+elif path in lists:
+    print(json.dumps({{"metadata": {{}}, "items": lists[path]}}))
+else:
+    print("Error from server (NotFound): the server could not find the requested resource", file=sys.stderr)
+    sys.exit(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plugin") / archive.NAME
+    path.write_bytes(archive.archive(ROOT, TIME_S))
+    path.chmod(0o755)
+    return path
+
+
+class Machine:
+    """A machine with Python and a kubectl, and nothing else."""
+
+    def __init__(self, folder: Path, plugin: Path) -> None:
+        self._plugin = plugin
+        self._folder = folder / "empty"
+        self._folder.mkdir()
+        tools = folder / "bin"
+        tools.mkdir()
+        waiting = pod("waits", container(mem=9), uid="uid-waits", created="2026-11-22T10:00:00Z", phase="Pending")
+        annotations = {ALLOCATION: json.dumps({"0": {"0": 10}})}
+        holding = pod("web-0", container(mem=10), node="gpu-1", uid="uid-web", annotations=annotations, phase="Running")
+        gpu = node("gpu-1", mem=15, count=1)
+        gpu["metadata"]["uid"] = "uid-node"
+        lists = {"/api/v1/nodes": [gpu], "/api/v1/pods": [holding, waiting], "/api/v1/namespaces/default/events": []}
+        objects = {"/api/v1/namespaces/default/pods/waits": waiting, "/version": {"gitVersion": "v1.36.2"}}
+        cluster = folder / "cluster.json"
+        cluster.write_text(json.dumps([lists, objects]), encoding="utf-8")
+        kubectl = tools / "kubectl"
+        kubectl.write_text(KUBECTL.format(python=sys.executable, cluster=str(cluster)), encoding="utf-8")
+        kubectl.chmod(0o755)
+        self.environ: Mapping[str, str] = {"PATH": str(tools), "HOME": str(self._folder)}
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-I", "-S", str(self._plugin), *words]
+        return subprocess.run(
+            command,
+            cwd=self._folder,
+            env=dict(self.environ),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=stretched(60),
+        )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, plugin: Path) -> Machine:
+    return Machine(tmp_path, plugin)
+
+
+def test_help_is_shown(machine: Machine) -> None:
+    done = machine.run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: kubectl inspect-gpushare")
+
+
+def test_the_overview_is_gpushares(machine: Machine) -> None:
+    done = machine.run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].split() == ["gpu-1", "unknown", "10/15", "10/15"]
+
+
+@pytest.mark.parametrize("form", ["json", "yaml"])
+def test_all_data_are_written_for_machines(machine: Machine, form: str) -> None:
+    import yaml  # noqa: PLC0415 - the test's, not the archive's
+
+    done = machine.run("-o", form)
+    assert (done.returncode, done.stderr) == (0, "")
+    read: Any = yaml.safe_load(done.stdout)  # JSON is YAML
+    assert read["nodes"][0]["gpus"][0]["pods"][0]["name"] == "web-0"
+
+
+def test_a_pod_is_explained(machine: Machine) -> None:
+    done = machine.run("why", "waits")
+    assert done.returncode == 0, done.stderr
+    assert "There would be room if this pod ended: default/web-0" in done.stdout
+
+
+def test_the_doctor_examines_and_uninstall_lists(machine: Machine) -> None:
+    done = machine.run("doctor")
+    assert done.returncode == 4, done.stderr  # no agent runs
+    assert "gpu-1" in done.stdout
+    done = machine.run("uninstall", "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_misuse_is_a_sentence(machine: Machine) -> None:
+    done = machine.run("why")
+    assert done.returncode == 2
+    assert "name a pod" in done.stderr
+
+
+def test_it_is_small_and_has_no_compiled_part(plugin: Path) -> None:
+    assert plugin.stat().st_size < MOST_BYTES
+    names = zipfile.ZipFile(plugin).namelist()
+    assert [
+        name for name in names if not name.endswith((".py", ".html", ".css", ".js", ".svg")) and "licenses/" not in name
+    ] == []
+    assert not [name for name in names if "programs/node" in name or "testing" in name or "hardware" in name]
+
+
+def test_it_has_the_licence_of_everything_in_it(plugin: Path) -> None:
+    names = zipfile.ZipFile(plugin).namelist()
+    for distribution in (*archive.DISTRIBUTIONS, archive.PACKAGE):
+        assert [name for name in names if name.startswith(f"licenses/{distribution}/")], distribution
+
+
+def test_equal_sources_make_equal_bytes(plugin: Path) -> None:
+    again = archive.archive(ROOT, TIME_S)
+    assert hashlib.sha256(again).digest() == hashlib.sha256(plugin.read_bytes()).digest()
+
+
+def test_an_old_python_says_which_one_is_needed() -> None:
+    text = (ROOT / "tools" / "onefile" / "main.py").read_text(encoding="utf-8")
+    ast.parse(text, feature_version=(3, 4))
+    old = "import sys; sys.version_info = (3, 9, 2, 'final', 0); exec(compile(sys.argv[1], 'main', 'exec'))"
+    done = subprocess.run([sys.executable, "-c", old, text], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs Python 3.11 or newer, and this is 3.9" in done.stderr
+
+
+def test_it_runs_by_its_own_first_line(machine: Machine, plugin: Path) -> None:
+    python = Path(machine.environ["PATH"]) / "python3"
+    python.symlink_to(sys.executable)
+    environ = {**machine.environ, "PATH": f"{machine.environ['PATH']}:{os.defpath}"}
+    done = subprocess.run([plugin, "--help"], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
