@@ -134,13 +134,14 @@ class Board:
         for name in self._use.keys() - self._shown.keys():
             del self._use[name]
         waits = cluster.waiting_version, self.waiting.version
-        if any_node or self._seen.get("waiting") != waits:
+        completed = known and not self.complete
+        # Before all is read, a reason would be that there are no nodes.
+        if completed or (self.complete and (any_node or self._seen.get("waiting") != waits)):
             self.waiting.changed()
         parts = {"waiting": waits, "alone": self._alone(), "notes": self.notes(), "figures": self._figures()}
         changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
         self._seen.update(parts)
         self._marks.update(dict.fromkeys(changed, number))
-        completed = known and not self.complete
         if completed:
             self.complete, self._begun = True, number
         if any_node or changed or completed:

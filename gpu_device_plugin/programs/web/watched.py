@@ -121,9 +121,11 @@ class Watched:
 
     @property
     def known(self) -> bool:
-        """Whether nodes and pods were read, or cannot be."""
-        pods = self.pods is not None and (self.pods.synced or isinstance(self.pods.problem, ForbiddenError))
-        return pods and (self.nodes.synced or not self.nodes_readable)
+        """Whether nodes and pods were read and are watched, as far as they can be."""
+        return self.pods is not None and all(
+            isinstance(watch.problem, ForbiddenError) or (watch.synced and (watch.live or watch.problem is not None))
+            for watch in (self.nodes, self.pods)
+        )
 
     @property
     def reading(self) -> Reading:
