@@ -159,6 +159,7 @@ class Fleet:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Pod] = {}
         self._expiring: set[str] = set()
+        self._claimed: set[str] = set()
         self._stale: set[str] = set()
         self._now = View(self._refresh)
         self.soon = View(self._refresh)
@@ -200,6 +201,11 @@ class Fleet:
     def entries(self) -> Mapping[str, Entry]:
         """Every pod that counts, by uid."""
         return self._entries
+
+    @property
+    def claims(self) -> int:
+        """The number of pods that are being bound."""
+        return len(self._claimed)
 
     def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without its settling GPUs, and when these become available; None if none is settling."""
@@ -352,6 +358,7 @@ class Fleet:
             self._expiring.discard(entry.uid)
         else:
             self._expiring.add(entry.uid)
+        (self._claimed.add if entry.claimed else self._claimed.discard)(entry.uid)
         counts = entry.node, entry.usage, entry.temporary
         if before is None or (before.node, before.usage, before.temporary) != counts:
             self._changed(entry.node)
@@ -380,6 +387,7 @@ class Fleet:
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self._expiring.discard(uid)
+            self._claimed.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)

@@ -340,6 +340,7 @@ class PrometheusMetrics:
 
         async with self._writing:
             text = [generate_latest(_WithoutCreated(self._registry)).decode()]
+            await asyncio.sleep(0)
             for gauge, values in (*_BUILD, *self._state().gauges()):
                 for piece in family(gauge, values):
                     text.append(piece)

@@ -38,6 +38,18 @@ def node_gauges(nodes: Sequence[Candidate]) -> Gauges:
     yield _ALLOCATED, _of_each(nodes, attrgetter("used"))
 
 
+def sums(nodes: Iterable[Candidate]) -> tuple[int, int, int]:
+    """Return the number of nodes with GPUs, their memory and the allocated part of it, in bytes."""
+    with_gpus = total_mib = used_mib = 0
+    for node in nodes:
+        if node.rooms:
+            share_mib, summary = node.gpus.share_mib or 0, node.summary
+            with_gpus += 1
+            total_mib += summary.total * share_mib
+            used_mib += summary.used * share_mib
+    return with_gpus, total_mib << 20, used_mib << 20
+
+
 def _of_each(nodes: Iterable[Candidate], shares: Callable[[Summary], int]) -> Iterator[Value]:
     for node in nodes:
         if node.rooms and node.gpus.share_mib is not None:

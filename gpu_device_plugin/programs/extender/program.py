@@ -26,6 +26,7 @@ from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.telling.cluster_gauges import sums
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
@@ -357,15 +358,16 @@ class Extender:
     def state(self) -> m.ExtenderState:
         """Return the state that the metrics export."""
         nodes = tuple(self.fleet.candidates.values())
+        with_gpus, memory_bytes, taken_bytes = sums(nodes)
         return m.ExtenderState(
             leader=self.readiness.leading,
-            nodes=sum(bool(node.rooms) for node in nodes),
+            nodes=with_gpus,
             pods=len(self.fleet.entries),
             pending=self.fleet.waiting,
-            claims=sum(entry.claimed for entry in self.fleet.entries.values()),
+            claims=self.fleet.claims,
             in_doubt=self.binding.doubts,
-            memory_bytes=sum(node.summary.total * (node.gpus.share_mib or 0) << 20 for node in nodes),
-            taken_bytes=sum(node.summary.used * (node.gpus.share_mib or 0) << 20 for node in nodes),
+            memory_bytes=memory_bytes,
+            taken_bytes=taken_bytes,
             watches=tuple(
                 m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()

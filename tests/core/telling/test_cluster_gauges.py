@@ -6,13 +6,14 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.cluster.waiting import Reason
 from gpu_device_plugin.core.contract.nodegpus import NO_GPUS, ListedGpu, NodeGpus
-from gpu_device_plugin.core.telling.cluster_gauges import node_gauges, waiting_gauges
+from gpu_device_plugin.core.telling.cluster_gauges import node_gauges, sums, waiting_gauges
 
 
 def test_a_node_shows_its_memory_and_what_of_it_is_allocated() -> None:
     """Of two GPUs with 8 shares of 1 GiB, three shares and one whole GPU are allocated. A node without GPUs is none."""
     gpus = NodeGpus(gpus=(ListedGpu(0, 8), ListedGpu(1, 8)), share_mib=1024)
     nodes = (candidate("a", gpus, [Usage(((0, 3),), (1,))]), candidate("plain", NO_GPUS, ()))
+    assert sums((*nodes, candidate("b", gpus, ()))) == (2, 32 << 30, 11 << 30)
     assert {gauge.name: list(values) for gauge, values in node_gauges(nodes)} == {
         "gpushare_extender_node_memory_bytes": [(("a",), 16 << 30)],
         "gpushare_extender_node_memory_allocated_bytes": [(("a",), 11 << 30)],
