@@ -415,7 +415,8 @@ NAMESPACE = (
     ),
     table(
         "Limits that are not held",
-        "The driver has no limit for these containers, or another one than they were granted.",
+        "differs: the driver has the limit shown, which is not the one granted. missing: it has none, and the one shown "
+        "was asked for.",
         {**CONTAINER, "rung": "Limits by", "state": "State"},
         {"Limit": (BYTES, by(f"{OF_CONTAINER}, rung, state", NOT_HELD, "max"))},
         width=12,
