@@ -415,8 +415,8 @@ NAMESPACE = (
     ),
     table(
         "Limits that are not held",
-        "differs: the driver has the limit shown, which is not the one granted. missing: it has none, and the one shown "
-        "was asked for.",
+        "differs: the driver has the limit shown, which is not the one granted. missing: it has none; the one shown is "
+        "the one granted.",
         {**CONTAINER, "rung": "Limits by", "state": "State"},
         {"Limit": (BYTES, by(f"{OF_CONTAINER}, rung, state", NOT_HELD, "max"))},
         width=12,
