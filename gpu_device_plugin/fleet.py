@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
@@ -223,6 +223,11 @@ class Fleet:
     def waiting(self) -> int:
         """The number of unbound pods that ask for GPUs."""
         return len(self._pending)
+
+    @property
+    def waiting_pods(self) -> Collection[Pod]:
+        """The unbound pods that ask for GPUs; valid until the next change."""
+        return self._pending.values()
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 

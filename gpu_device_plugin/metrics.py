@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
+from gpu_device_plugin.core.telling.cluster_gauges import node_gauges, waiting_gauges
 from gpu_device_plugin.core.telling.exposition import Gauge, family
 from gpu_device_plugin.core.telling.node_gauges import container_gauges, gpu_gauges
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import CollectorRegistry
 
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.waiting import Reason
     from gpu_device_plugin.core.node.use_series import ContainerSeries, GpuSeries
     from gpu_device_plugin.core.telling.exposition import Gauges
 
@@ -227,11 +230,7 @@ class WatchState:
 
 @dataclass(frozen=True, slots=True)
 class ExtenderState:
-    """The cluster at one moment, as the extender sees it.
-
-    Sums over the cluster, not a series for each node: writing thousands of series would delay the scheduler's calls,
-    and every agent exposes the GPUs of its own node.
-    """
+    """The cluster at one moment, as the extender sees it."""
 
     leader: bool = _read_off("gpushare_extender_leader", "1 while this extender may bind pods.", default=0)
     nodes: int = _read_off("gpushare_extender_nodes", "Nodes with GPUs.", default=0)
@@ -246,11 +245,20 @@ class ExtenderState:
         "gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs.", default=0
     )
     watches: tuple[WatchState, ...] = ()
+    oldest_s: float = _read_off(
+        "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU.", default=0
+    )
+    waiting: Mapping[Reason, int] = field(default_factory=dict)
+    """The number of pods that wait, by reason."""
+    by_node: tuple[Candidate, ...] = ()
+    """All nodes."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
         yield from _gauges(ExtenderState, [self])
         yield from _gauges(WatchState, self.watches)
+        yield from waiting_gauges(self.waiting)
+        yield from node_gauges(self.by_node)
 
 
 # --- The protocol and its two implementations ------------------------------------------------------------------------

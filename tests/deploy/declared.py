@@ -14,23 +14,6 @@ if TYPE_CHECKING:
 TARGET = frozenset({"node", "pod", "container", "namespace", "job", "instance"})
 """What every series gets beside its own labels, by the operator or by the configuration without it."""
 
-_CONTAINER = {"namespace", "pod", "container", "gpu"}
-_AGREED = {
-    "gpushare_container_gpu_memory_allocated_bytes": _CONTAINER,
-    "gpushare_container_gpu_memory_used_bytes": _CONTAINER,
-    "gpushare_container_gpu_memory_limit_bytes": {*_CONTAINER, "rung", "state"},
-    "gpushare_container_gpu_utilization_ratio": _CONTAINER,
-    "gpushare_gpu_memory_bytes": {"gpu"},
-    "gpushare_gpu_memory_allocated_bytes": {"gpu"},
-    "gpushare_gpu_memory_used_bytes": {"gpu"},
-    "gpushare_gpu_memory_unattributed_bytes": {"gpu"},
-    "gpushare_gpu_info": {"gpu", "index", "model", "driver", "rung", "share_bytes"},
-    "gpushare_extender_pods_waiting": {"reason"},
-    "gpushare_extender_pods_waiting_oldest_seconds": set[str](),
-    "gpushare_extender_node_memory_bytes": {"node"},
-    "gpushare_extender_node_memory_allocated_bytes": {"node"},
-}
-
 _OTHERS = {
     "up": set[str](),
     # kube-state-metrics, docs/metrics/workload
@@ -42,10 +25,7 @@ _OTHERS = {
 
 def labels_by_metric() -> dict[str, set[str]]:
     """Return every metric of both programs and of kube-state-metrics, as Prometheus shows it."""
-    gpu, stream = metrics.GpuState("GPU-a", True, 1, 0, 0, 0), metrics.StreamState("r", True, 0)
-    agent = metrics.State(gpus=(gpu,), streams=(stream,))
-    watch = metrics.WatchState("pods", live=True, silent_s=0, lists=0, unreadable=0)
-    read_off = [gauge for state in (agent, metrics.ExtenderState(watches=(watch,))) for gauge, _ in state.gauges()]
+    read_off = [gauge for state in (metrics.State(), metrics.ExtenderState()) for gauge, _ in state.gauges()]
     counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
     durations = (*metrics.DURATIONS, *metrics.EXTENDER_DURATIONS)
     return {
@@ -53,7 +33,6 @@ def labels_by_metric() -> dict[str, set[str]]:
         **{count.name: set(count.labels) for count in counts},
         **{f"{duration.name}_bucket": {*duration.labels, "le"} for duration in durations},
         "gpushare_build_info": {"version"},
-        **_AGREED,
         **_OTHERS,
     }
 

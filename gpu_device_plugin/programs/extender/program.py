@@ -33,6 +33,7 @@ from gpu_device_plugin.programs.extender.freshness import Freshness
 from gpu_device_plugin.programs.extender.readiness import Readiness
 from gpu_device_plugin.programs.extender.routes import Routes
 from gpu_device_plugin.programs.extender.verbs import Verbs
+from gpu_device_plugin.programs.extender.waiting import Waiting
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -200,6 +201,7 @@ class Extender:
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
         )
+        self.waiting = Waiting(self.fleet)
         self.verbs = Verbs(
             self.fleet,
             self._pod_reader,
@@ -208,6 +210,7 @@ class Extender:
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
+            waiting=None if settings.http is None else self.waiting,
         )
         self.routes = Routes(
             self.verbs,
@@ -353,7 +356,7 @@ class Extender:
 
     def state(self) -> m.ExtenderState:
         """Return the state that the metrics export."""
-        nodes = self.fleet.candidates.values()
+        nodes = tuple(self.fleet.candidates.values())
         return m.ExtenderState(
             leader=self.readiness.leading,
             nodes=sum(bool(node.rooms) for node in nodes),
@@ -367,6 +370,9 @@ class Extender:
                 m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
             ),
+            oldest_s=self.waiting.oldest_s(),
+            waiting=self.waiting.counts(),
+            by_node=nodes,
         )
 
 

@@ -14,10 +14,10 @@ from prometheus_client.exposition import generate_latest
 from gpu_device_plugin.core.telling.exposition import LINES_AT_ONCE, Gauge, Value, family, number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
-def by_the_library(gauge: Gauge, values: list[Value]) -> str:
+def by_the_library(gauge: Gauge, values: Sequence[Value]) -> str:
     class Collector:
         def collect(self) -> list[prometheus_client.Metric]:
             kind = CounterMetricFamily if gauge.grows else GaugeMetricFamily

@@ -11,6 +11,7 @@ from gpu_device_plugin.settings.sources import Sources
 from tests.patience import eventually
 from tests.programs.node.cluster_harness import cluster
 from tests.programs.node.harness import pod, world
+from tests.promtool import complaints, needs_promtool
 
 if TYPE_CHECKING:
     from gpu_device_plugin.programs.node.agent import NodeAgent
@@ -141,3 +142,16 @@ async def test_without_the_api_pods_are_called_by_their_uid() -> None:
             return (await read(agent)).get(f"{CONTAINER}memory_allocated_bytes") == {who: 4 * GIB}
 
         await eventually(shown)
+
+
+@needs_promtool
+async def test_promtool_has_nothing_against_the_page_of_a_node_in_use() -> None:
+    async with cluster([T4]) as there:
+        await there.start_agent(**QUICK)
+        made = await there.run(pod("web", mem=4))
+        there.node.process(11, made, ID)
+        there.node.hardware(using({"pid": 11, "used": "3GiB", "sm": 40}, used="3200MiB"))
+        (gpu,) = there.node.uuids
+        who = f'container="main",gpu="{gpu}",namespace="default",pod="web"'
+        await shows(there, f"{CONTAINER}memory_used_bytes", {who: 3 * GIB})
+        assert complaints(await there.metrics()) == ""
