@@ -32,6 +32,7 @@ QUICK = Timings(
     stream=StreamTiming(pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, rights_s=0.1),
     refresh_s=0.01,
     look_s=0.05,
+    hear_s=0.05,
 )
 
 

@@ -122,6 +122,14 @@ async def test_pulses_say_that_the_watches_deliver_or_why_not(api: ApiServer) ->
         await stream.until(lambda known: known["read"]["live"])
 
 
+async def test_a_quiet_cluster_is_heard_all_the_same(api: ApiServer) -> None:
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        ages = [(await stream.next())[1]["read"]["ageS"] for _ in range(5)]
+        silent_s = page.server.watched.nodes.silent_s
+    assert ages[-1] < silent_s, "the watches were silent all the time"
+
+
 async def test_a_version_that_is_gone_is_read_anew(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=30, count=2))
     async with served(api) as page, page.live() as stream:
