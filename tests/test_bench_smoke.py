@@ -22,12 +22,21 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
         (
             AGENT,
             "8xH200-141GiB",
-            {"GPU failure to the list on the stream, slowest of 8", "memory, 4 pods watched, idle"},
+            {
+                "GPU failure to the list on the stream, slowest of 8",
+                "memory, 4 pods watched, idle",
+                "growth with scrapes, every share in use",
+            },
         ),
         (
             EXTENDER,
             "8 GPUs of 16 GiB a node",
-            {"start to ready, 3 nodes", "filter, 5 nodes, p99", "preempt the most hostile pod, 5 nodes, CPU"},
+            {
+                "start to ready, 3 nodes",
+                "filter, 5 nodes, p99",
+                "growth with scrapes, 5 nodes",
+                "preempt the most hostile pod, 5 nodes, CPU",
+            },
         ),
         (
             WEB,

@@ -214,7 +214,7 @@ class Browser:
                         await tab.call(f"{domain}.enable")
                     await tab.size(1280, 900)
                     yield tab
-                    assert tab.complaints == []
+                    assert tab.complaints == [], tab.complaints
             finally:
                 await top.call("Target.disposeBrowserContext", browserContextId=context)
 

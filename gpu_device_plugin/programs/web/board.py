@@ -34,6 +34,10 @@ _MOST_ALONE = 2000
 _MOST_SIGHTS = 4
 """The most readers with a limited sight for whom nodes are kept as JSON."""
 
+_NO_NODES = (
+    "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
+    "administrator to bind the ClusterRole gpushare-viewer to you"
+)
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
 
@@ -203,7 +207,7 @@ class Board:
 
     def views(self, sight: Sight) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        if not self._watched.nodes_readable:
+        if not (self._watched.nodes_readable and sight.nodes):
             return None
         views = [self._shown[name].view for name in sorted(self._shown)]
         return views if sight.everything else [redacted(view, sight.may_see) for view in views]
@@ -213,18 +217,20 @@ class Board:
         found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
         return (
             found
-            | {each["ns"] for each in self._alone()}
+            | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
             | {each.pod.namespace for each in self._watched.cluster.waiting}
         )
 
     def part(self, name: str, sight: Sight) -> Any:
         """Return one of `PARTS` for a reader."""
         if name == "waiting":
-            return self.waiting.documents(sight.may_see)
+            waiting = self.waiting.documents(sight.may_see)
+            # Why a pod waits is told by nodes.
+            return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
         if name == "alone":
-            return [each for each in self._alone() if sight.may_see(each["ns"])]
+            return [each for each in self._alone(anyway=not sight.nodes) if sight.may_see(each["ns"])]
         if name == "notes":
-            return self.notes()
+            return self.notes() if sight.nodes else [_NO_NODES]
         state = self._figures()
         return {"source": state.source, **({"why": state.why} if state.why else {})}
 
@@ -233,8 +239,8 @@ class Board:
         found = [*self._watched.notes(), *self.waiting.notes()]
         return [f"{each[:1].upper()}{each[1:]}" for each in found]
 
-    def _alone(self) -> Sequence[Mapping[str, Any]]:
-        if self._watched.nodes_readable:
+    def _alone(self, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
+        if self._watched.nodes_readable and not anyway:
             return []
         entries = sorted(
             self._watched.cluster.fleet.entries.values(), key=lambda each: (each.namespace, each.name, each.uid)
