@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -159,7 +159,8 @@ async def waiting(reader: Reader, api: str, nodes: int, options: argparse.Namesp
         pod = synthetic.new_pod(10**8 + number, _SHAPES[number % len(_SHAPES)])
         async with reader.http.post(f"{api}/api/v1/namespaces/default/pods", json=pod) as answer:
             assert answer.status == 201, answer.status
-    began, told = time.perf_counter(), []
+    began = time.perf_counter()
+    told: list[dict[str, Any]] = []
     samples: list[float] = []
 
     async def ask() -> None:

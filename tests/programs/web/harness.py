@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -32,6 +32,7 @@ QUICK = Timings(
     stream=StreamTiming(pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, rights_s=0.1),
     refresh_s=0.01,
     look_s=0.05,
+    hear_s=0.05,
 )
 
 
@@ -105,8 +106,18 @@ class Page:
 
 
 @asynccontextmanager
-async def served(
-    api: ApiServer,
+async def served(api: ApiServer, *, timings: Timings = QUICK, **more: Any) -> AsyncIterator[Page]:
+    """Serve the page of a cluster; see `served_by`."""
+    async with (
+        Client(ClusterConfig(api.url), timing=timings.api) as client,
+        served_by(client, timings=timings, **more) as page,
+    ):
+        yield page
+
+
+@asynccontextmanager
+async def served_by(
+    client: Client,
     *,
     callers: Callers | None = None,
     figures: Figures | None = None,
@@ -115,25 +126,19 @@ async def served(
     hosts: bool = False,
     timings: Timings = QUICK,
 ) -> AsyncIterator[Page]:
-    """Serve the page of a cluster; a browser has the right token."""
+    """Serve the page of a cluster; a browser has the right token of local mode."""
     local = LocalCallers("alice")
-    port = 0
+    about = About(mode, "dev")
 
-    def about() -> About:
-        return About(mode, "dev", frozenset({f"127.0.0.1:{port}"}) if hosts else frozenset())
-
-    async with (
-        Client(ClusterConfig(api.url), timing=timings.api) as client,
-        aiohttp.ClientSession() as http,
-    ):
-        server = PageServer(
-            client,
-            RESOURCES,
-            local if callers is None else callers,
-            about=about,
-            figures=figures,
-            namespace=namespace,
-            timings=timings,
-        )
-        async with server.serving(Address("127.0.0.1", 0)) as port:
-            yield Page(server, port, http, {"Authorization": f"Bearer {local.token}"})
+    server = PageServer(
+        client,
+        RESOURCES,
+        local if callers is None else callers,
+        about=lambda: about,
+        figures=figures,
+        namespace=namespace,
+        timings=timings,
+    )
+    async with aiohttp.ClientSession() as http, server.serving(Address("127.0.0.1", 0)) as port:
+        about = replace(about, hosts=frozenset({f"127.0.0.1:{port}"} if hosts else ()))
+        yield Page(server, port, http, {"Authorization": f"Bearer {local.token}"})

@@ -57,6 +57,9 @@ class User:
         self.user = name
         self._namespaces = namespaces
 
+    async def may_see_nodes(self) -> bool:
+        return True
+
     async def may_see(self, namespace: str) -> bool:
         return namespace in self._namespaces[self.user]
 
@@ -122,12 +125,25 @@ async def test_pulses_say_that_the_watches_deliver_or_why_not(api: ApiServer) ->
         await stream.until(lambda known: known["read"]["live"])
 
 
+async def test_a_quiet_cluster_is_heard_all_the_same(api: ApiServer) -> None:
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        ages = [(await stream.next())[1]["read"]["ageS"] for _ in range(5)]
+        silent_s = page.server.watched.nodes.silent_s
+    assert ages[-1] < silent_s, "the watches were silent all the time"
+
+
 async def test_a_version_that_is_gone_is_read_anew(api: ApiServer) -> None:
     api.add(node("gpu-1", mem=30, count=2))
     async with served(api) as page, page.live() as stream:
         await stream.next()
         lists = api.count("list", "pods")
-        api.fail(Answer(410, "Expired", "too old resource version"), verbs=["watch"], resources=["pods"], times=1)
+        api.fail(
+            Answer(410, reason="Expired", message="too old resource version"),
+            verbs=["watch"],
+            resources=["pods"],
+            times=1,
+        )
         api.close_watches()
         api.add(bound("a", 5))
         await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0].get("taken") == 5)
@@ -224,7 +240,7 @@ async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: 
     api.add(bound("mine", 5, namespace="team"))
     api.add(bound("theirs", 5, namespace="other"))
     api.add(node("gpu-1", mem=15, count=1))
-    refusal = Answer(403, "Forbidden", "pods is forbidden")
+    refusal = Answer(403, reason="Forbidden", message="pods is forbidden")
     api.fail(refusal, verbs=["list"], resources=["pods"], times=1)
     async with served(api, namespace="team") as page, page.live() as stream:
         shown = await stream.until(lambda known: known["notes"])
@@ -366,7 +382,7 @@ async def test_a_pod_is_told_with_its_events_and_without_its_environment(api: Ap
 
 async def test_events_that_may_not_be_read_leave_the_rest(api: ApiServer) -> None:
     api.add(bound("a", 5))
-    api.fail(Answer(403, "Forbidden", "events is forbidden"), resources=["events"])
+    api.fail(Answer(403, reason="Forbidden", message="events is forbidden"), resources=["events"])
     async with served(api) as page:
         status, answer = await page.get("api/v1/pods/default/a")
     assert (status, answer["events"]) == (200, [])
@@ -409,7 +425,7 @@ async def test_a_pod_that_cannot_be_read_is_told_with_the_reason(api: ApiServer)
         api.allowed = frozenset()
         assert (await page.get("api/v1/pods/default/a"))[0] == 403
         api.allowed = None
-        api.fail(Answer(500, "InternalError", "etcd has no leader"), resources=["pods"], verbs=["get"])
+        api.fail(Answer(500, reason="InternalError", message="etcd has no leader"), resources=["pods"], verbs=["get"])
         status, answer = await page.get("api/v1/pods/default/a")
     assert status == 502
     assert "etcd has no leader" in answer["error"]
