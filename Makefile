@@ -65,6 +65,8 @@ protos-check: .venv-protos/.ready
 bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.node_agent $(ARGS)
 	$(BIN)/python -m bench.extender
+	$(BIN)/python -m bench.web
+	$(BIN)/python -m bench.page
 
 e2e: $(VENV)/.ready  ## tests with real programs, which take minutes: the image, and all steps on real Kubernetes (KUBE_BIN=DIR, or KUBECONFIG and E2E_NODE: docs/testing.md)
 	E2E=1 $(BIN)/pytest $(ARGS) tests/e2e

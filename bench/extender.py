@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,9 @@ HOSTILE_BAR_MS = 50.0
 """For one decision on one pod, whatever stands on it."""
 MEMORY_BAR_MIB = 286.0
 """300 MB."""
+SCRAPE_BAR_MS = 100.0
+GROWTH_BAR_MIB = 4.0
+"""What a page takes while it is written, and the allocator keeps."""
 _UPDATES_PER_S = 1500
 """What the kubelets of 90,000 pods send, each pod once a minute."""
 _AT_ONCE, _ROUNDS = 40, 5
@@ -155,9 +158,54 @@ def followed(folder: Path, nodes: int, options: argparse.Namespace) -> Iterator[
             with updates(api):
                 times = asked(extender, api, nodes, options.calls // 2, churn=False)
             yield from both(f"filter over HTTP, {of}, {_UPDATES_PER_S:,} updates a second", times["filter"])
+            yield from scraped(extender, api, nodes, options)
             yield from events(extender, api, options)
             yield scheduled(f"pods scheduled, {of}, API double", extender, api, nodes, options.pods)
         yield _memory(f"memory, {of}, after all this", extender, large=large)
+
+
+def scraped(extender: Extender, api: str, nodes: int, options: argparse.Namespace) -> Iterator[Row]:
+    """Read the page of metrics, at first alone and then again and again while pods are filtered."""
+    of = f"{nodes:,} nodes"
+    before = memory.alone_mib([extender.pid])
+    took, page = zip(*(_scrape(extender) for _ in range(20)), strict=True)
+    lines = page[-1].count(b"\n")
+    yield Row(f"a page of metrics, {of}", statistics.median(took), bar=SCRAPE_BAR_MS, note=f"{lines:,} lines")
+    quiet = asked(extender, api, nodes, options.calls // 2, churn=False)
+    with scraping(extender) as pages:
+        times = asked(extender, api, nodes, options.calls // 2, churn=False)
+    yield from both(f"filter over HTTP, {of}, not scraped", quiet["filter"])
+    more = f"{len(pages)} pages"
+    for row in both(f"filter over HTTP, {of}, scraped all the time", times["filter"]):
+        yield replace(row, note=more)
+    grown = memory.alone_mib([extender.pid]) - before
+    yield Row(f"growth with scrapes, {of}", grown, "MiB", GROWTH_BAR_MIB)
+
+
+def _scrape(extender: Extender) -> tuple[float, bytes]:
+    """Return how long a page of metrics took in ms, and the page."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"{extender.probes}/metrics", timeout=30) as answer:  # noqa: S310 - our own address
+        page: bytes = answer.read()
+    return (time.perf_counter() - began) * 1000, page
+
+
+@contextlib.contextmanager
+def scraping(extender: Extender) -> Iterator[list[int]]:
+    """Ask for one page of metrics after the other for as long as the block runs; yield their sizes so far."""
+    done, sizes = threading.Event(), list[int]()
+
+    def go() -> None:
+        while not done.is_set():
+            sizes.append(len(_scrape(extender)[1]))
+
+    thread = threading.Thread(target=go, name="scrapes")
+    thread.start()
+    try:
+        yield sizes
+    finally:
+        done.set()
+        thread.join()
 
 
 def _memory(what: str, extender: Extender, *, large: bool) -> Row:
@@ -300,6 +348,8 @@ def inside(options: argparse.Namespace) -> Iterator[Row]:
             repeated = [took for took, seen in zip(found[key], again, strict=True) if seen]
             yield from both(f"{what}, not the first of its kind", repeated)
     yield from both("bind, up to the call of the API server", found["bind"])
+    what = f"a page of metrics, {nodes:,} nodes, longest piece, CPU"
+    yield Row(what, max(found["page"]), bar=BAR_MS, note="calls may wait for it")
     for verb in sorted({verb for _, verb, _ in found["hostile"]}):
         took, _, what = max(one for one in found["hostile"] if one[1] == verb)
         yield Row(f"{verb} the most hostile pod, {nodes:,} nodes, CPU", took, bar=HOSTILE_BAR_MS, note=what)

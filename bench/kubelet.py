@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from bench.wire import Caller
+from gpu_device_plugin.core.contract.variables import LIMITS
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 from gpu_device_plugin.kubelet._proto import podresources_pb2 as pods
 from gpu_device_plugin.testing import device_checkpoint
@@ -88,11 +89,10 @@ class Kubelet:
             plugin.close()
         self._server.stop(None).wait()
 
-    def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str]) -> None:
-        """Let PodResources show that a pod has these devices."""
-        self._held[pod_uid] = device_checkpoint.Entry(
-            pod_uid, "main", resource, {-1: tuple(device_ids)}, pb.ContainerAllocateResponse()
-        )
+    def hold(self, pod_uid: str, resource: str, device_ids: Sequence[str], rung: str = "") -> None:
+        """Let PodResources show that a pod has these devices, and that the answer named this means of limits."""
+        answer = pb.ContainerAllocateResponse(envs={LIMITS: rung} if rung else {})
+        self._held[pod_uid] = device_checkpoint.Entry(pod_uid, "main", resource, {-1: tuple(device_ids)}, answer)
 
     def write_checkpoint(self, resources: Sequence[str]) -> None:
         """Write down who has what, as the kubelet does after an allocation."""

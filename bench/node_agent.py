@@ -21,13 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gpu_device_plugin
-from bench import cluster, memory, use
+from bench import cluster, memory, series, use
+from bench.kubeapi import free_ports
 from bench.kubelet import Kubelet, Plugin
 from gpu_device_plugin.kubelet._proto import deviceplugin_pb2 as pb
 
@@ -101,14 +103,31 @@ class Run:
 
 @contextlib.contextmanager
 def running(
-    root: Path, *flags: str, gpus: str = f"fake:{MODEL}", held: Sequence[tuple[str, str]] = ()
+    root: Path,
+    *flags: str,
+    gpus: str = f"fake:{MODEL}",
+    held: Sequence[tuple[str, str]] = (),
+    rung: str = "",
+    proc: Path | None = None,
 ) -> Iterator[Run]:
-    """Start an agent in the folder `root` and have it registered; `held` are (pod, share) of pods that run already."""
+    """Start an agent in the folder `root` and have it registered.
+
+    Args:
+        root: its folder.
+        flags: its settings.
+        gpus: its GPUs.
+        held: (pod, share) of pods that run already.
+        rung: what keeps them within their shares.
+        proc: what stands for /proc.
+    """
     with Kubelet(root) as kubelet, (root / "agent.log").open("wb") as log:
         for pod_uid, share in held:
-            kubelet.hold(pod_uid, MEMORY, [share])
+            kubelet.hold(pod_uid, MEMORY, [share], rung)
         kubelet.write_checkpoint([MEMORY, COUNT])
-        command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin"), "node", "--gpus", gpus]
+        command: list[str | Path] = [Path(sys.executable).with_name("gpu-device-plugin")]
+        if proc is not None:
+            command = [sys.executable, "-m", "bench.series", proc]
+        command += ["node", "--gpus", gpus]
         command += ["--device-plugin-dir", kubelet.directory, "--pod-resources-socket", kubelet.pod_resources, *flags]
         environment = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN)}
         began = time.monotonic()
@@ -262,6 +281,43 @@ def with_api(root: Path, options: argparse.Namespace) -> Iterator[Row]:
         server.communicate()
 
 
+def with_all_series(root: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Measure an agent whose page of metrics has every series: each share is another container's, which uses it."""
+    with running(root) as run:
+        _, ids = first_list(run)
+    held = [(cluster.uid(number), share) for number, share in enumerate(ids)]
+    with tempfile.TemporaryDirectory(prefix="bench-proc-") as folder:
+        gpus: dict[str, list[dict[str, object]]] = {}
+        for process, (_, share) in zip(series.processes(Path(folder), [uid for uid, _ in held]), held, strict=True):
+            gpus.setdefault(share.partition("::")[0], []).append(process)
+        description = root.with_suffix(".series.json")
+        description.write_text(
+            json.dumps({"gpus": [{"model": "H200", "memory": "141GiB", "processes": each} for each in gpus.values()]})
+        )
+        (port,) = free_ports(1)
+        flags = ("--http", f"127.0.0.1:{port}", "--usage-interval", "5s")
+        with running(root, *flags, gpus=str(description), held=held, rung="driver", proc=Path(folder)) as run:
+            time.sleep(options.settle)
+            before = memory.alone_mib(run.pids())
+            yield Row("memory, every share in use, not scraped", before, "MiB", note=f"{len(held):,} containers")
+            took, pages = zip(*(_scrape(port) for _ in range(20)), strict=True)
+            shown = pages[-1].count(b"\ngpushare_container_gpu_")
+            note = f"{shown:,} lines of containers"
+            yield Row("a page of metrics, every share in use", statistics.median(took), "ms", 200, note)
+            after = memory.alone_mib(run.pids())
+            yield Row(
+                "memory, every share in use, scraped", after, "MiB", 60, f"{len(pages[-1]) / 1000:,.0f} kB a page"
+            )
+
+
+def _scrape(port: int) -> tuple[float, bytes]:
+    """Return how long a page of metrics took in ms, and the page."""
+    began = time.perf_counter()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        page: bytes = answer.read()
+    return (time.perf_counter() - began) * 1000, page
+
+
 def flips(root: Path) -> Iterator[Row]:
     """Let one GPU after the other fail, and see when the kubelet knows."""
     description = root.with_suffix(".json")
@@ -361,6 +417,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             yield from flips(root)
             yield from standalone_footprint(root, options)
             yield from with_api(root, options)
+            yield from with_all_series(root, options)
 
         show(rows())
     return 0

@@ -164,7 +164,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     logs.quiet_grpc(os.environ)
     from gpu_device_plugin.programs.demo import program  # noqa: PLC0415 - half a second that --help need not take
 
-    return program.main(gpus=arguments.gpus, once=arguments.once)
+    return program.main(gpus=arguments.gpus, once=arguments.once, page=arguments.page)
 
 
 Program = Callable[[argparse.Namespace], int]
@@ -289,6 +289,7 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
         description="Run the agent against a simulated kubelet, and show each step as a table.",
     )
     demo.add_argument("--once", action="store_true", help="print each scene once and exit, for scripts")
+    demo.add_argument("--page", action="store_true", help="also serve the page of this cluster, for your browser")
     demo.add_argument(
         "--gpus", metavar="SOURCE", help="nvml for the GPUs of this machine, fake:4xT4, or the path of a .yaml file"
     )

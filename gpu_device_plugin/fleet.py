@@ -11,7 +11,7 @@ from gpu_device_plugin.core.cluster.candidate import candidate
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
@@ -159,6 +159,7 @@ class Fleet:
         self._entries: dict[str, Entry] = {}
         self._pending: dict[str, Pod] = {}
         self._expiring: set[str] = set()
+        self._claimed: set[str] = set()
         self._stale: set[str] = set()
         self._now = View(self._refresh)
         self.soon = View(self._refresh)
@@ -201,6 +202,11 @@ class Fleet:
         """Every pod that counts, by uid."""
         return self._entries
 
+    @property
+    def claims(self) -> int:
+        """The number of pods that are being bound."""
+        return len(self._claimed)
+
     def settling(self, name: str) -> tuple[Candidate, float] | None:
         """Return a node without its settling GPUs, and when these become available; None if none is settling."""
         there, node = self.candidates.get(name), self._nodes.get(name)
@@ -223,6 +229,11 @@ class Fleet:
     def waiting(self) -> int:
         """The number of unbound pods that ask for GPUs."""
         return len(self._pending)
+
+    @property
+    def waiting_pods(self) -> Collection[Pod]:
+        """The unbound pods that ask for GPUs; valid until the next change."""
+        return self._pending.values()
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
@@ -347,6 +358,7 @@ class Fleet:
             self._expiring.discard(entry.uid)
         else:
             self._expiring.add(entry.uid)
+        (self._claimed.add if entry.claimed else self._claimed.discard)(entry.uid)
         counts = entry.node, entry.usage, entry.temporary
         if before is None or (before.node, before.usage, before.temporary) != counts:
             self._changed(entry.node)
@@ -375,6 +387,7 @@ class Fleet:
         entry = self._entries.pop(uid, None)
         if entry is not None:
             self._expiring.discard(uid)
+            self._claimed.discard(uid)
             del self._nodes[entry.node].entries[uid]
             self._changed(entry.node)
             self._forget_if_empty(entry.node)

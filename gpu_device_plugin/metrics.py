@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
@@ -10,11 +11,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import Page
+from gpu_device_plugin.core.telling.cluster_gauges import node_gauges, waiting_gauges
+from gpu_device_plugin.core.telling.exposition import Gauge, family
+from gpu_device_plugin.core.telling.node_gauges import container_gauges, gpu_gauges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.waiting import Reason
+    from gpu_device_plugin.core.node.use_series import ContainerSeries, GpuSeries
+    from gpu_device_plugin.core.telling.exposition import Gauges
 
 
 # --- Counters and histograms. Labels have few values: names of resources, RPCs, causes; never pods or sentences. -----
@@ -108,27 +118,11 @@ EXTENDER_DURATIONS = (VERBS,)
 # --- Gauges. They are read at every scrape, so they cannot be out of date. --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A value that is read at each scrape."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...] = ()
-    grows: bool = False
-    """It is a counter, which never decreases; Prometheus adds ``_total`` to its name."""
-
-
-Value = tuple[tuple[str, ...], float]
-"""Labels in the order of ``Gauge.labels``, and the value."""
-Gauges = Iterable[tuple[Gauge, Iterable[Value]]]
-
-
 class Shown(Protocol):
     """The state of a program at one moment."""
 
     def gauges(self) -> Gauges:
-        """Return its gauges with their values."""
+        """Return its gauges with their values; values may be read as they are written, some lines at a time."""
 
 
 def _read_off(name: str, help: str, *labels: str, grows: bool = False, default: Any = MISSING) -> Any:  # noqa: A002
@@ -198,6 +192,9 @@ class State:
     containers_over: int = 0
     """Containers on one GPU each that have used more than they were granted, for the grace."""
     mps: tuple[MpsDaemonState, ...] = ()
+    memory: tuple[GpuSeries, ...] = ()
+    """The GPUs, in bytes."""
+    containers: tuple[ContainerSeries, ...] = ()
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
@@ -208,6 +205,8 @@ class State:
         yield from _gauges(StreamState, self.streams)
         yield _LIMITS, [((held,), count) for held, count in self.limits.items()]
         yield from _gauges(MpsDaemonState, self.mps)
+        yield from gpu_gauges(self.memory)
+        yield from container_gauges(self.containers)
 
 
 _OVER = Gauge("gpushare_containers_over", "Containers that use more GPU memory than they were granted.")
@@ -231,11 +230,7 @@ class WatchState:
 
 @dataclass(frozen=True, slots=True)
 class ExtenderState:
-    """The cluster at one moment, as the extender sees it.
-
-    Sums over the cluster, not a series for each node: writing thousands of series would delay the scheduler's calls,
-    and every agent exposes the GPUs of its own node.
-    """
+    """The cluster at one moment, as the extender sees it."""
 
     leader: bool = _read_off("gpushare_extender_leader", "1 while this extender may bind pods.", default=0)
     nodes: int = _read_off("gpushare_extender_nodes", "Nodes with GPUs.", default=0)
@@ -250,11 +245,20 @@ class ExtenderState:
         "gpushare_extender_memory_taken_bytes", "Allocated GPU memory, with all memory of whole GPUs.", default=0
     )
     watches: tuple[WatchState, ...] = ()
+    oldest_s: float = _read_off(
+        "gpushare_extender_pods_waiting_oldest_seconds", "Age of the oldest pod that waits for a GPU.", default=0
+    )
+    waiting: Mapping[Reason, int] = field(default_factory=dict)
+    """The number of pods that wait, by reason."""
+    by_node: tuple[Candidate, ...] = ()
+    """All nodes."""
 
     def gauges(self) -> Gauges:
         """Return its gauges with their values."""
         yield from _gauges(ExtenderState, [self])
         yield from _gauges(WatchState, self.watches)
+        yield from waiting_gauges(self.waiting)
+        yield from node_gauges(self.by_node)
 
 
 # --- The protocol and its two implementations ------------------------------------------------------------------------
@@ -310,7 +314,8 @@ class PrometheusMetrics:
         }
         # Memory, CPU time and open files of this process: the first metrics to check when an agent misbehaves.
         prometheus.ProcessCollector(registry=self._registry)
-        self._registry.register(_StateCollector(state))
+        self._state = state
+        self._writing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<PrometheusMetrics: {len(self._counters)} counts, {len(self._histograms)} durations>"
@@ -326,32 +331,42 @@ class PrometheusMetrics:
         (histogram.labels(*labels) if labels else histogram).observe(seconds)
 
     async def page(self) -> Page:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format.
+
+        Thousands of lines take longer than a scheduler or a kubelet should wait for its answer, so others run after
+        every few of them; and pages are made one after the other, however many clients ask for one.
+        """
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - see __init__
 
-        return Page(generate_latest(self._registry).decode(), content_type=CONTENT_TYPE_LATEST)
+        async with self._writing:
+            text = [generate_latest(_WithoutCreated(self._registry)).decode()]
+            await asyncio.sleep(0)
+            for gauge, values in (*_BUILD, *self._state().gauges()):
+                for piece in family(gauge, values):
+                    text.append(piece)
+                    if len(piece) >= _LONG:
+                        await asyncio.sleep(0)
+            return Page("".join(text), content_type=CONTENT_TYPE_LATEST)
 
 
-class _StateCollector:
-    """Turns the state of the program into metrics at each scrape."""
+_LONG = 4096
+"""Characters of text after which others run."""
 
-    def __init__(self, state: Callable[[], Shown]) -> None:
-        self._state = state
 
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing, so that the registration does not read a state that does not exist yet."""
-        return ()
+class _WithoutCreated:
+    """A registry without the times at which counters began: a series for each counter that nobody asks for.
+
+    prometheus_client can leave them out for the whole process only.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - see PrometheusMetrics
-
-        for gauge, values in (*_BUILD, *self._state().gauges()):
-            kind = CounterMetricFamily if gauge.grows else GaugeMetricFamily
-            family = kind(gauge.name, gauge.help, labels=gauge.labels)
-            for labels, value in values:
-                family.add_metric(labels, value)
-            yield family
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 _BUILD: Gauges = (

@@ -12,6 +12,7 @@ import pytest
 from tests.patience import stretched
 
 AGENT = ["bench.node_agent", "--rounds", "1", "--calls", "20", "--warm", "2", "--pods", "4", "--settle", "0.1"]
+WEB = ["bench.web", "--nodes", "3", "--calls", "3", "--events", "20", "--seconds", "1", "--pods", "2"]
 EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", "100", "--pods", "6"]
 
 
@@ -21,15 +22,29 @@ EXTENDER = ["bench.extender", "--nodes", "3", "5", "--calls", "40", "--events", 
         (
             AGENT,
             "8xH200-141GiB",
-            {"GPU failure to the list on the stream, slowest of 8", "memory, 4 pods watched, idle"},
+            {
+                "GPU failure to the list on the stream, slowest of 8",
+                "memory, 4 pods watched, idle",
+                "growth with scrapes, every share in use",
+            },
         ),
         (
             EXTENDER,
             "8 GPUs of 16 GiB a node",
-            {"start to ready, 3 nodes", "filter, 5 nodes, p99", "preempt the most hostile pod, 5 nodes, CPU"},
+            {
+                "start to ready, 3 nodes",
+                "filter, 5 nodes, p99",
+                "growth with scrapes, 5 nodes",
+                "preempt the most hostile pod, 5 nodes, CPU",
+            },
+        ),
+        (
+            WEB,
+            "8 GPUs of 16 GiB a node",
+            {"first answer, 3 nodes, p99", "2 waiting pods explained, 3 nodes", "memory, 3 nodes"},
         ),
     ],
-    ids=["node_agent", "extender"],
+    ids=["node_agent", "extender", "web"],
 )
 def test_a_tiny_run_prints_every_row_with_its_verdict(command: list[str], measured_on: str, among: set[str]) -> None:
     """A verdict stands exactly where a bar does, and the exit code says nothing of either: machines differ."""

@@ -284,6 +284,10 @@ class World(RuleBasedStateMachine):
                 assert self.fleet.entries[uid].node == pod.node_name
 
     @invariant()
+    def claims_are_counted(self) -> None:
+        assert self.fleet.claims == sum(entry.claimed for entry in self.fleet.entries.values())
+
+    @invariant()
     def candidates_are_what_the_entries_make_of_the_nodes(self) -> None:
         assert set(self.fleet.candidates) == set(self.nodes)
         by_node = {name: [e.usage for e in self.fleet.entries.values() if e.node == name] for name in self.nodes}

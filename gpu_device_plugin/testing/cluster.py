@@ -22,6 +22,13 @@ from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
 from gpu_device_plugin.testing.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster_requests import Request, refusal, reset, understood
+from gpu_device_plugin.testing.cluster_reviews import (
+    ACCESS_REVIEWS,
+    TOKEN_REVIEWS,
+    Account,
+    review_access,
+    review_token,
+)
 from gpu_device_plugin.testing.cluster_store import Store
 from gpu_device_plugin.testing.cluster_troubles import Answer, Fault, Garbage, Hang, Late, Reset, Slow, Trouble
 
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.testing.builders import Json
 
-__all__ = ["Answer", "ApiServer", "Fault", "Garbage", "Hang", "Late", "Request", "Reset", "Slow", "Trouble"]
+__all__ = ["Account", "Answer", "ApiServer", "Fault", "Garbage", "Hang", "Late", "Request", "Reset", "Slow", "Trouble"]
 
 _PATCHES: Mapping[str, Callable[[Any, Any], Any]] = {
     "application/merge-patch+json": merge,
@@ -55,6 +62,7 @@ class ApiServer:
         bookmark_s: float = 60.0,
         patience_s: float = 3.0,
         tls: ssl.SSLContext | None = None,
+        accounts: Mapping[str, Account] | None = None,
     ) -> None:
         """Prepare a server.
 
@@ -64,7 +72,10 @@ class ApiServer:
             bookmark_s: time between bookmarks in a watch, in seconds.
             patience_s: how long a list waits for a version that does not exist yet, in seconds.
             tls: serve https with this context.
+            accounts: those that TokenReviews and SubjectAccessReviews know, by token; change `accounts` at any time.
+                They say nothing of who may talk to this server.
         """
+        self.accounts: dict[str, Account] = dict(accounts or {})
         self.store = Store()
         self.tokens = None if tokens is None else frozenset(tokens)
         self.allowed = None if allowed is None else frozenset(allowed)
@@ -333,6 +344,8 @@ class ApiServer:
             return web.Response(text="ok")
         if http.path == "/version":
             return web.json_response({"major": "1", "minor": "36", "gitVersion": "v1.36.2"})
+        if http.method == "POST" and http.path in {TOKEN_REVIEWS, ACCESS_REVIEWS}:
+            return await self._review(http)
         if http.path != _ACCESS_REVIEWS:
             return None
         trouble = self._noted(Request("create", "selfsubjectaccessreviews", "authorization.k8s.io"))
@@ -342,6 +355,23 @@ class ApiServer:
         asked = review["spec"]["resourceAttributes"]
         allowed = self.allowed is None or (asked["verb"], asked["resource"]) in self.allowed
         return web.json_response({**review, "status": {"allowed": allowed}}, status=201)
+
+    async def _review(self, http: web.Request) -> web.Response:
+        _, _, group, _, plural = http.path.split("/")
+        token = http.headers.get("Authorization", "").removeprefix("Bearer ")
+        request = Request("create", plural, group, token=token)
+        match self._noted(request):
+            case Answer() as answer:
+                return _ordered(answer)
+            case Slow(seconds):
+                await asyncio.sleep(seconds)
+            case Garbage(body):
+                return web.Response(body=body, content_type="application/json")
+        self._admit(request)
+        review = await http.json()
+        tokens = http.path == TOKEN_REVIEWS
+        made = review_token(self.accounts, review) if tokens else review_access(self.accounts.values(), review)
+        return web.json_response(made, status=201)
 
     async def _do_get(self, _http: web.Request, served: Served, request: Request) -> web.StreamResponse:
         return web.json_response(self.store.get(served, served.key(request.namespace, request.name)))

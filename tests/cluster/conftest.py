@@ -15,7 +15,7 @@ import pytest
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import ClusterConfig
 from gpu_device_plugin.testing.builders import pod
-from gpu_device_plugin.testing.cluster import ApiServer
+from gpu_device_plugin.testing.cluster import Account, ApiServer
 from tests import patience
 from tests.ports import free_ports
 
@@ -187,7 +187,15 @@ async def api(request: pytest.FixtureRequest) -> AsyncIterator[Api]:
             async with Client(real.config, timing=timing) as client:
                 yield Api(real.config, real.stranger, http, client, lambda: asyncio.to_thread(real.restart))
         else:
-            async with ApiServer(tokens={"admin-token"}, patience_s=0.1) as double, ApiServer(allowed=()) as closed:
+            accounts = {
+                "admin-token": Account("admin", "1", ("system:masters",)),
+                "stranger-token": Account("stranger", "2"),
+                "reader-token": Account("reader", "3", rights={("get", "pods", "kube-public")}),
+            }
+            async with (
+                ApiServer(tokens={"admin-token"}, patience_s=0.1, accounts=accounts) as double,
+                ApiServer(allowed=()) as closed,
+            ):
                 config = ClusterConfig(double.url, token="admin-token")  # noqa: S106
 
                 async def restart() -> None:

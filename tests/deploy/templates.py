@@ -1,7 +1,8 @@
 """Render a Helm chart as Helm does, as far as ours makes use of it; whatever else it may say is refused.
 
 Of Go's templates: text, `if` with `else`, `with`, `range` (over a list, or a map as `$key, $value`), `define`,
-pipelines, parentheses and comments. A value that values.yaml does not have is an error; Helm would write nothing.
+pipelines, parentheses, `.Files.Get` and comments. A value that values.yaml does not have is an error; Helm would write
+nothing.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Chart:
             "Release": {"Namespace": namespace},
             "Chart": {"AppVersion": described["appVersion"]},
             "Capabilities": {"KubeVersion": {"Version": kube}},
+            "Files": {"Get": lambda name: (self.root / name).read_text(encoding="utf-8")},
         }
         parsed = {path.name: parse(path.read_text(encoding="utf-8")) for path in (self.root / "templates").iterdir()}
         named = {_words(each.action)[1][1:-1]: each.then for blocks in parsed.values() for each in _defined(blocks)}
@@ -192,9 +194,11 @@ class Rendering:
             if isinstance(first, str) and (first in FUNCTIONS or first == "include"):
                 function = self._include if first == "include" else FUNCTIONS[first]
                 carried = [function(*arguments)]
+            elif callable(found := self._operand(first, dot)):
+                carried = [found(*arguments)]
             else:
                 assert not arguments, words
-                carried = [self._operand(first, dot)]
+                carried = [found]
         return carried[0]
 
     def _include(self, name: str, dot: Any) -> str:
@@ -243,6 +247,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "nindent": lambda spaces, text: "\n" + re.sub(r"^(?=.)", " " * spaces, text, flags=re.MULTILINE),
     "default": lambda otherwise, value: value or otherwise,
     "regexFind": _regex_find,
+    "printf": lambda form, *values: form % values,
+    "replace": lambda old, new, text: text.replace(old, new),
     "fail": _fail,
     "or": lambda one, other: one or other,
     "eq": lambda one, other: one == other,

@@ -48,7 +48,6 @@ SINCE = {
 OLDEST = 30
 NO_KINDS_OF_KUBERNETES = {
     ("kubescheduler.config.k8s.io/v1", "KubeSchedulerConfiguration"): "a file that kube-scheduler reads",
-    ("monitoring.coreos.com/v1", "PodMonitor"): "of the Prometheus Operator",
 }
 
 
@@ -77,10 +76,20 @@ def test_what_an_ordinary_cluster_may_not_know_is_optional() -> None:
     """And each file there is of one sort, so that one that cannot be applied takes nothing with it."""
     optional = {path.name: kinds(path) for path in (DEPLOY / "optional").iterdir()}
     newer = {name for name, found in optional.items() if any(SINCE.get(each, 99) > OLDEST for each in found)}
-    assert newer == {"kube-scheduler-config.yaml", "mutating-policy.yaml", "podmonitor.yaml"}
+    assert newer == {"kube-scheduler-config.yaml", "mutating-policy.yaml"}
     for name in newer:
         assert all(SINCE.get(each, 99) > OLDEST for each in optional[name])
     assert set.union(*optional.values()) - SINCE.keys() == NO_KINDS_OF_KUBERNETES.keys()
+
+
+def test_what_only_a_cluster_with_the_operator_knows_has_a_folder_of_its_own() -> None:
+    """And it can be applied as a whole: what programs read as files is one folder deeper."""
+    found = {path.name: kinds(path) for path in (DEPLOY / "monitoring").iterdir() if path.is_file()}
+    assert found == {
+        "dashboard.yaml": {("v1", "ConfigMap")},
+        "podmonitor.yaml": {("monitoring.coreos.com/v1", "PodMonitor")},
+        "prometheusrule.yaml": {("monitoring.coreos.com/v1", "PrometheusRule")},
+    }
 
 
 # --- A real API server -----------------------------------------------------------------------------------------------

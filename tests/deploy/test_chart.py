@@ -70,29 +70,21 @@ def manifests(*names: str) -> Objects:
 
 # --- The same objects ------------------------------------------------------------------------------------------------
 
+ALL = ("daemonset", "scheduler", "policies", "viewer")
 SAME: list[tuple[Json, tuple[str, ...]]] = [
-    ({}, ("viewer", "daemonset", "scheduler", "policies")),
-    (
-        {"policies": {"setSchedulerName": True}},
-        ("viewer", "daemonset", "scheduler", "policies", "optional/mutating-policy"),
-    ),
-    ({"podMonitor": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/podmonitor")),
-    ({"networkPolicy": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/networkpolicy")),
-    ({"mps": {"enabled": True}}, ("viewer", "daemonset", "scheduler", "policies", "optional/mps", "patches/mps-agent")),
-    (
-        {"agent": {"evict": True, "nodeCondition": True}},
-        ("viewer", "daemonset", "scheduler", "policies", "optional/evict"),
-    ),
+    ({}, (*ALL,)),
+    ({"policies": {"setSchedulerName": True}}, (*ALL, "optional/mutating-policy")),
+    ({"podMonitor": {"enabled": True}}, (*ALL, "monitoring/podmonitor")),
+    ({"prometheusRule": {"enabled": True}}, (*ALL, "monitoring/prometheusrule")),
+    ({"dashboard": {"enabled": True}}, (*ALL, "monitoring/dashboard")),
+    ({"networkPolicy": {"enabled": True}}, (*ALL, "optional/networkpolicy")),
+    ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
+    ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
     (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
     (NONE, ("viewer", "daemonset", "policies")),
-    (
-        {**NONE, "policies": {"enabled": False}},
-        (
-            "viewer",
-            "daemonset",
-        ),
-    ),
+    ({**NONE, "policies": {"enabled": False}}, ("viewer", "daemonset")),
+    ({"viewer": {"enabled": False}}, ("daemonset", "scheduler", "policies")),
 ]
 
 
@@ -107,13 +99,17 @@ def test_the_chart_renders_what_the_manifests_are(values: Json, names: tuple[str
 
 def test_every_manifest_is_in_the_chart() -> None:
     """But for what is no object of the API: the configuration of the cluster's own scheduler."""
-    found = (*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"), *DEPLOY.glob("patches/*.yaml"))
+    found = [path for folder in (".", "optional", "monitoring", "patches") for path in DEPLOY.glob(f"{folder}/*.yaml")]
     files = {str(path.relative_to(DEPLOY).with_suffix("")) for path in found}
     in_chart = {name for _, names in SAME for name in names}
     assert files - {"optional/kube-scheduler-config"} == in_chart, "give it a template, and a line in SAME"
 
 
-@pytest.mark.parametrize("path", [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"), *DEPLOY.glob("monitoring/*.yaml")],
+    ids=lambda path: path.name,
+)
 def test_whatever_we_leave_in_a_cluster_is_found_by_one_label(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         if "metadata" in document:
@@ -162,6 +158,8 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
     """The roles that kube-system's own belong to stay there, and nobody else's account is trusted."""
     everything = {
         "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "dashboard": {"enabled": True},
         "networkPolicy": {"enabled": True},
         "policies": {"setSchedulerName": values == SECOND},
     }
@@ -171,6 +169,7 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
     assert "system:serviceaccount:gpushare:" not in text
     assert '"namespace": "gpushare"' not in text
     assert "resourceNamespace: gpushare" not in text
+    assert "gpushare/gpushare" not in text
     assert text.count("system:serviceaccount:gpus:gpushare-node") == 3
     assert text.count("system:serviceaccount:gpus:gpu-device-plugin-scheduler") == 1
 
@@ -384,6 +383,24 @@ def test_prometheus_chooses_the_pod_monitor_by_labels_of_its_own() -> None:
     }
 
 
+def test_prometheus_chooses_the_rules_by_labels_of_its_own_and_they_know_the_job_by_its_namespace() -> None:
+    values = {"namespace": "gpus", "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}}}
+    made = CHART.render(values)["PrometheusRule", "gpus", "gpushare"]
+    assert made["metadata"]["labels"] == {"app.kubernetes.io/name": "gpushare", "release": "prometheus"}
+    expressions = [rule["expr"] for group in made["spec"]["groups"] for rule in group["rules"]]
+    assert 'up{job="gpus/gpushare"} == 0' in expressions
+
+
+def test_the_dashboard_goes_where_the_sidecar_looks() -> None:
+    values = {"dashboard": {"enabled": True, "namespace": "monitoring", "labels": {"folder": "gpus"}}}
+    made = CHART.render(values)["ConfigMap", "monitoring", "gpushare-dashboard"]
+    assert made["metadata"]["labels"] == {
+        "app.kubernetes.io/name": "gpushare",
+        "folder": "gpus",
+        "grafana_dashboard": "1",
+    }
+
+
 @pytest.mark.parametrize("values", [LOOPBACK, SERVICE, NONE])
 def test_pods_are_not_sent_to_a_scheduler_that_is_not_there(values: Json) -> None:
     with pytest.raises(ChartError, match=r"set it to second$"):
@@ -482,6 +499,9 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"image": {"repository": "Gpu Device Plugin"}},
         {"image": {"repository": "registry.example.com/gpu-device-plugin:0.1.0"}},
         {"namespace": "GPU"},
+        {"prometheusRule": {"labels": {"release": 1}}},
+        {"dashboard": {"namespace": "Monitoring"}},
+        {"dashboard": {"label": {"grafana_dashboard": "1"}}},
         {"policies": {"schedulers": ["'] || true || ['"]}},
         {"policies": {"agents": ["system:serviceaccount:a:b"]}},
     ],
@@ -513,6 +533,7 @@ def test_wrong_values_are_refused(wrong: Json) -> None:
         },
         {"scheduler": {"settings": {"drain": "0s"}, "args": ["--drain=5s"]}},
         {"agent": CUSTOM, "scheduler": CUSTOM},
+        {"dashboard": {"enabled": True, "namespace": "monitoring", "labels": {"folder": "GPUs"}}},
         {"agent": {"maxUnavailable": "100%"}},
         {"image": {"repository": "localhost:5000/team/gpu-device-plugin", "tag": "0.1.0@sha256:0f"}},
     ],

@@ -1,31 +1,38 @@
-"""Prometheus finds every page of metrics that can be reached, and its rules speak of metrics that there are."""
+"""Prometheus finds every page of metrics that can be reached; rules and dashboard speak of metrics that there are."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from gpu_device_plugin import cli, metrics
+from gpu_device_plugin import cli
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
 from gpu_device_plugin.settings.sources import Texts
+from tests.deploy.declared import TARGET, Names, labels_by_metric, names_in
 from tests.docs.pages import blocks
+from tools.dashboard import ROWS, VARIABLES
+from tools.grafana import COLUMNS, expressions
+from tools.monitoring import DEPLOY, FILES, RULES, derived
 
 if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
 
 Json = dict[str, Any]
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
-MONITOR = DEPLOY / "optional" / "podmonitor.yaml"
+MONITORING = DEPLOY / "monitoring"
+MONITOR = MONITORING / "podmonitor.yaml"
 PAGE = (DEPLOY.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+TESTS = Path(__file__).with_name("rules_test.yaml")
 PODS = [
     pytest.param(each, id=f"{path.name}: {each['metadata']['name']}")
     for path in sorted(DEPLOY.glob("**/*.yaml"))
@@ -33,20 +40,14 @@ PODS = [
     for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
     if each.get("kind") in {"DaemonSet", "Deployment"}
 ]
-LABELS_OF_A_TARGET = {"node", "pod", "container", "namespace", "job", "instance"}
-"""What every sample carries beside its own labels, by the operator or by the page's configuration."""
 
 
-def monitor() -> Json:
-    found: Json = yaml.safe_load(MONITOR.read_text(encoding="utf-8"))
+def loaded(path: Path) -> Json:
+    found: Json = yaml.safe_load(path.read_text(encoding="utf-8"))
     return found
 
 
-def shown(beginning: str) -> Json:
-    """The one YAML block of the page that begins with this key."""
-    (found,) = (block.text for block in blocks(PAGE, "yaml") if block.text.startswith(beginning))
-    parsed: Json = yaml.safe_load(found)
-    return parsed
+# --- Finding the pods ------------------------------------------------------------------------------------------------
 
 
 def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
@@ -67,7 +68,7 @@ def page_of_metrics(body: Json) -> tuple[Address | None, Json]:
 @pytest.mark.parametrize("body", PODS)
 def test_every_pod_whose_metrics_can_be_reached_is_found_by_its_port(body: Json) -> None:
     """The port that is asked is the one where the program answers, and no pod is asked in vain."""
-    found = monitor()
+    found = loaded(MONITOR)
     (endpoint,) = found["spec"]["podMetricsEndpoints"]
     address, container = page_of_metrics(body)
     assert address is not None
@@ -83,8 +84,8 @@ def test_every_pod_whose_metrics_can_be_reached_is_found_by_its_port(body: Json)
 
 def test_without_the_operator_the_same_pods_are_found_and_the_same_labels_given() -> None:
     """Prometheus joins source labels with semicolons, and writes labels of pods with underscores."""
-    (job,) = shown("scrape_configs:")["scrape_configs"]
-    spec = monitor()["spec"]
+    (job,) = loaded(FILES / "prometheus.yaml")["scrape_configs"]
+    spec = loaded(MONITOR)["spec"]
     ((label, value),) = spec["selector"]["matchLabels"].items()
     (endpoint,) = spec["podMetricsEndpoints"]
     keep, _, *labels = job["relabel_configs"]
@@ -96,56 +97,224 @@ def test_without_the_operator_the_same_pods_are_found_and_the_same_labels_given(
         "regex": f"{value};{endpoint['port']}",
         "action": "keep",
     }
-    assert {each["target_label"] for each in labels} == LABELS_OF_A_TARGET - {"job", "instance"}
+    assert {each["target_label"] for each in labels} == TARGET - {"job", "instance"}
     (node,) = endpoint["relabelings"]
     assert {"source_labels": node["sourceLabels"], "target_label": node["targetLabel"]} in labels
     # The operator calls a job by the namespace and the name of the object.
-    assert job["job_name"] == "{namespace}/{name}".format(**monitor()["metadata"])
+    assert job["job_name"] == "{namespace}/{name}".format(**loaded(MONITOR)["metadata"])
+    # Series of containers keep their own namespace and pod, and those of the extender their node.
+    assert (job["honor_labels"], endpoint["honorLabels"]) == (True, True)
 
 
-def labels_by_metric() -> dict[str, set[str]]:
-    """Every metric of both programs, as Prometheus shows it."""
-    gpu, stream = metrics.GpuState("GPU-a", True, 1, 0, 0, 0), metrics.StreamState("r", True, 0)
-    agent = metrics.State(gpus=(gpu,), streams=(stream,))
-    watch = metrics.WatchState("pods", live=True, silent_s=0, lists=0, unreadable=0)
-    read_off = [gauge for state in (agent, metrics.ExtenderState(watches=(watch,))) for gauge, _ in state.gauges()]
-    counts = (*metrics.COUNTS, *metrics.EXTENDER_COUNTS)
-    return {
-        **{gauge.name + "_total" * gauge.grows: set(gauge.labels) for gauge in read_off},
-        **{count.name: set(count.labels) for count in counts},
-        "gpushare_build_info": {"version"},
-        "up": set(),
-    }
+# --- Files made of others --------------------------------------------------------------------------------------------
 
 
-RULES = [rule for group in shown("groups:")["groups"] for rule in group["rules"]]
+def test_the_files_made_of_others_are_current() -> None:
+    for name, text in derived(RULES.read_text(encoding="utf-8")).items():
+        assert (DEPLOY / name).read_text(encoding="utf-8") == text, f"{name}: run .venv/bin/python -m tools.monitoring"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_the_operator_and_a_prometheus_without_it_have_the_same_rules() -> None:
+    assert loaded(MONITORING / "prometheusrule.yaml")["spec"] == loaded(RULES)
+    assert loaded(FILES / "prometheus.yaml")["rule_files"] == [RULES.name]
+
+
+def test_the_sidecar_gets_the_dashboard_that_is_imported_otherwise() -> None:
+    made = loaded(MONITORING / "dashboard.yaml")
+    (text,) = made["data"].values()
+    assert json.loads(text) == json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
+
+GROUPS = loaded(RULES)["groups"]
+EVERY = [rule for group in GROUPS for rule in group["rules"]]
+RECORDS = [rule for rule in EVERY if "record" in rule]
+ALERTS = [rule for rule in EVERY if "alert" in rule]
+DASHBOARD: Json = json.loads((FILES / "dashboard.json").read_text(encoding="utf-8"))
+QUERIES = list(expressions(DASHBOARD))
+
+
+@cache
+def known() -> dict[str, frozenset[str]]:
+    """Return the labels of every metric: of the programs, of kube-state-metrics, and of what the rules record."""
+    found = {name: frozenset(labels) for name, labels in labels_by_metric().items()}
+    for rule in RECORDS:
+        found[rule["record"]] = left(rule["expr"], found)
+    return found
+
+
+def left(expression: str, metrics: dict[str, frozenset[str]]) -> frozenset[str]:
+    """Return the labels that the result of an expression may have."""
+    grouped = re.match(r"(?:sum|max|min|count)(?: by \(([\w, ]*)\))? ?\(", expression)
+    if grouped is not None:
+        return frozenset(filter(None, (grouped[1] or "").split(", ")))
+    read = names_in(expression)
+    merged = frozenset().union(*(metrics[name] for name in read.metrics), *read.groups)
+    return merged if all(":" in name for name in read.metrics) else merged | TARGET
+
+
+def wrong(expression: str) -> list[str]:
+    """Return what is wrong with the names in an expression."""
+    read: Names = names_in(expression)
+    unknown = [f"no metric {name}" for name in read.metrics if name not in known()]
+    if unknown or not read.metrics:
+        return unknown or ["no metric at all"]
+    every = TARGET.union(*(known()[name] for name in read.metrics), read.made)
+    bad = [
+        f"{name} has no label {label}"
+        for name, labels in read.metrics.items()
+        for label in labels
+        if label not in known()[name] | TARGET
+    ]
+    return bad + [f"no metric has the label {label}" for group in read.groups for label in group if label not in every]
+
+
+@pytest.mark.parametrize("rule", EVERY, ids=lambda rule: rule.get("alert") or rule["record"])
 def test_a_rule_speaks_of_metrics_and_labels_that_there_are(rule: Json) -> None:
-    known = labels_by_metric()
-    (metric,) = re.findall(r"\b(?:gpushare_\w+|up)\b", rule["expr"].replace("gpushare/gpushare", ""))
-    used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
-    grouped = re.search(r"^(?:sum|max|count)(?: by \(([\w, ]*)\))? ?\(", rule["expr"])
-    left = LABELS_OF_A_TARGET | known[metric] if grouped is None else set((grouped[1] or "").split(", "))
-    assert used <= left
+    assert wrong(rule["expr"]) == []
+    texts = " ".join(rule.get("annotations", {}).values())
+    assert set(re.findall(r"\$labels\.(\w+)", texts)) <= left(rule["expr"], known())
 
 
-def test_rules_have_names_of_their_own_and_say_how_bad_it_is() -> None:
-    assert len({rule["alert"] for rule in RULES}) == len(RULES)
-    assert {rule["labels"]["severity"] for rule in RULES} == {"critical", "warning", "info"}
+@pytest.mark.parametrize(("title", "expression"), QUERIES)
+def test_the_dashboard_speaks_of_metrics_and_labels_that_there_are(title: str, expression: str) -> None:
+    assert wrong(expression) == [], title
 
 
-@pytest.mark.parametrize(("command", "beginning"), [("config", "scrape_configs:"), ("rules", "groups:")])
-def test_promtool_finds_nothing_wrong(command: str, beginning: str, tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is not on the PATH")
-    checked = shown(beginning)
-    for job in checked.get("scrape_configs", ()):
+@pytest.mark.parametrize(
+    ("expression", "fault"),
+    [
+        ("sum by (node) (gpushare_gpu_memory_byte)", "no metric gpushare_gpu_memory_byte"),
+        ('gpushare_gpu_healthy{uuid="a"} == 0', "gpushare_gpu_healthy has no label uuid"),
+        ("max by (gpus) (gpushare_gpu_healthy offset 1h)", "no metric has the label gpus"),
+        ("gpushare_gpu_healthy and on (uid) rate(gpushare_xids_total[5m])", "no metric has the label uid"),
+    ],
+)
+def test_a_wrong_name_is_found(expression: str, fault: str) -> None:
+    assert wrong(expression) == [fault]
+
+
+def test_rules_have_names_of_their_own_and_alerts_say_what_is_wrong_how_bad_it_is_and_what_to_do() -> None:
+    names = [rule.get("alert") or rule["record"] for rule in EVERY]
+    assert len(set(names)) == len(names)
+    assert [
+        rule["record"] for rule in RECORDS if not re.fullmatch(r"[a-z]+:gpushare_\w+:[a-z0-9]+", rule["record"])
+    ] == []
+    assert {rule["labels"]["severity"] for rule in ALERTS} == {"critical", "warning", "info"}
+    for rule in ALERTS:
+        assert rule["annotations"].keys() == {"summary", "description"}, rule["alert"]
+        assert all(text.endswith(".") for text in rule["annotations"].values()), rule["alert"]
+
+
+def test_every_alert_and_recorded_series_stands_in_the_documentation() -> None:
+    rows = dict(re.findall(r"^\| `(GpuShare\w+)` \| (critical|warning|info) \|", PAGE, re.MULTILINE))
+    assert rows == {rule["alert"]: rule["labels"]["severity"] for rule in ALERTS}
+    assert set(re.findall(r"`([a-z]+:gpushare_[\w:]+)`", PAGE)) == {rule["record"] for rule in RECORDS}
+
+
+def test_the_queries_of_the_page_are_among_those_with_a_known_result() -> None:
+    tried = {each["expr"] for test in loaded(TESTS)["tests"] for each in test.get("promql_expr_test", ())}
+    shown = [block.text for block in blocks(PAGE, "promql")]
+    assert len(shown) == 4
+    assert set(shown) <= tried
+
+
+# --- The dashboard ---------------------------------------------------------------------------------------------------
+
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def test_panels_are_of_grafana_itself_and_explain_themselves() -> None:
+    assert {panel["type"] for panel in PANELS} == {"stat", "timeseries", "bargauge", "table"}
+    assert [panel["title"] for panel in PANELS if not panel["description"].endswith(".")] == []
+    assert [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"] == list(ROWS)
+    assert {panel["datasource"]["uid"] for panel in PANELS} == {"${datasource}"}
+    for panels in ROWS.values():
+        titles = [panel.title for panel in panels]
+        assert len(set(titles)) == len(titles)
+
+
+def test_panels_do_not_lie_on_each_other() -> None:
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        columns = range(place["x"], place["x"] + place["w"])
+        cells = {(x, y) for x in columns for y in range(place["y"], place["y"] + place["h"])}
+        assert columns.stop <= COLUMNS, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_queries_use_the_variables_that_there_are() -> None:
+    text = " ".join(expression for _, expression in QUERIES)
+    assert set(re.findall(r"\$(\w+)", text)) - {"__rate_interval"} == set(VARIABLES)
+    assert [each["name"] for each in DASHBOARD["templating"]["list"]] == ["datasource", *VARIABLES]
+    for _, query in VARIABLES.values():
+        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        assert found is not None
+        assert found[2] in known()[found[1]] | TARGET
+
+
+def test_legends_and_columns_name_labels_that_the_query_leaves() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            if panel["type"] != "table":
+                used = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+                assert used <= labels_of(target["expr"]), (panel["title"], target["expr"])
+        if panel["type"] == "table":
+            columns = panel["transformations"][1]["options"]["renameByName"].keys()
+            shown = {name for name in columns if not name.startswith("Value")}
+            assert shown == set().union(*(labels_of(target["expr"]) for target in panel["targets"])), panel["title"]
+
+
+def labels_of(expression: str) -> set[str]:
+    """Return the labels by which a query of the dashboard groups, or those of the one recorded series in it."""
+    grouped = re.search(r"\b(?:sum|max|min|count) by \(([\w, ]*)\)", expression)
+    if grouped is not None:
+        return set(grouped[1].split(", "))
+    names = [name for name in names_in(expression).metrics if ":" in name]
+    return set().union(*(known()[name] for name in names))
+
+
+# --- promtool --------------------------------------------------------------------------------------------------------
+
+
+def promtool(*arguments: str) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not on the PATH (Debian's package prometheus has it)")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
+    promtool("check", "rules", str(RULES))
+
+
+def test_promtool_finds_nothing_wrong_with_the_configuration(tmp_path: Path) -> None:
+    config = loaded(FILES / "prometheus.yaml")
+    for job in config["scrape_configs"]:
         # Debian's promtool is built without it.
         del job["kubernetes_sd_configs"]
-    file = tmp_path / "file.yaml"
-    file.write_text(yaml.safe_dump(checked), encoding="utf-8")
-    done = subprocess.run([promtool, "check", command, file], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (tmp_path / RULES.name).write_bytes(RULES.read_bytes())
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    promtool("check", "config", str(file))
+
+
+def test_the_rules_give_what_was_worked_out_by_hand() -> None:
+    promtool("test", "rules", str(TESTS))
+
+
+def test_every_alert_is_seen_firing_and_not_firing_and_every_recorded_series_is_computed() -> None:
+    tests = loaded(TESTS)["tests"]
+    alerts = [each for test in tests for each in test.get("alert_rule_test", ())]
+    names = {rule["alert"] for rule in ALERTS}
+    assert {each["alertname"] for each in alerts if each["exp_alerts"]} == names
+    assert {each["alertname"] for each in alerts if not each["exp_alerts"]} == names
+    samples = [each for test in tests for each in test.get("promql_expr_test", ()) if each["exp_samples"]]
+    assert {rule["record"] for rule in RECORDS} <= {each["expr"] for each in samples}

@@ -48,11 +48,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-FILES = [
-    path
-    for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml")))
-    if path not in {CONFIG, DEPLOY / "optional" / "podmonitor.yaml"}
-]
+FILES = [path for path in sorted((*DEPLOY.glob("*.yaml"), *DEPLOY.glob("optional/*.yaml"))) if path != CONFIG]
 """All that is for an API server, and of kinds that it has by itself."""
 PODS = "/api/v1/namespaces/placed/pods"
 APART = {"metadata": {"name": "placed", "labels": {"gpu-device-plugin/set-scheduler": "false"}}}

@@ -181,7 +181,8 @@ def _beside() -> Json:
         {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"},
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare"}},
         _object("coordination.k8s.io/v1", "Lease", "gpushare-scheduler", "gpushare"),
-        _POD_MONITORS,
+        _of_the_operator("PodMonitor"),
+        _of_the_operator("PrometheusRule"),
         _object("v1", "Pod", WAITS, "default", spec={"schedulerName": "gpushare-scheduler", "containers": [asking]}),
         _object("v1", "Service", "gpushare-schd-extender", spec={"ports": [{"port": 12345}]}),
     ]
@@ -196,25 +197,21 @@ def _beside() -> Json:
     return {"apiVersion": "v1", "kind": "List", "items": items}
 
 
-_POD_MONITORS = {
-    "apiVersion": "apiextensions.k8s.io/v1",
-    "kind": "CustomResourceDefinition",
-    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
-    "spec": {
-        "group": "monitoring.coreos.com",
-        "names": {"kind": "PodMonitor", "plural": "podmonitors"},
-        "scope": "Namespaced",
-        "versions": [
-            {
-                "name": "v1",
-                "served": True,
-                "storage": True,
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
-            }
-        ],
-    },
-}
-"""As much of it as an object of this kind needs to be accepted."""
+def _of_the_operator(kind: str) -> Json:
+    """Return as much of a kind of the Prometheus Operator as an object of it needs to be accepted."""
+    plural = f"{kind.lower()}s"
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "names": {"kind": kind, "plural": plural},
+            "scope": "Namespaced",
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
 
 
 def _object(version: str, kind: str, name: str, namespace: str = "kube-system", **more: object) -> Json:

@@ -58,7 +58,7 @@ def workloads() -> set[tuple[str, str]]:
     return {
         named(each)
         for path in (ROOT / "deploy").glob("**/*.yaml")
-        if not {"chart", "patches"} & {*path.parts}
+        if not {"chart", "files", "patches"} & {*path.parts}
         for each in load(path)
     }
 
@@ -98,6 +98,7 @@ FLAGS_OF_OTHERS = {
     "Alibaba's": {"memory-unit", "policy-config-file"},
     "vLLM": {"gpu-memory-utilization"},
     "bench.extender": {"real-nodes"},
+    "kube-state-metrics": {"metric-labels-allowlist"},
 }
 
 

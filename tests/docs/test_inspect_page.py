@@ -88,4 +88,4 @@ def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
     commands = {parse("kubectl inspect gpushare", words).command for words in shown}
-    assert commands == {"overview", "why", "doctor", "uninstall"}
+    assert commands == {"overview", "why", "web", "doctor", "uninstall"}

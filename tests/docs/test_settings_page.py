@@ -12,6 +12,7 @@ from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings
+from gpu_device_plugin.settings.web import WebSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,6 +104,12 @@ MPS = """
 """
 
 
+WEB = """
+## The page in the cluster: `gpu-device-plugin web`
+
+"""
+
+
 def table(knobs: Iterable[Knob]) -> str:
     """Return settings as rows of a Markdown table, for the documentation."""
     rows = ["| Flag | Environment | Default | Changes at once | Meaning |", "|---|---|---|---|---|"]
@@ -115,7 +122,7 @@ def table(knobs: Iterable[Knob]) -> str:
 
 
 def page() -> str:
-    parts = ((AGENT, NodeSettings), (EXTENDER, ExtenderSettings), (MPS, MpsSettings))
+    parts = ((AGENT, NodeSettings), (EXTENDER, ExtenderSettings), (MPS, MpsSettings), (WEB, WebSettings))
     return HEAD + "".join(head + table(knobs_of(settings)) for head, settings in parts)
 
 
@@ -123,7 +130,9 @@ def test_the_page_of_settings_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run: .venv/bin/python tests/docs/test_settings_page.py"
 
 
-@pytest.mark.parametrize("knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings), knobs_of(MpsSettings)])
+@pytest.mark.parametrize(
+    "knobs", [knobs_of(NodeSettings), knobs_of(ExtenderSettings), knobs_of(MpsSettings), knobs_of(WebSettings)]
+)
 def test_no_cell_of_the_table_breaks_it(knobs: tuple[Knob, ...]) -> None:
     """A bar within a cell would begin another one."""
     assert {line.count("|") for line in table(knobs).splitlines()} == {6}

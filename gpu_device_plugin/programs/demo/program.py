@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, TextIO
 
@@ -28,12 +28,13 @@ _REDRAW_S = 0.1
 _READING_S = 3.0
 
 
-def main(gpus: str | None, *, once: bool) -> int:
+def main(gpus: str | None, *, once: bool, page: bool = False) -> int:
     """Play the demo.
 
     Args:
         gpus: the source of the GPUs, as in the agent's settings; None: fake ones.
         once: print every scene at its end, without pauses and without colour.
+        page: serve the page of the cluster too; without `once` the demo goes on after its last scene until a signal.
 
     Returns:
         0 if every check held; 1 if not, if there are no GPUs, or if the demo was stopped.
@@ -44,7 +45,7 @@ def main(gpus: str | None, *, once: bool) -> int:
     terminal = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     stage = Stage(sys.stdout, live=terminal and not once, colour="NO_COLOR" not in os.environ)
     try:
-        return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage))
+        return asyncio.run(_play_until_stopped(gpus or DEFAULT_GPUS, stage, page=page))
     except DemoError as error:
         print(error, file=sys.stderr)
     except asyncio.CancelledError:
@@ -54,19 +55,19 @@ def main(gpus: str | None, *, once: bool) -> int:
     return 1
 
 
-async def _play_until_stopped(gpus: str, stage: Stage) -> int:
+async def _play_until_stopped(gpus: str, stage: Stage, *, page: bool) -> int:
     """Play to the end, or until SIGTERM or SIGHUP, which must not leave the agent and its folder behind.
 
     Not `lifetime.until_stopped`: the demo ends by itself with an exit code, and a signal or a closed pipe is no success
     and no reason for a restart.
     """
-    playing = asyncio.create_task(play(gpus, stage), name="demo")
+    playing = asyncio.create_task(play(gpus, stage, page=page), name="demo")
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
     return await playing
 
 
-async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
+async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES, *, page: bool = False) -> int:
     """Play `scenes` on `stage` and return the exit code; see `main`.
 
     Raises:
@@ -74,9 +75,14 @@ async def play(gpus: str, stage: Stage, scenes: Scenes = SCENES) -> int:
         DemoError: there is no GPU to share, or the agent ended by itself.
     """
     failed = []
-    async with world(gpus) as made:
+    async with AsyncExitStack() as stack:
+        made = await stack.enter_async_context(world(gpus))
         story = Story(made, stage.pause)
         stage.introduce(gpus)
+        if page:
+            from gpu_device_plugin.programs.demo.page import page_of  # noqa: PLC0415 - a tenth of a second
+
+            stage.point_to(await stack.enter_async_context(page_of(made)))
         for number, (title, scene) in enumerate(scenes.items(), 1):
             async with stage.showing(f"{number}/{len(scenes)}", story):
                 shown = await story.play(title, scene)
@@ -119,6 +125,17 @@ class Stage:
             self._look().width,
         )
         self._write(*lines, "")
+
+    def point_to(self, url: str) -> None:
+        """Say where the page is, on a line of its own, so that terminals make it a link."""
+        self._write("The page of this cluster:", url, "")
+
+    async def stay(self) -> None:
+        """Keep the last scene for a person at a terminal, until the demo is cancelled."""
+        if self._live:
+            self._write("The page stays until Ctrl-C.")
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
 
     def conclude(self, failed: list[str]) -> None:
         """Summarize the checks."""

@@ -155,6 +155,7 @@ class World:
     ) -> None:
         """Put `agent`, which has these settings and is not started, beside `kubelet` and `api`."""
         self.kubelet = kubelet
+        self.api = api
         self.pods = Pods(api, kubelet, self._end_processes)
         self.agent = agent
         self.used: Mapping[tuple[str, str], int] = {}

@@ -26,6 +26,7 @@ from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
+from gpu_device_plugin.core.telling.cluster_gauges import sums
 from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
@@ -33,6 +34,7 @@ from gpu_device_plugin.programs.extender.freshness import Freshness
 from gpu_device_plugin.programs.extender.readiness import Readiness
 from gpu_device_plugin.programs.extender.routes import Routes
 from gpu_device_plugin.programs.extender.verbs import Verbs
+from gpu_device_plugin.programs.extender.waiting import Waiting
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -200,6 +202,7 @@ class Extender:
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
         )
+        self.waiting = Waiting(self.fleet)
         self.verbs = Verbs(
             self.fleet,
             self._pod_reader,
@@ -208,6 +211,7 @@ class Extender:
             gpu_policy=lambda: self.settings.gpu_policy,
             ready=lambda: next(iter(self.unready()), ""),
             metrics=self._metrics,
+            waiting=None if settings.http is None else self.waiting,
         )
         self.routes = Routes(
             self.verbs,
@@ -353,20 +357,24 @@ class Extender:
 
     def state(self) -> m.ExtenderState:
         """Return the state that the metrics export."""
-        nodes = self.fleet.candidates.values()
+        nodes = tuple(self.fleet.candidates.values())
+        with_gpus, memory_bytes, taken_bytes = sums(nodes)
         return m.ExtenderState(
             leader=self.readiness.leading,
-            nodes=sum(bool(node.rooms) for node in nodes),
+            nodes=with_gpus,
             pods=len(self.fleet.entries),
             pending=self.fleet.waiting,
-            claims=sum(entry.claimed for entry in self.fleet.entries.values()),
+            claims=self.fleet.claims,
             in_doubt=self.binding.doubts,
-            memory_bytes=sum(node.summary.total * (node.gpus.share_mib or 0) << 20 for node in nodes),
-            taken_bytes=sum(node.summary.used * (node.gpus.share_mib or 0) << 20 for node in nodes),
+            memory_bytes=memory_bytes,
+            taken_bytes=taken_bytes,
             watches=tuple(
                 m.WatchState(kind, watch.live, watch.silent_s, watch.lists, watch.unreadable)
                 for kind, watch in self.watches.items()
             ),
+            oldest_s=self.waiting.oldest_s(),
+            waiting=self.waiting.counts(),
+            by_node=nodes,
         )
 
 

@@ -11,6 +11,7 @@ from gpu_device_plugin.cluster.podspec import fits_by_requests_alone
 from gpu_device_plugin.core.cluster.asking import Ask, Impossible, ask
 from gpu_device_plugin.core.cluster.preempting import Preemptor, choose_on_each
 from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.core.cluster.waiting import Reason, by_verdicts
 from gpu_device_plugin.fleet_index.judge import Judge
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN
 from gpu_device_plugin.metrics import VERDICTS
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Entry, Fleet
     from gpu_device_plugin.metrics import Metrics
+    from gpu_device_plugin.programs.extender.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Verbs:
         node_policy: Callable[[], str],
         ready: Callable[[], str],
         metrics: Metrics,
+        waiting: Waiting | None = None,
     ) -> None:
         """Answer from `fleet`.
 
@@ -71,6 +74,7 @@ class Verbs:
             node_policy: which node is preferred, where the pod does not say.
             ready: returns a sentence on why the fleet is not ready to answer from; empty if it is.
             metrics: counts the verdicts.
+            waiting: is told the verdict on each pod.
         """
         self._fleet = fleet
         self._pods = pods
@@ -79,6 +83,7 @@ class Verbs:
         self._node_policy = node_policy
         self._ready = ready
         self._metrics = metrics
+        self._waiting = waiting
         self._judge = Judge(fleet)
         self._judge_soon = Judge(fleet.soon)
 
@@ -128,6 +133,10 @@ class Verbs:
             "unknown": unknown,
         }
         self._count(counts)
+        if self._waiting is not None:
+            # With its binding in doubt the pod had a node, whether or not that is among the named ones.
+            fits = passed or (claim is not None and claim.claimed)
+            self._waiting.filtered(pod.uid, Reason.FITS if fits else self._reason(asked, failed))
         if not passed and claim is not None and claim.claimed:
             return wire.filter_error(_ELSEWHERE)
         if not passed and not isinstance(asked, Impossible) and (node := self._soon(asked, failed)) is not None:
@@ -138,6 +147,16 @@ class Verbs:
         for what, number in verdicts.items():
             if number:
                 self._metrics.count(VERDICTS, what, times=number)
+
+    def _reason(self, asked: Ask | Impossible, failed: Collection[str]) -> Reason:
+        """Return why a pod waits that fits on none of the named nodes; evictions may help on those of `failed`."""
+        if isinstance(asked, Impossible):
+            return Reason.NEVER_FITS
+        if failed:
+            return Reason.NO_ROOM
+        # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
+        verdicts = by_verdicts(self._judge.verdicts(asked, list(self._fleet.candidates)))
+        return Reason.NEVER_FITS if verdicts is Reason.NEVER_FITS else Reason.NO_ROOM
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
         """Return the first named node on which time alone makes room for a pod; None if there is none."""
@@ -170,6 +189,8 @@ class Verbs:
             self._unanswered("preempt", error)
             return wire.preemption_result({})
         if isinstance(asked, Impossible):
+            if self._waiting is not None:
+                self._waiting.filtered(pod.uid, Reason.NEVER_FITS)
             return wire.preemption_result({})
         if not asked.parts:
             return wire.preemption_result(args.victims)
@@ -186,6 +207,8 @@ class Verbs:
             # The request gives only the number of victims whose eviction violates a budget: at most those that remain.
             violations = min(victims.pdb_violations, len(kept))
             chosen[node.name] = wire.Victims(self._by_importance(kept, found.difference(kept)), violations)
+        if self._waiting is not None:
+            self._waiting.preempted(pod.uid, helps=bool(chosen))
         return wire.preemption_result(chosen)
 
     def _by_importance(self, kept: Iterable[str], added: Iterable[str]) -> tuple[str, ...]:

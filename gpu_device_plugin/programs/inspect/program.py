@@ -200,10 +200,10 @@ def _web(
     prog: str,
     kubectl: str,
 ) -> int:
-    if serve is None:
-        raise UsageError("web: this build has no page; install the package gpu-device-plugin")
     if not 0 <= (port := arguments.port or 0) < 1 << 16:
         raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
+    if serve is None:
+        raise UsageError("web: this build has no page; install the package gpu-device-plugin")
     flags = _passed_on(arguments)
     return serve(flags, resources, port=port, browser=not arguments.no_browser, prog=prog, kubectl=kubectl)
 

@@ -15,6 +15,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin import metrics as m
 from gpu_device_plugin.aio.http import ListenError, serving
 from gpu_device_plugin.core.contract.mpsfiles import SHM_DIRECTORY, MpsGpu, MpsStatus
+from gpu_device_plugin.core.telling.exposition import Gauge
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.mps.nvidia import Nvidia
 from gpu_device_plugin.programs.mps.shared_memory import share
@@ -25,13 +26,14 @@ from gpu_device_plugin.settings.knobs import UsageError, reload
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gpu_device_plugin.core.telling.exposition import Gauges
     from gpu_device_plugin.settings.mps import MpsSettings
     from gpu_device_plugin.settings.sources import Sources, Texts
 
 _log = logging.getLogger(__name__)
 
-UP = m.Gauge("gpushare_mps_up", "1 while the MPS daemon of the GPU takes clients.", ("gpu",))
-CLIENTS = m.Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", ("gpu",))
+UP = Gauge("gpushare_mps_up", "1 while the MPS daemon of the GPU takes clients.", ("gpu",))
+CLIENTS = Gauge("gpushare_mps_clients", "Processes that are clients of the GPU's MPS daemon.", ("gpu",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Shown:
 
     gpus: Mapping[str, MpsGpu]
 
-    def gauges(self) -> m.Gauges:
+    def gauges(self) -> Gauges:
         """Return the gauges with their values."""
         yield UP, [((uuid,), gpu.status is MpsStatus.READY) for uuid, gpu in self.gpus.items()]
         yield CLIENTS, [((uuid,), gpu.clients) for uuid, gpu in self.gpus.items()]

@@ -51,6 +51,7 @@ from gpu_device_plugin.programs.node.reports import Reports
 from gpu_device_plugin.programs.node.responses import Responses
 from gpu_device_plugin.programs.node.use import UseWatch
 from gpu_device_plugin.programs.node.use_notes import UseNotes
+from gpu_device_plugin.programs.node.use_series import UseSeries
 from gpu_device_plugin.programs.node.verification import Verification
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -188,6 +189,14 @@ class NodeAgent:
             self.over_use.excesses,
             lambda: self.state.node.shares,
             (lambda _: None) if cluster is None else cluster.show_use,
+        )
+        self.use_series = UseSeries(
+            self.use_watch,
+            self.verification.states,
+            self.state,
+            rungs=lambda: self.limiting.node.gpus,
+            driver=lambda: self.hardware.view.value.inventory.driver_version,
+            pods=None if cluster is None else lambda: tuple(cluster.followed.pods.values()),
         )
         self.registration = RegistrationLoop(
             settings.device_plugin_dir,

@@ -93,4 +93,6 @@ def metrics_state(agent: NodeAgent) -> m.State:
             )
             for uuid in agent.mps.wanted.gpus
         ),
+        memory=agent.use_series.gpus(),
+        containers=agent.use_series.containers(),
     )

@@ -35,6 +35,10 @@ _MOST_ALONE = 2000
 _MOST_SIGHTS = 4
 """The most readers with a limited sight for whom nodes are kept as JSON."""
 
+_NO_NODES = (
+    "You have no right to list nodes, so only pods of your namespaces are shown, without their GPUs; ask an "
+    "administrator to bind the ClusterRole gpushare-viewer to you"
+)
 PARTS = ("waiting", "alone", "notes", "figures")
 """The parts of the page beside its nodes, by their names in events."""
 
@@ -131,13 +135,14 @@ class Board:
         for name in self._use.keys() - self._shown.keys():
             del self._use[name]
         waits = cluster.waiting_version, self.waiting.version
-        if any_node or self._seen.get("waiting") != waits:
+        completed = known and not self.complete
+        # Before all is read, a reason would be that there are no nodes.
+        if completed or (self.complete and (any_node or self._seen.get("waiting") != waits)):
             self.waiting.changed()
         parts = {"waiting": waits, "alone": self._alone(), "notes": self.notes(), "figures": self._figures()}
         changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
         self._seen.update(parts)
         self._marks.update(dict.fromkeys(changed, number))
-        completed = known and not self.complete
         if completed:
             self.complete, self._begun = True, number
         if any_node or changed or completed:
@@ -204,7 +209,7 @@ class Board:
 
     def views(self, sight: Sight) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        if not self._watched.nodes_readable:
+        if not (self._watched.nodes_readable and sight.nodes):
             return None
         views = [self._shown[name].view for name in sorted(self._shown)]
         return views if sight.everything else [redacted(view, sight.may_see) for view in views]
@@ -214,18 +219,20 @@ class Board:
         found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
         return (
             found
-            | {each["ns"] for each in self._alone()}
+            | {entry.namespace for entry in self._watched.cluster.fleet.entries.values()}
             | {each.pod.namespace for each in self._watched.cluster.waiting}
         )
 
     def part(self, name: str, sight: Sight) -> Any:
         """Return one of `PARTS` for a reader."""
         if name == "waiting":
-            return self.waiting.documents(sight.may_see)
+            waiting = self.waiting.documents(sight.may_see)
+            # Why a pod waits is told by nodes.
+            return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
         if name == "alone":
-            return [each for each in self._alone() if sight.may_see(each["ns"])]
+            return [each for each in self._alone(anyway=not sight.nodes) if sight.may_see(each["ns"])]
         if name == "notes":
-            return self.notes()
+            return self.notes() if sight.nodes else [_NO_NODES]
         state = self._figures()
         return {"source": state.source, **({"why": state.why} if state.why else {})}
 
@@ -234,8 +241,8 @@ class Board:
         found = [*self._watched.notes(), *self.waiting.notes()]
         return [f"{each[:1].upper()}{each[1:]}" for each in found]
 
-    def _alone(self) -> Sequence[Mapping[str, Any]]:
-        if self._watched.nodes_readable:
+    def _alone(self, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
+        if self._watched.nodes_readable and not anyway:
             return []
         entries = sorted(
             self._watched.cluster.fleet.entries.values(), key=lambda each: (each.namespace, each.name, each.uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -24,7 +25,10 @@ _TOKENS = Kind("tokenreviews", group="authentication.k8s.io")
 _ACCESS = Kind("subjectaccessreviews", group="authorization.k8s.io")
 _KNOWN_S = 30.0
 """How long an answer of the API server is remembered: so long a revoked right lasts."""
+_REFUSED_S = 5.0
+"""The same for a token that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024
+_NOBODY = frozenset({"", "system:anonymous"})
 _MOST_NAMESPACES = 4096
 """Of one caller, whose answers are remembered."""
 
@@ -55,12 +59,12 @@ class _AccessReview(msgspec.Struct):
 
 @dataclass(eq=False)
 class ReviewedCaller:
-    """A user of the cluster, who may see the pods of a namespace that he may list."""
+    """A user of the cluster, who may see the pods of a namespace where he may get pods."""
 
     client: Client = field(repr=False)
     identity: _User
     clock: Callable[[], float]
-    _known: dict[str, tuple[float, bool]] = field(default_factory=dict, repr=False)
+    _known: dict[tuple[str, str, str], tuple[float, bool]] = field(default_factory=dict, repr=False)
 
     @property
     def user(self) -> str:
@@ -68,13 +72,25 @@ class ReviewedCaller:
         return self.identity.username
 
     async def may_see(self, namespace: str) -> bool:
-        """Return whether the user may list the pods of a namespace, or of all if it is empty.
+        """Return whether the user may get the pods of a namespace, or of all if it is empty.
 
         Raises:
             ApiError: the API server did not say.
         """
-        asked_at, allowed = self._known.get(namespace, (0.0, False))
-        if namespace in self._known and self.clock() - asked_at < _KNOWN_S:
+        return await self._may("get", "pods", namespace)
+
+    async def may_see_nodes(self) -> bool:
+        """Return whether the user may list nodes.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        return await self._may("list", "nodes", "")
+
+    async def _may(self, verb: str, resource: str, namespace: str) -> bool:
+        question = verb, resource, namespace
+        asked_at, allowed = self._known.get(question, (0.0, False))
+        if question in self._known and self.clock() - asked_at < _KNOWN_S:
             return allowed
         user = self.identity
         spec = {
@@ -82,12 +98,12 @@ class ReviewedCaller:
             "uid": user.uid,
             "groups": list(user.groups),
             "extra": {key: list(values) for key, values in user.extra.items()},
-            "resourceAttributes": {"verb": "list", "resource": "pods", "namespace": namespace},
+            "resourceAttributes": {"verb": verb, "resource": resource, "namespace": namespace},
         }
         review = await _reviewed(self.client, _ACCESS, "SubjectAccessReview", spec, _AccessReview)
         if len(self._known) >= _MOST_NAMESPACES:
             self._known.clear()
-        self._known[namespace] = self.clock(), review.status.allowed
+        self._known[question] = self.clock(), review.status.allowed
         return review.status.allowed
 
 
@@ -100,6 +116,8 @@ class ReviewedCallers:
         self._clock = clock
         self._known: OrderedDict[bytes, tuple[float, ReviewedCaller | None]] = OrderedDict()
         """By the digest of the token; tokens are not kept."""
+        self._asked: dict[bytes, asyncio.Task[ReviewedCaller | None]] = {}
+        """The questions that the API server has not answered yet."""
 
     def __repr__(self) -> str:
         return f"<ReviewedCallers: {len(self._known)} tokens>"
@@ -114,16 +132,23 @@ class ReviewedCallers:
             return None
         digest = hashlib.sha256(token.encode()).digest()
         asked_at, known = self._known.get(digest, (0.0, None))
-        if digest in self._known and self._clock() - asked_at < _KNOWN_S:
+        lasts_s = _REFUSED_S if known is None else _KNOWN_S
+        if digest in self._known and self._clock() - asked_at < lasts_s:
             return known
+        # A page opens several connections at once: one question is enough for all of them.
+        if digest not in self._asked:
+            self._asked[digest] = asyncio.create_task(self._review(token, digest), name="review a token")
+            self._asked[digest].add_done_callback(lambda _: self._asked.pop(digest))
+        return await asyncio.shield(self._asked[digest])
+
+    async def _review(self, token: str, digest: bytes) -> ReviewedCaller | None:
         review = await _reviewed(self._client, _TOKENS, "TokenReview", {"token": token}, _TokenReview)
-        identity = review.status.user
-        valid = review.status.authenticated and bool(identity.username)
+        identity, known = review.status.user, self._known.get(digest, (0.0, None))[1]
         caller = None
-        if valid:
+        if review.status.authenticated and identity.username not in _NOBODY:
             # The same user keeps the answers about namespaces, which have an age of their own.
-            caller = known if known is not None and known.identity == identity else None
-            caller = caller or ReviewedCaller(self._client, identity, self._clock)
+            same = known is not None and known.identity == identity
+            caller = known if same else ReviewedCaller(self._client, identity, self._clock)
         self._known[digest] = self._clock(), caller
         self._known.move_to_end(digest)
         if len(self._known) > _MOST_TOKENS:

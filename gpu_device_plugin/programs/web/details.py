@@ -54,9 +54,9 @@ class Details:
         return f"<Details of {self._watched!r}>"
 
     def node(self, name: str, sight: Sight) -> Fields | None:
-        """Return a node; None: there is no such node that shares GPUs."""
+        """Return a node; None: there is no such node that shares GPUs, or the caller may not see nodes."""
         shown = self._board.node(name)
-        if shown is None:
+        if shown is None or not sight.nodes:
             return None
         view = shown.view if sight.everything else redacted(shown.view, sight.may_see)
         (node,) = document([view])["nodes"]

@@ -32,6 +32,14 @@ class Caller(Protocol):
         """
         ...
 
+    async def may_see_nodes(self) -> bool:
+        """Return whether the caller may see nodes, and with them the GPUs.
+
+        Raises:
+            ApiError: the API server did not say.
+        """
+        ...
+
 
 class Callers(Protocol):
     """Tells from a token who calls."""

@@ -42,6 +42,8 @@ class Timings:
     stream: StreamTiming = field(default_factory=StreamTiming)
     refresh_s: float = 0.5
     """Changes are batched for this long."""
+    hear_s: float = 4.0
+    """How often the API server is asked for its version while somebody looks."""
     look_s: float = 1.0
     """How often what changes by time alone is looked at."""
 
@@ -122,6 +124,8 @@ class PageServer:
             tasks.create_task(self.watched.run(), name="watch the cluster")
             tasks.create_task(self.board.waiting.run(), name="explain waiting pods")
             tasks.create_task(self._refresh(), name="write changes")
+            hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
+            tasks.create_task(hearing, name="hear the API server")
             if self._figures is not None:
                 tasks.create_task(self._figures.follow(self._wanted, self.board.use), name="read figures of agents")
         raise AssertionError  # pragma: no cover (no task ends)

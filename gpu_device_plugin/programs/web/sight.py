@@ -1,4 +1,4 @@
-"""The namespaces whose pods one caller may see."""
+"""The part of the cluster that one caller may see: nodes or none, and the pods of some namespaces."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Sight:
         """Begin without rights; see `learn`."""
         self._caller = caller
         self._known: dict[str, bool] = {}
+        self._nodes: bool | None = None
 
     def __repr__(self) -> str:
         return f"<Sight of {len(self._known)} namespaces>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sight) and self._known == other._known
+        return isinstance(other, Sight) and (self._nodes, self._known) == (other._nodes, other._known)
 
     __hash__ = None  # type: ignore[assignment] # it changes
 
@@ -36,6 +37,11 @@ class Sight:
     def everything(self) -> bool:
         """Whether the pods of all namespaces may be seen."""
         return self._known.get(ALL_NAMESPACES, False)
+
+    @property
+    def nodes(self) -> bool:
+        """Whether nodes may be seen; false before `learn` has asked."""
+        return bool(self._nodes)
 
     def may_see(self, namespace: str) -> bool:
         """Return whether the pods of a namespace may be seen; false before `learn` has asked about it."""
@@ -47,6 +53,8 @@ class Sight:
         Raises:
             ApiError: the API server did not say.
         """
+        if self._nodes is None:
+            self._nodes = await self._caller.may_see_nodes()
         if ALL_NAMESPACES not in self._known:
             self._known[ALL_NAMESPACES] = await self._caller.may_see(ALL_NAMESPACES)
         if self.everything:

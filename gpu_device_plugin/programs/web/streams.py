@@ -119,7 +119,7 @@ class Streams:
             learned = await sight.learn(self._board.namespaces())
         except ApiError:
             learned = False  # pods in namespaces of which nothing is known stay hidden
-        if names is None:
+        if names is None or not sight.nodes:
             return self._whole(sight)
         return self._change(sight, names, {*parts, "waiting", "alone"} if learned else parts)
 
@@ -139,7 +139,8 @@ class Streams:
 
     def _whole(self, sight: Sight) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION
-        yield from self._chunks(head, sight, self._board.names, PARTS, b',"read":' + self._read() + b"}\n\n")
+        names = self._board.names if sight.nodes else ()
+        yield from self._chunks(head, sight, names, PARTS, b',"read":' + self._read() + b"}\n\n")
 
     def _change(self, sight: Sight, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
         there = [name for name in names if self._board.node(name) is not None]

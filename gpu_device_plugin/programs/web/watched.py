@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -72,6 +74,7 @@ class Watched:
         self.only = ""
         """The only namespace whose pods are read; empty: those of all are."""
         self._unasked: ApiError | None = None
+        self._heard_at = -math.inf
 
     def __repr__(self) -> str:
         return f"<Watched: {self.nodes!r}, {self.pods!r}>"
@@ -82,6 +85,23 @@ class Watched:
             tasks.create_task(self.nodes.run(), name="watch nodes")
             tasks.create_task(self._follow_pods(), name="watch pods")
         raise AssertionError  # pragma: no cover (neither task ends)
+
+    async def keep_hearing(self, wanted: Callable[[], bool], every_s: float) -> NoReturn:
+        """While `wanted` returns true, ask the API server for its version, since watches of a quiet cluster are silent.
+
+        Ends only by cancellation.
+        """
+        while True:
+            if wanted():
+                try:
+                    await self._client.server()
+                except ApiError as error:
+                    answered = bool(error.status) and error.status < 500
+                else:
+                    answered = True
+                if answered:
+                    self._heard_at = time.monotonic()
+            await asyncio.sleep(every_s)
 
     async def _follow_pods(self) -> NoReturn:
         self.only = await self._where_pods_are_read()
@@ -121,9 +141,11 @@ class Watched:
 
     @property
     def known(self) -> bool:
-        """Whether nodes and pods were read, or cannot be."""
-        pods = self.pods is not None and (self.pods.synced or isinstance(self.pods.problem, ForbiddenError))
-        return pods and (self.nodes.synced or not self.nodes_readable)
+        """Whether nodes and pods were read and are watched, as far as they can be."""
+        return self.pods is not None and all(
+            isinstance(watch.problem, ForbiddenError) or (watch.synced and (watch.live or watch.problem is not None))
+            for watch in (self.nodes, self.pods)
+        )
 
     @property
     def reading(self) -> Reading:
@@ -136,7 +158,7 @@ class Watched:
         if self.pods is None or silent:
             age_s = max(silent, default=float("inf"))
             return Reading(False, None if age_s == float("inf") else age_s, why or "the cluster is being read")
-        return Reading(True, min(watch.silent_s for watch in watches))
+        return Reading(True, min(time.monotonic() - self._heard_at, *(watch.silent_s for watch in watches)))
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for everything that is not shown because it could not be read."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.model.resources import Resource
 
 PROG = "kubectl inspect gpushare"
 GOLDEN = Path(__file__).parents[2] / "golden" / "inspect"
@@ -852,6 +853,12 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
         (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
         (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),
+        (["web", "gpu-1"], "web: it shows the whole cluster; the page itself has filters"),
+        (["web", "-d"], "web: -d and -o are for the overview; leave them out"),
+        (["--port=1"], "--port and --no-browser go with web; leave them out"),
+        (["doctor", "--no-browser"], "--port and --no-browser go with web; leave them out"),
+        (["web", "--port=70000"], "--port: 70000 is no port; choose one from 1024 to 65535, or leave it out"),
+        (["web"], "web: this build has no page; install the package gpu-device-plugin"),
         (["-x"], "-x: there is no such argument; see kubectl inspect gpushare --help"),
         (["--domain", "UPPER"], "--domain: 'UPPER' is not a domain that the kubelet accepts; "),
     ],
@@ -976,3 +983,24 @@ def test_the_page_names_every_field(world: World, capsys: pytest.CaptureFixture[
         "ageSeconds",
     } <= told  # there is something of everything
     assert told - named == set()
+
+
+def test_the_page_is_served_with_the_flags_of_kubectl_and_the_names_of_resources(world: World) -> None:
+    served: list[tuple[list[str], dict[str, object]]] = []
+
+    def web(flags: list[str], resources: Sequence[Resource], **more: object) -> int:
+        served.append((flags, {"names": [each.name for each in resources], **more}))
+        return 7
+
+    words = ["web", "--context=prod", "--as", "ann", "--domain=example.com", "--port=8080", "--no-browser"]
+    assert main(words, prog=PROG, kubectl="the-kubectl", environ={}, web=web) == 7
+    ((flags, more),) = served
+    assert sorted(flags) == ["--as=ann", "--context=prod"]
+    assert more == {
+        "names": ["example.com/gpu-mem", "example.com/gpu-count"],
+        "port": 8080,
+        "browser": False,
+        "prog": PROG,
+        "kubectl": "the-kubectl",
+    }
+    assert world.calls == []

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ def main(home: Path, words: list[str]) -> int:
     """Run one command of kubectl."""
     with (home / "calls").open("a") as calls:
         calls.write(json.dumps([os.getpid(), *words]) + "\n")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program in Go ends without a word
     script = json.loads((home / "script.json").read_text())
     flags = dict(word.partition("=")[::2] for word in words if word.startswith("--"))
     if script.get("fail"):

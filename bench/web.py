@@ -1,0 +1,212 @@
+"""Measure the page's server as a browser meets it: ``python -m bench.web``.
+
+The server runs as a process of its own, as ``python -m bench.web --serve API``: it is that of the page, with one token
+that the benchmark knows. It follows a cluster that another process makes up (bench.bigcluster).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from bench import memory, synthetic
+from bench.extender import cluster
+from bench.node_agent import Row, machine, percentiles, show
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.programs.web.local import LocalCallers
+from gpu_device_plugin.programs.web.routes import About
+from gpu_device_plugin.programs.web.server import PageServer
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.forms import Address
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+FIRST_BAR_MS = 300.0
+_SHAPES = ("gpu-mem 16", "gpu-mem 12", "gpu-count 8", "gpu-mem 32 over 4 GPUs", "gpu-count 4")
+"""What waiting pods ask."""
+
+
+async def serve(api: str) -> None:
+    """Serve until standard input ends; print the port and the token."""
+    callers = LocalCallers("bench")
+    about = About("kubeconfig")
+    async with Client(ClusterConfig(api)) as client:
+        server = PageServer(client, ResourceSettings().offered, callers, about=lambda: about)
+        async with server.serving(Address("127.0.0.1", 0)) as port:
+            print(port, callers.token, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A browser, and the server that it meets."""
+
+    http: aiohttp.ClientSession
+    url: str
+    pid: int
+    ready_s: float
+
+    @asynccontextmanager
+    async def stream(self) -> AsyncIterator[Events]:
+        """Open a stream."""
+        async with self.http.get(f"{self.url}/api/v1/live", timeout=aiohttp.ClientTimeout(total=None)) as answer:
+            yield Events(answer.content)
+
+
+@asynccontextmanager
+async def reading(api: str) -> AsyncIterator[Reader]:
+    """Run a server, and have it know the cluster."""
+    command = [sys.executable, "-m", "bench.web", "--serve", api]
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        port, token = (await process.stdout.readline()).decode().split()
+        url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}, read_bufsize=1 << 20) as http:
+            while True:
+                async with http.get(f"{url}/readyz") as answer:
+                    if answer.status == 200:
+                        break
+                await asyncio.sleep(0.01)
+            yield Reader(http, url, process.pid, time.monotonic() - began)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+class Events:
+    """The events of one stream."""
+
+    def __init__(self, stream: aiohttp.StreamReader) -> None:
+        self._stream = stream
+        self._rest: list[bytes] = [b""]
+
+    async def next(self) -> tuple[str, bytes]:
+        """Return the next event: its name, and its data."""
+        while b"\n\n" not in (end := self._rest[-1]):
+            chunk = await self._stream.readany()
+            # Only the end is searched, whatever came before.
+            self._rest[-1:] = [end[:-1], end[-1:] + chunk]
+        head, _, rest = self._rest[-1].partition(b"\n\n")
+        text = b"".join([*self._rest[:-1], head])
+        self._rest = [rest]
+        name, _, data = text.partition(b"\n")
+        return name.removeprefix(b"event: ").decode(), data.removeprefix(b"data: ")
+
+
+async def figures(api: str, nodes: int, options: argparse.Namespace) -> list[Row]:
+    """Measure one size of a cluster."""
+    async with reading(api) as reader:
+        rows = [Row(f"start to ready, {nodes} nodes", reader.ready_s * 1000)]
+        firsts: list[float] = []
+        size = 0
+        for _ in range(options.calls):
+            began = time.perf_counter()
+            async with reader.stream() as stream:
+                name, data = await stream.next()
+                firsts.append((time.perf_counter() - began) * 1000)
+                assert name == "cluster", name
+                size = len(data)
+        document = json.loads(data)
+        pods = sum(len(gpu.get("pods", ())) for node in document["nodes"] for gpu in node["gpus"])
+        assert len(document["nodes"]) == nodes
+        for what, took in zip(("p50", "p99"), percentiles(firsts), strict=True):
+            rows.append(Row(f"first answer, {nodes} nodes, {what}", took, bar=FIRST_BAR_MS if what == "p99" else None))
+        rows.append(Row(f"first answer, {nodes} nodes, size", size / 1000, "kB", note=f"{pods} parts of GPUs"))
+        await asyncio.sleep(1)
+        before = memory.cpu_s([reader.pid])
+        async with reader.stream() as stream:
+            await stream.next()
+            started = memory.cpu_s([reader.pid])
+            async with reader.http.post(f"{api}/bench/churn?count={options.events}"):
+                pass
+            began, changed = time.perf_counter(), 0
+            while time.perf_counter() - began < options.seconds:
+                name, data = await stream.next()
+                changed += len(json.loads(data).get("nodes", ())) if name == "change" else 0
+            used = memory.cpu_s([reader.pid]) - started
+        assert changed, "no change was told"
+        rows.append(
+            Row(
+                f"a pod that ends or comes, {nodes} nodes, CPU",
+                used / options.events * 1e6,
+                "µs",
+                note=f"{changed} nodes told",
+            )
+        )
+        rows += await waiting(reader, api, nodes, options)
+        rows.append(
+            Row(f"memory, {nodes} nodes", memory.pss_mib([reader.pid]), "MiB", note=f"CPU before: {before:.1f} s")
+        )
+        return rows
+
+
+async def waiting(reader: Reader, api: str, nodes: int, options: argparse.Namespace) -> list[Row]:
+    """Measure how long others wait for an answer while waiting pods are explained."""
+    for number in range(options.pods):
+        pod = synthetic.new_pod(10**8 + number, _SHAPES[number % len(_SHAPES)])
+        async with reader.http.post(f"{api}/api/v1/namespaces/default/pods", json=pod) as answer:
+            assert answer.status == 201, answer.status
+    began = time.perf_counter()
+    told: list[dict[str, Any]] = []
+    samples: list[float] = []
+
+    async def ask() -> None:
+        while True:
+            asked = time.perf_counter()
+            async with reader.http.get(f"{reader.url}/healthz"):
+                samples.append((time.perf_counter() - asked) * 1000)
+            await asyncio.sleep(0.02)
+
+    asking = asyncio.create_task(ask())
+    async with reader.stream() as stream:
+        while len(told) < options.pods and time.perf_counter() - began < 60:
+            name, data = await stream.next()
+            if name != "pulse" and (found := json.loads(data).get("waiting")):
+                told = [each for each in found if each.get("why")]
+    took = (time.perf_counter() - began) * 1000
+    asking.cancel()
+    return [
+        Row(f"{options.pods} waiting pods explained, {nodes} nodes", took, note=f"{len(told)} told"),
+        Row(f"an answer meanwhile, {nodes} nodes, p99", percentiles(samples)[1], note=f"{len(samples)} requests"),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table. The exit code says nothing of the verdicts: machines differ."""
+    parser = argparse.ArgumentParser(prog="python -m bench.web", description=__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[100, 1000], help="sizes of the cluster")
+    parser.add_argument("--calls", type=int, default=20, help="first answers")
+    parser.add_argument("--events", type=int, default=2000, help="pods that end or come")
+    parser.add_argument("--seconds", type=float, default=5, help="for which changes are read")
+    parser.add_argument("--pods", type=int, default=100, help="waiting pods")
+    parser.add_argument("--serve", metavar="API", help="only serve the page of this cluster")
+    options = parser.parse_args(argv)
+    if options.serve:
+        asyncio.run(serve(options.serve))
+        return 0
+    print(machine(f"{synthetic.GPUS} GPUs of {synthetic.SHARES} GiB a node, 70 % full") + "\n")
+
+    def rows() -> Iterator[Row]:
+        for nodes in options.nodes:
+            with cluster(nodes) as api:
+                yield from asyncio.run(figures(api, nodes, options))
+
+    show(rows())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+/** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
+
+import { amount, memory } from "./amounts.js";
+import { partName, sumsOf, takesPods, unheld, useKnown, usersKnown } from "./cluster.js";
+import { lookOf } from "./colours.js";
+import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
+import { oneStop } from "./keys.js";
+import { gpuName, gpuSaying, modelsSaying, notesOf, partSaying, podOf, rungSaying, staleSaying } from "./sayings.js";
+import { t } from "./words.js";
+
+// The rungs that keep a container within its part; all others only ask it to.
+const KEEPING = ["driver", "mps", "custom"];
+// The free part of a bar that has room for a word beside the number.
+const ROOMY = 0.34;
+
+const pieces = new WeakMap();
+
+/**
+ * Makes the card of a node, empty: `updateCard` fills it.
+ *
+ * @param on.node (name), on.pod (ns, pod): what was chosen
+ */
+export function makeCard(on) {
+  const title = make("button", { class: "node-name", type: "button" });
+  const parts = {
+    title,
+    models: make("span", { class: "node-models" }),
+    badges: make("span", { class: "badges" }),
+    sum: make("span", { class: "node-sum" }),
+    problem: make("p", { class: "note note-bad" }),
+    notes: make("div", { class: "node-notes" }),
+    gpus: make("ol", { class: "gpus" }),
+    on,
+  };
+  const card = make(
+    "article", { class: "card", role: "listitem" },
+    make("header", { class: "card-head" }, make("h3", {}, title), parts.models, parts.badges, parts.sum),
+    parts.problem, parts.notes, parts.gpus,
+  );
+  parts.stop = oneStop(parts.gpus, ".part");
+  title.addEventListener("click", () => on.node(card.dataset.node));
+  pieces.set(card, parts);
+  return card;
+}
+
+/** Writes a node on its card. `matches` (part): whether a pod is what the filters ask for. `shallow`: without its bars. */
+export function updateCard(card, node, matches, { shallow = false } = {}) {
+  const to = pieces.get(card);
+  const sum = sumsOf(node);
+  card.dataset.node = node.name;
+  setAttribute(card, "aria-label", node.name);
+  setClass(card, "card", !takesPods(node) && "card-closed");
+  setText(to.title, node.name);
+  setText(to.models, modelsSaying(node));
+  updateBadges(to.badges, node);
+  setText(to.sum, t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) }));
+  setText(to.problem, node.problem ?? "");
+  to.problem.hidden = !node.problem;
+  const notes = [
+    node.use?.blind && (typeof node.use.blind === "string" ? node.use.blind : t("blind")),
+    node.loose && t("loose", { amount: amount(node, node.loose) }),
+    staleSaying(node),
+  ].filter(Boolean);
+  reconcile(to.notes, notes, (note) => note, () => make("p", { class: "note note-plain" }), setText);
+  setStyle(card, "--gpus", String(Math.max(1, node.gpus.length)));
+  if (shallow) return;
+  reconcile(to.gpus, node.gpus, (gpu) => gpu.uuid ?? String(gpu.i), () => makeGpu(card, to.on),
+    (row, gpu) => updateGpu(row, node, gpu, matches));
+  to.stop();
+}
+
+/** Whether a card has its bars, or only its head yet. */
+export function isFilled(card) {
+  return pieces.get(card).gpus.childElementCount > 0;
+}
+
+function updateBadges(element, node) {
+  const badges = [
+    !node.ready && ["badge-bad", t("not_ready")],
+    node.cordoned && ["badge-warn", t("cordoned")],
+    node.rung && [KEEPING.includes(node.rung) ? "badge-kept" : "badge-open", rungSaying(node.rung)],
+  ].filter(Boolean);
+  reconcile(element, badges, ([look]) => look, () => make("span"), (badge, [look, text]) => {
+    setClass(badge, "badge", look);
+    setText(badge, text);
+  });
+}
+
+function makeGpu(card, on) {
+  const parts = {
+    index: make("span", { class: "gpu-i", "aria-hidden": "true" }),
+    bar: make("div", { class: "bar", role: "group" }),
+    parts: make("div", { class: "parts", role: "presentation" }),
+    loose: make("span", { class: "part-pending" }),
+    free: make("span", { class: "bar-free" }),
+    freeText: make("span", { class: "bar-free-text" }),
+    sum: make("span", { class: "gpu-sum", "aria-hidden": "true" }),
+    given: make("b"),
+    total: make("span"),
+    used: make("span", { class: "gpu-used" }),
+    notes: make("ul", { class: "gpu-notes" }),
+    on,
+  };
+  parts.free.append(parts.freeText);
+  parts.bar.append(parts.parts, parts.loose, parts.free);
+  parts.sum.append(parts.given, parts.total, parts.used);
+  const row = make("li", { class: "gpu" }, parts.index, parts.bar, parts.sum, parts.notes);
+  pieces.set(row, parts);
+  return row;
+}
+
+function updateGpu(row, node, gpu, matches) {
+  const to = pieces.get(row);
+  const given = (gpu.pods ?? []).filter((part) => !part.trespass && (part.shares || part.whole));
+  const taken = gpu.taken ?? 0;
+  const shown = given.reduce((sum, part) => sum + partShares(gpu, part), 0);
+  const open = Math.max(0, gpu.shares - Math.max(taken, shown));
+  setText(to.index, gpu.i);
+  setAttribute(to.bar, "aria-label", `${gpuName(gpu)}: ${gpuSaying(node, gpu)}`);
+  setClass(to.bar, "bar", gpu.bad && "bar-bad", gpu.fenced && !given.length && "bar-fenced");
+  reconcile(to.parts, given, (part) => partName(part) ?? "?", () => makePart(to.on),
+    (element, part) => updatePart(element, node, gpu, part, matches(part)));
+  setStyle(to.parts, "flex-grow", String(shown));
+  const pending = Math.max(0, taken - shown);
+  to.loose.hidden = !pending;
+  setStyle(to.loose, "flex-grow", String(pending));
+  setAttribute(to.loose, "aria-label", pending ? t("note_pending", { amount: amount(node, pending) }) : null);
+  setAttribute(to.loose, "role", pending ? "img" : null);
+  to.free.hidden = !open;
+  setStyle(to.free, "flex-grow", String(open));
+  // The bar's name says it too; here it is for the eye.
+  setClass(to.free, "bar-free", !gpu.free && "bar-free-none");
+  setText(to.freeText, gpu.bad ? t("legend_bad") : !gpu.free ? "" : open / gpu.shares < ROOMY ? amount(node, gpu.free) : t("bar_free", { free: amount(node, gpu.free) }));
+  setAttribute(to.free, "aria-hidden", "true");
+  setText(to.given, amount(node, taken));
+  setText(to.total, ` / ${amount(node, gpu.shares)}`);
+  setText(to.used, useKnown(node) ? t("bar_used", { used: memory(gpu.usedMiB ?? 0) }) : "");
+  const notes = notesOf(node, gpu);
+  to.notes.hidden = !notes.length;
+  reconcile(to.notes, notes, (note) => `${note.tone} ${note.part ? podOf(note.part) : ""}`, makeNote, updateNote);
+}
+
+function makeNote() {
+  return make("li");
+}
+
+function updateNote(element, note) {
+  setClass(element, "note", `note-${note.tone}`);
+  setText(element, note.text);
+}
+
+function partShares(gpu, part) {
+  return part.shares || (part.whole ? gpu.shares : 0);
+}
+
+function makePart(on) {
+  const parts = {
+    name: make("span", { class: "part-name" }),
+    use: make("span", { class: "part-use" }),
+    meter: make("span", { class: "meter" }),
+    fill: make("span", { class: "fill" }),
+    pod: null,
+  };
+  parts.meter.append(parts.fill);
+  const element = make("button", { type: "button", tabindex: "-1" }, parts.name, parts.use, parts.meter);
+  element.addEventListener("click", () => parts.pod && on.pod(...parts.pod));
+  pieces.set(element, parts);
+  return element;
+}
+
+function updatePart(element, node, gpu, part, matching) {
+  const to = pieces.get(element);
+  const mine = part.whole ? gpu.memMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
+  const known = usersKnown(node) && mine > 0;
+  to.pod = part.pod === undefined || !part.ns ? null : [part.ns, part.pod];
+  setClass(
+    element, "part", lookOf(part.ns), part.over && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
+    part.deleting && "part-ending", !matching && "part-dim",
+  );
+  setAttribute(element, "aria-label", partSaying(node, part));
+  setAttribute(element, "aria-disabled", to.pod === null && "true");
+  element.dataset.pod = partName(part) ?? "";
+  setStyle(element, "flex-grow", String(partShares(gpu, part)));
+  setText(to.name, part.pod ?? t("hidden"));
+  setText(to.use, known ? memory(part.usedMiB ?? 0) : "");
+  to.meter.hidden = !known;
+  if (known) setStyle(to.fill, "width", `${Math.min(100, (100 * (part.usedMiB ?? 0)) / mine).toFixed(1)}%`);
+}

@@ -1,0 +1,111 @@
+/** Holds the cluster as the server tells it. */
+
+/** The nodes and pods that the page shows; changed by events only. */
+export class Cluster {
+  nodes = new Map();
+  waiting = [];
+  alone = [];
+  notes = [];
+  figures = {};
+  known = false;
+  #sorted = null;
+
+  /** Takes an event; returns whether anything but the time changed. */
+  take(event, data) {
+    if (event === "cluster") {
+      this.nodes = new Map(data.nodes.map((node) => [node.name, node]));
+      this.#sorted = null;
+      this.known = true;
+    } else if (event === "change") {
+      for (const node of data.nodes) {
+        if (!this.nodes.has(node.name)) this.#sorted = null;
+        this.nodes.set(node.name, node);
+      }
+      for (const name of data.gone) if (this.nodes.delete(name)) this.#sorted = null;
+    } else {
+      return false;
+    }
+    for (const key of ["waiting", "alone", "notes", "figures"]) {
+      if (data[key] !== undefined) this[key] = data[key];
+      else if (event === "cluster") this[key] = key === "figures" ? {} : [];
+    }
+    return true;
+  }
+
+  /** The nodes by name, numbers in it counted as numbers. */
+  sorted() {
+    if (this.#sorted === null) this.#sorted = [...this.nodes.keys()].sort(byName);
+    return this.#sorted.map((name) => this.nodes.get(name));
+  }
+}
+
+const byName = new Intl.Collator("en", { numeric: true }).compare;
+
+/** Whether pods can be scheduled to a node now. */
+export function takesPods(node) {
+  return Boolean(node.ready) && !node.cordoned;
+}
+
+/** Whether a limit that should hold does not. */
+export function unheld(part) {
+  return part.held === "differs" || part.held === "missing";
+}
+
+/** Whether anything on a node asks for attention. */
+export function isTroubled(node) {
+  const sum = sumsOf(node);
+  return Boolean(sum.over || sum.bad || sum.trespass || sum.unheld || node.problem || !node.ready);
+}
+
+/** Whether the memory in use on a node is known. Then a figure that is not there is 0. */
+export function useKnown(node) {
+  return Boolean(node.use?.at);
+}
+
+/** Whether it is known by pod, too. */
+export function usersKnown(node) {
+  return useKnown(node) && !node.use.blind;
+}
+
+export function partName(part) {
+  return part.pod === undefined ? null : `${part.ns ? `${part.ns}/` : ""}${part.pod}`;
+}
+
+const sums = new WeakMap();
+
+/** The sums of a node. They are kept with it: a change replaces a node as a whole. All memory in MiB. */
+export function sumsOf(node) {
+  const known = sums.get(node);
+  if (known !== undefined) return known;
+  const share = node.shareMiB ?? 0;
+  const sum = {
+    shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
+    gpus: node.gpus.length, whole: 0, over: 0, bad: 0, trespass: 0, unheld: 0, models: new Map(), namespaces: new Map(),
+  };
+  for (const gpu of node.gpus) {
+    const free = gpu.free ?? 0;
+    sum.shares += gpu.shares;
+    sum.taken += gpu.taken ?? 0;
+    sum.usedMiB += gpu.usedMiB ?? 0;
+    sum.bad += gpu.bad ? 1 : 0;
+    sum.models.set(gpu.model ?? "", (sum.models.get(gpu.model ?? "") ?? 0) + 1);
+    if (takesPods(node)) {
+      sum.freeMiB += free * share;
+      if (free * share > sum.largestMiB) [sum.largestMiB, sum.largestGpu] = [free * share, gpu.i];
+      if (!gpu.taken && !gpu.bad && !gpu.whole && gpu.fenced !== "whole" && !gpu.refusal) sum.whole += 1;
+    }
+    for (const part of gpu.pods ?? []) {
+      sum.over += part.over ? 1 : 0;
+      sum.trespass += part.trespass ? 1 : 0;
+      sum.unheld += unheld(part) ? 1 : 0;
+      const of = sum.namespaces.get(part.ns ?? "") ?? { givenMiB: 0, usedMiB: 0 };
+      of.givenMiB += part.shares * share;
+      of.usedMiB += part.usedMiB ?? 0;
+      sum.namespaces.set(part.ns ?? "", of);
+    }
+  }
+  sum.totalMiB = sum.shares * share;
+  sum.givenMiB = sum.taken * share;
+  sums.set(node, sum);
+  return sum;
+}

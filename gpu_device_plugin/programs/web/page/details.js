@@ -1,0 +1,130 @@
+/** Makes what the drawer shows of a pod and of a node. */
+
+import { ageOf, amount, memory, percent } from "./amounts.js";
+import { makeCard, updateCard } from "./cards.js";
+import { partName, sumsOf } from "./cluster.js";
+import { lookOf } from "./colours.js";
+import { make } from "./dom.js";
+import { modelsSaying, partSaying, rungSaying } from "./sayings.js";
+import { t } from "./words.js";
+
+/** A pod, as api/v1/pods tells it. */
+export function podDetails(pod, open) {
+  const why = pod.why ?? [];
+  return [
+    facts([
+      ["namespace", pod.namespace],
+      ["on_node", pod.node && link(pod.node, () => open.node(pod.node))],
+      ["phase", [pod.phase, pod.deleting && t("deleting")].filter(Boolean).join(" · ")],
+      ["created", pod.created && t("ago", { age: ageOf(pod.created) })],
+      ["priority", pod.priority],
+      ["scheduler", pod.scheduler],
+      ["uid", pod.uid],
+    ]),
+    why.length > 0 && section("why", make("pre", { class: "lines", text: why.join("\n") })),
+    section("containers", ...(pod.containers ?? []).map(container)),
+    section("events", events(pod.events ?? [])),
+  ];
+}
+
+function container(each) {
+  const asks = Object.entries(each.asks ?? {}).map(([name, n]) => `${name.split("/").at(-1)}: ${n}`);
+  const variables = Object.entries(each.variables ?? {});
+  return make(
+    "article", { class: "box" },
+    make("h4", {},
+      make("span", { class: "box-name", text: each.name }),
+      each.kind && each.kind !== "app" && make("span", { class: "badge", text: each.kind === "init" ? t("kind_init") : t("kind_sidecar") }),
+      asks.length > 0 && make("span", { class: "quiet", text: `${t("asks")} ${asks.join(", ")}` })),
+    (each.gpus ?? []).length > 0 && make("ul", { class: "plain-list" }, ...each.gpus.map((gpu) => make(
+      "li", {},
+      make("b", { text: t("gpu_name", { i: gpu.index ?? "?" }) }),
+      ` ${gpu.whole ? t("part_whole") : memory(gpu.mib ?? 0)} `,
+      make("span", { class: "quiet", text: [gpu.model, gpu.uuid].filter(Boolean).join(" · ") }),
+    ))),
+    ...(each.use ?? []).map(use),
+    (each.gpus ?? []).length > 0 && !(each.use ?? []).length && make("p", { class: "quiet", text: t("use_unknown") }),
+    variables.length > 0 && make("details", { open: "" }, make("summary", { text: t("variables") }), make("dl", { class: "variables" },
+      ...variables.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]))),
+  );
+}
+
+function use(each) {
+  const [used, given] = [each.usedMiB ?? 0, each.grantedMiB ?? 0];
+  const over = each.overSince || each.trespassing;
+  const words = [
+    given ? t("use_of", { used: memory(used), given: memory(given) }) : t("part_used", { amount: memory(used) }),
+    each.smPercent && t("part_sm", { percent: percent(each.smPercent / 100) }),
+    each.rung && rungSaying(each.rung),
+    each.held && t(`held_${each.held}`),
+    each.foundMiB && t("found_limit", { amount: memory(each.foundMiB) }),
+    each.overSince && t("part_over", { age: ageOf(each.overSince) }),
+    each.trespassing && t("part_trespass"),
+    each.why,
+  ].filter(Boolean).join(" · ");
+  const fill = make("span", { class: "gauge-fill" });
+  fill.style.width = `${Math.min(100, given ? (100 * used) / given : 100)}%`;
+  return make("div", { class: `use${over ? " use-over" : ""}` },
+    make("span", { class: "gauge", "aria-hidden": "true" }, fill),
+    make("p", {}, make("b", { text: t("gpu_name", { i: each.index ?? "?" }) }), " ", make("span", { text: words })));
+}
+
+function events(all) {
+  if (!all.length) return make("p", { class: "quiet", text: t("events_none") });
+  return make("ol", { class: "events" }, ...all.map((event) => make(
+    "li", { class: event.type === "Warning" ? "event event-warning" : "event" },
+    make("div", { class: "event-head" },
+      make("b", { text: event.reason ?? "" }),
+      make("span", { class: "quiet", text: [event.count > 1 && t("times", { n: event.count }), event.last && t("ago", { age: ageOf(event.last) })].filter(Boolean).join(" · ") })),
+    make("p", { text: event.message ?? "" }),
+  )));
+}
+
+/** A node, as it is known; `open.only` shows only it. `readAll` (element): was asked for all data. */
+export function nodeDetails(node, open, readAll) {
+  const card = makeCard(open);
+  card.removeAttribute("role");
+  updateCard(card, node, () => true);
+  const pods = node.gpus.flatMap((gpu) => (gpu.pods ?? []).map((part) => [gpu, part]));
+  const raw = make("details", {}, make("summary", { text: t("as_json") }));
+  const lines = make("pre", { class: "lines", text: t("loading") });
+  raw.append(lines);
+  raw.addEventListener("toggle", () => raw.open && readAll(lines), { once: true });
+  const sum = sumsOf(node);
+  return [
+    facts([
+      ["state", [!node.ready && t("not_ready"), node.cordoned && t("cordoned")].filter(Boolean).join(" · ")],
+      ["gpus", modelsSaying(node)],
+      ["given", t("sum_of", { given: amount(node, sum.taken), total: amount(node, sum.shares) })],
+      ["share_size", node.shareMiB && memory(node.shareMiB)],
+      ["limits", node.rung && rungSaying(node.rung).replace(/^[^:：]*[:：] ?/, "")],
+      ["policy", node.policy],
+      ["driver", node.driver],
+      ["address", node.address],
+    ]),
+    make("p", {}, link(t("only_node"), () => open.only(node.name))),
+    card,
+    section("pods", pods.length ? make("ul", { class: "plain-list" }, ...pods.map(([gpu, part]) => make(
+      "li", { class: "pod-line" },
+      make("span", { class: `swatch ${lookOf(part.ns)}`, "aria-hidden": "true" }),
+      part.ns && part.pod ? link(partName(part), () => open.pod(part.ns, part.pod)) : make("span", { text: t("part_hidden") }),
+      make("span", { class: "quiet", text: `${t("gpu_name", { i: gpu.i })} · ${partSaying(node, part).slice(partName(part)?.length ?? 0).replace(/^[,，]\s*/, "")}` }),
+    ))) : make("p", { class: "quiet", text: t("no_pods") })),
+    raw,
+  ];
+}
+
+function facts(pairs) {
+  const known = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== false);
+  return make("dl", { class: "facts" }, ...known.flatMap(([key, value]) => [
+    make("dt", { text: t(key) }), value instanceof Element ? make("dd", {}, value) : make("dd", { text: value }),
+  ]));
+}
+
+function section(key, ...children) {
+  return make("section", {}, make("h3", { text: t(key) }), ...children);
+}
+
+function link(text, open) {
+  return make("button", { class: "link", type: "button", text, on: { click: open } });
+}

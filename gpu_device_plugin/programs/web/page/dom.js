@@ -1,0 +1,80 @@
+/** Makes and changes elements: the only module that puts strangers' text on the page, always as text. */
+
+// Controls, invisible characters and those that turn the direction of writing round would let a name pose as another.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb]/g;
+
+/** Returns a text in which every character is seen. */
+export function plain(value) {
+  return String(value).replace(UNSEEN, (unseen) => `\\u${unseen.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
+/** Makes an element. `props`: `class`, `text`, `on` ({event: handler}); all others are attributes. */
+export function make(tag, props = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (name === "text") element.textContent = plain(value);
+    else if (name === "on") for (const [event, handler] of Object.entries(value)) element.addEventListener(event, handler);
+    else setAttribute(element, name, value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** Sets a text, if it is another: an unchanged page costs nothing. */
+export function setText(element, value) {
+  const text = plain(value);
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** Sets an attribute, if it is another; none for undefined, null and false. */
+export function setAttribute(element, name, value) {
+  if (value === undefined || value === null || value === false) {
+    if (element.hasAttribute(name)) element.removeAttribute(name);
+    return;
+  }
+  const text = value === true ? "" : name.startsWith("aria-") || name === "title" ? plain(value) : String(value);
+  if (element.getAttribute(name) !== text) element.setAttribute(name, text);
+}
+
+/** Sets the class, if it is another. Falsy names are left out. */
+export function setClass(element, ...names) {
+  const text = names.filter(Boolean).join(" ");
+  if (element.className !== text) element.className = text;
+}
+
+/** Sets a property of the style, if it is another. */
+export function setStyle(element, name, value) {
+  if (element.style.getPropertyValue(name) !== value) element.style.setProperty(name, value);
+}
+
+const keyed = new WeakMap();
+
+/**
+ * Makes the children of `parent` those of `items`: kept where the key is known, so that focus and scrolling stay.
+ *
+ * @param keyOf the key of an item; keys that come twice are told apart by their order
+ * @param create makes the element of a new item
+ * @param update (element, item), for new and known ones
+ */
+export function reconcile(parent, items, keyOf, create, update) {
+  const before = keyed.get(parent) ?? new Map();
+  const after = new Map();
+  const wanted = items.map((item) => {
+    const plainKey = keyOf(item);
+    let key = plainKey;
+    for (let n = 2; after.has(key); n += 1) key = `${plainKey}#${n}`;
+    const element = before.get(key) ?? create(item);
+    after.set(key, element);
+    return [element, item];
+  });
+  // Those that are gone go first. Then none of the others has to move, and so none loses the focus.
+  for (const [key, element] of before) if (after.get(key) !== element) element.remove();
+  let place = parent.firstElementChild;
+  for (const [element, item] of wanted) {
+    // Written before it is on the page: a new one costs one change of the page then, whatever is in it.
+    update(element, item);
+    if (element === place) place = place.nextElementSibling;
+    else parent.insertBefore(element, place);
+  }
+  keyed.set(parent, after);
+}

@@ -1,0 +1,49 @@
+/** Shows the filters and tells what a person chooses there. */
+
+import { make, plain, reconcile, setAttribute, setText } from "./dom.js";
+import { t } from "./words.js";
+
+const MOST_HINTS = 300;
+
+/**
+ * Listens to the filters.
+ *
+ * @param changed ({name: value}, {typing}): what a person chose; `typing`: more of the same may follow
+ */
+export function listenToFilters(form, changed) {
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", (event) => {
+    const { name, type } = event.target;
+    const value = type === "checkbox" && !event.target.checked ? "" : event.target.value;
+    changed({ [name]: value }, { typing: type === "search" || type === "text" });
+  });
+  form.querySelector("#clear").addEventListener("click", () => {
+    changed({ ns: "", node: "", model: "", q: "", trouble: "" }, { typing: false });
+    form.elements.q.focus();
+  });
+}
+
+/** Shows what the address asks for, and what there is to choose from: sorted lists of names. */
+export function showFilters(form, asked, { namespaces, models, nodes }) {
+  choices(form.elements.ns, namespaces, asked.ns);
+  choices(form.elements.model, models, asked.model);
+  reconcile(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS), (name) => name, () => make("option"), (option, name) => {
+    setAttribute(option, "value", plain(name));
+  });
+  for (const name of ["node", "q"]) if (form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
+  form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
+  form.elements.trouble.checked = Boolean(asked.trouble);
+  form.querySelector("#by").hidden = asked.view !== "map";
+  for (const name of ["view", "by"]) for (const radio of form.elements[name]) radio.checked = radio.value === asked[name];
+}
+
+function choices(select, names, current) {
+  // What the address asks for can be chosen even where nothing has that name now.
+  const all = ["", ...(current && !names.includes(current) ? [current] : []), ...names];
+  reconcile(select, all, (name) => name, () => make("option"), (option, name) => {
+    setAttribute(option, "value", name);
+    const label = name || t("all");
+    setText(option, label);
+  });
+  if (select.value !== current) select.value = current;
+}

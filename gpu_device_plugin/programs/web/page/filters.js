@@ -1,0 +1,39 @@
+/** Decides which nodes and pods the filters of the address let through. */
+
+import { isTroubled, partName, sumsOf } from "./cluster.js";
+
+/** Whether a node is among those asked for by name and model. An exact name means this node only. */
+export function hasPlace(filters, node, names) {
+  if (filters.node && (names.has(filters.node) ? node.name !== filters.node : !contains(node.name, filters.node))) return false;
+  return !filters.model || sumsOf(node).models.has(filters.model);
+}
+
+/** Whether a node is shown: it or a pod on it is what the filters ask for. */
+export function isShown(filters, node, names) {
+  if (!hasPlace(filters, node, names) || (filters.trouble && !isTroubled(node))) return false;
+  if (!filters.ns && !filters.q) return true;
+  if (!filters.ns && nodeMatches(filters.q, node)) return true;
+  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partMatches(filters, part, node)));
+}
+
+/** Whether a pod's part of a GPU is what the filters ask for; the others on the same bar are dimmed. */
+export function partMatches(filters, part, node) {
+  if (filters.ns && part.ns !== filters.ns) return false;
+  return !filters.q || contains(partName(part) ?? "", filters.q) || nodeMatches(filters.q, node);
+}
+
+/** Whether a waiting pod is what the filters ask for. It has no node and no model yet. */
+export function waitMatches(filters, wait) {
+  if (filters.ns && wait.ns !== filters.ns) return false;
+  return !filters.q || [`${wait.ns}/${wait.pod}`, wait.asks, wait.why].some((text) => contains(text ?? "", filters.q));
+}
+
+function nodeMatches(q, node) {
+  return [node.name, node.problem, node.address].some((text) => contains(text ?? "", q))
+    || [...sumsOf(node).models.keys()].some((model) => contains(model, q))
+    || node.gpus.some((gpu) => contains(gpu.bad ?? "", q) || contains(gpu.uuid ?? "", q));
+}
+
+function contains(text, part) {
+  return text.toLowerCase().includes(part.toLowerCase());
+}

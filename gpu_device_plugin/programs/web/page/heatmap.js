@@ -1,0 +1,47 @@
+/** Shows every GPU of many nodes as a cell. */
+
+import { takesPods, useKnown } from "./cluster.js";
+import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
+import { cellSaying } from "./sayings.js";
+
+const names = new WeakMap();
+
+/** Makes the tile of a node, empty. */
+export function makeTile() {
+  const name = make("span", { class: "tile-name", "aria-hidden": "true" });
+  const cells = make("span", { class: "cells", role: "presentation" });
+  const tile = make("div", { class: "tile", role: "group" }, name, cells);
+  names.set(tile, { name, cells });
+  return tile;
+}
+
+/** Writes a node on its tile. `by`: what the height of a cell shows, "given" or "used". */
+export function updateTile(tile, node, by) {
+  const to = names.get(tile);
+  tile.dataset.node = node.name;
+  setAttribute(tile, "aria-label", node.name);
+  setClass(tile, "tile", !takesPods(node) && "tile-closed");
+  setText(to.name, node.name);
+  reconcile(to.cells, node.gpus, (gpu) => gpu.uuid ?? String(gpu.i), makeCell, (cell, gpu) => updateCell(cell, node, gpu, by));
+}
+
+function makeCell() {
+  return make("button", { class: "cell", type: "button", tabindex: "-1" });
+}
+
+function updateCell(cell, node, gpu, by) {
+  const part = by === "used" ? partUsed(node, gpu) : gpu.shares ? (gpu.taken ?? 0) / gpu.shares : 0;
+  const pods = gpu.pods ?? [];
+  const wrong = pods.some((each) => each.over || each.trespass);
+  setClass(
+    cell, "cell", `heat-${part === null ? "unknown" : Math.min(4, Math.ceil(part * 4))}`, gpu.bad && "cell-bad", wrong && "cell-over",
+    (gpu.whole || pods.some((each) => each.whole)) && "cell-whole",
+  );
+  setStyle(cell, "--part", `${Math.round(100 * Math.min(1, part ?? 0))}%`);
+  setAttribute(cell, "aria-label", cellSaying(node, gpu));
+}
+
+function partUsed(node, gpu) {
+  const all = gpu.memMiB || gpu.shares * (node.shareMiB ?? 0);
+  return useKnown(node) && all ? (gpu.usedMiB ?? 0) / all : null;
+}

@@ -1,0 +1,316 @@
+/** Wires the page: what the server tells and what a person asks for become what is shown. */
+
+import * as address from "./address.js";
+import { setClock } from "./amounts.js";
+import { isFilled, makeCard, updateCard } from "./cards.js";
+import { Cluster, isTroubled, partName } from "./cluster.js";
+import { nodeDetails, podDetails } from "./details.js";
+import { make, reconcile, setText } from "./dom.js";
+import { Drawer } from "./drawer.js";
+import { listenToFilters, showFilters } from "./filterbar.js";
+import { hasPlace, isShown, partMatches, waitMatches } from "./filters.js";
+import { makeTile, updateTile } from "./heatmap.js";
+import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
+import { showAlone, showWaiting } from "./lists.js";
+import { Live } from "./live.js";
+import { staleSaying } from "./sayings.js";
+import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
+import { Status } from "./status.js";
+import { showNamespaces, showSums, total } from "./summary.js";
+import { showTips } from "./tip.js";
+import { speak, spoken, t, translate } from "./words.js";
+
+// From so many nodes on the map is what one sees first, and cards get their bars when they come into sight.
+const MANY_NODES = 60;
+const TYPING_MS = 150;
+const REFRESH_MS = 1_000;
+
+const $ = (id) => document.getElementById(id);
+const cluster = new Cluster();
+const status = new Status({ status: $("status"), text: $("status-text"), lost: $("lost"), lostText: $("lost-text"), said: $("said") });
+let asked = address.read();
+let session = {};
+let due = false;
+let askedNow = false;
+let refreshing = 0;
+// What a card or tile shows: it is written again when its node or one of these is another.
+let look = {};
+const written = new WeakMap();
+
+const open = {
+  pod: (ns, pod) => go({ pod: `${ns}/${pod}`, panel: "" }),
+  node: (name) => go({ panel: name, pod: "" }),
+  only: (name) => go({ node: name, panel: "", pod: "" }),
+};
+const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
+const mapStop = oneStop($("map"), ".cell");
+const seen = new IntersectionObserver((entries) => {
+  for (const entry of entries) if (entry.isIntersecting) fill(entry.target);
+}, { rootMargin: "600px" });
+
+/** Changes what is asked for, in the address and on the page. */
+function go(change, { replace = false } = {}) {
+  asked = { ...asked, ...change };
+  askedNow ||= ["ns", "node", "model", "q", "trouble"].some((name) => name in change);
+  address.write(asked, { replace });
+  show();
+  if ("pod" in change || "panel" in change) showDrawer();
+}
+
+/** Shows everything at the next frame; often asked for, done once. */
+function show() {
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    const start = performance.now();
+    showAll();
+    performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
+    performance.measure("gpushare:show", { start });
+  });
+}
+
+function showAll() {
+  if (!cluster.known) return;
+  const nodes = cluster.sorted();
+  const names = new Set(cluster.nodes.keys());
+  const view = asked.view || (nodes.length > MANY_NODES ? "map" : "cards");
+  const by = asked.by || "given";
+  const shown = nodes.filter((node) => isShown(asked, node, names));
+  const all = total(nodes.filter((node) => hasPlace(asked, node, names)), asked.ns);
+  const waiting = cluster.waiting.filter((wait) => waitMatches(asked, wait));
+  const every = asked.node || asked.model ? total(nodes, "") : all;
+  const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.ns)])].filter(Boolean).sort();
+  showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) });
+  showSums($("sums"), all, waiting);
+  showNamespaces($("keys"), all, asked.ns, (ns) => go({ ns: asked.ns === ns ? "" : ns }));
+  showWaiting($("waits"), waiting, open.pod);
+  showAlone($("alones"), cluster.alone, open.pod);
+  $("waiting").hidden = !waiting.length;
+  $("alone").hidden = !cluster.alone.length;
+  document.body.classList.toggle("has-side", waiting.length > 0 || cluster.alone.length > 0);
+  document.body.classList.toggle("on-map", view === "map");
+  showNotes();
+  look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
+  showNodes(shown, view);
+  const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
+  setText($("empty"), empty);
+  $("empty").hidden = !empty;
+  const saying = shown.length === nodes.length ? t("shown", { n: nodes.length }) : t("shown_of", { n: shown.length, all: nodes.length });
+  setText($("shown"), saying);
+  // To a screen reader it is said as the answer to a person only.
+  if (askedNow) status.say(saying);
+  askedNow = false;
+}
+
+function showNodes(shown, view) {
+  const [cards, map] = [$("cards"), $("map")];
+  cards.hidden = view !== "cards" || !shown.length;
+  map.hidden = view !== "map" || !shown.length;
+  const lazy = shown.length > MANY_NODES;
+  cards.classList.toggle("cards-many", lazy);
+  reconcile(cards, view === "cards" ? shown : [], (node) => node.name, () => newCard(), (card, node) => {
+    if (!isWritten(card, node)) updateCard(card, node, matcher(node), { shallow: lazy && !isFilled(card) });
+  });
+  reconcile(map, view === "map" ? shown : [], (node) => node.name, makeTile, (tile, node) => {
+    if (!isWritten(tile, node)) updateTile(tile, node, look.by);
+  });
+  if (view === "map") mapStop();
+}
+
+function newCard() {
+  const card = makeCard(open);
+  seen.observe(card);
+  return card;
+}
+
+/** Gives a card its bars, as it comes into sight. */
+function fill(card) {
+  const node = cluster.nodes.get(card.dataset.node);
+  if (node && !isFilled(card)) updateCard(card, node, matcher(node));
+  seen.unobserve(card);
+}
+
+function matcher(node) {
+  return (part) => partMatches(asked, part, node);
+}
+
+/** Whether an element shows a node as it is; from now on it is taken to. */
+function isWritten(element, node) {
+  const before = written.get(element);
+  // Only what is wrong has an age.
+  const now = { ...look, node, minute: isTroubled(node) || staleSaying(node) ? look.minute : 0 };
+  if (before && Object.keys(now).every((key) => before[key] === now[key])) return true;
+  written.set(element, now);
+  return false;
+}
+
+function showNotes() {
+  const source = cluster.figures?.source;
+  const figures = { none: t("figures_none"), nodes: t("figures_nodes") }[source];
+  const notes = [...cluster.notes, figures && [figures, cluster.figures.why].filter(Boolean).join(" ")].filter(Boolean);
+  reconcile($("notes"), cluster.nodes.size || cluster.notes.length ? notes : [], (note) => note, () => make("p"), setText);
+  $("notes").hidden = !$("notes").childElementCount;
+}
+
+function showDrawer({ again = false } = {}) {
+  if (asked.pod.includes("/")) {
+    const [ns, name] = asked.pod.split("/", 2);
+    drawer.open(name, async (signal) => {
+      const answer = await ask(`pods/${encodeURIComponent(ns)}/${encodeURIComponent(name)}`, { signal });
+      return podDetails(await answer.json(), open);
+    }, { again });
+  } else if (asked.panel && cluster.known) {
+    const node = cluster.nodes.get(asked.panel);
+    drawer.open(asked.panel, async () => (node ? nodeDetails(node, open, (to) => readNode(node.name, to)) : [make("p", { class: "quiet", text: t("none_shown") })]), { again });
+  } else if (!asked.panel && !asked.pod) drawer.close();
+}
+
+async function readNode(name, to) {
+  try {
+    const answer = await ask(`nodes/${encodeURIComponent(name)}`);
+    setText(to, JSON.stringify((await answer.json()).node, null, 2));
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    setText(to, error.message || t("unreachable"));
+  }
+}
+
+const live = new Live({
+  event(name, data) {
+    if (data.read?.now) setClock(data.read.now);
+    status.heard(data.read);
+    const first = !cluster.known;
+    if (name === "cluster" && !first && !session.version) readSession();
+    if (!cluster.take(name, data)) return;
+    show();
+    if (first) showDrawer();
+    else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
+  },
+  lost(why, nextMs) {
+    status.lost(why instanceof Refused ? why.message : t(why), nextMs);
+  },
+  login: askForToken,
+});
+
+/** Whether a change is about what the drawer shows. */
+function concernsDrawer({ nodes, gone, waiting }) {
+  if (asked.panel) return nodes.some((node) => node.name === asked.panel) || gone.includes(asked.panel);
+  const has = (node) => node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
+  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(has));
+}
+
+/** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
+function refreshDrawer() {
+  refreshing ||= setTimeout(() => {
+    refreshing = 0;
+    if (drawer.isAtRest) showDrawer({ again: true });
+  }, REFRESH_MS);
+}
+
+function askForToken(refused) {
+  const form = refused.login === "token";
+  $("page").hidden = true;
+  $("login").hidden = false;
+  $("forget").hidden = true;
+  $("status").hidden = true;
+  const why = $("login-why");
+  why.hidden = form && !hasToken();
+  setText(why, form ? t("token_wrong") : t("token_opened"));
+  for (const name of ["label", "input", ".go", ".lines"]) $("login-form").querySelector(name).hidden = !form;
+  forgetToken();
+  if (form) $("token").focus();
+}
+
+async function begin() {
+  $("page").hidden = false;
+  $("login").hidden = true;
+  $("status").hidden = false;
+  live.start();
+  await readSession();
+}
+
+async function readSession() {
+  try {
+    session = await (await ask("session")).json();
+  } catch (error) {
+    if (!(error instanceof Refused)) throw error;
+    return; // the stream says it
+  }
+  showSession();
+}
+
+function showSession() {
+  const words = [session.context && t("in_context", { context: session.context }), session.user && t("as_user", { user: session.user })];
+  setText($("where"), words.filter(Boolean).join(" · "));
+  $("forget").hidden = session.mode !== "cluster" || !hasToken();
+}
+
+function setTheme(theme) {
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  $("theme").value = theme;
+}
+
+function setLanguage(tag) {
+  speak(tag);
+  translate(document);
+  $("lang").value = spoken();
+  document.title = t("title");
+  status.show();
+  showSession();
+}
+
+function listen() {
+  let typing = 0;
+  listenToFilters($("filters"), (change, { typing: isTyping }) => {
+    if (!isTyping) return go(change);
+    // What is typed within one go is one step back.
+    clearTimeout(typing);
+    typing = setTimeout(() => go(change, { replace: Object.keys(change).some((name) => asked[name] && change[name]) }), TYPING_MS);
+    return undefined;
+  });
+  addEventListener("popstate", () => {
+    const before = asked.lang;
+    asked = address.read();
+    if (asked.lang !== before) setLanguage(asked.lang);
+    show();
+    showDrawer();
+  });
+  $("theme").addEventListener("change", (event) => {
+    localStorage.setItem("gpushare-theme", event.target.value);
+    setTheme(event.target.value);
+  });
+  $("lang").addEventListener("change", (event) => {
+    setLanguage(event.target.value);
+    go({ lang: event.target.value });
+    showDrawer();
+  });
+  $("lost-now").addEventListener("click", () => live.now());
+  $("forget").addEventListener("click", () => {
+    forgetToken();
+    location.reload();
+  });
+  $("login-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    setToken($("token").value.trim());
+    $("token").value = "";
+    begin();
+  });
+  $("cards").addEventListener("keydown", moveOnBars);
+  $("drawer").addEventListener("keydown", moveOnBars);
+  $("map").addEventListener("keydown", moveOnMap);
+  $("map").addEventListener("click", (event) => {
+    const tile = event.target.closest(".tile");
+    if (tile) open.node(tile.dataset.node);
+  });
+  showTips(document);
+  // The ages on the page; a cheap look at what changes with time alone.
+  setInterval(show, 30_000);
+}
+
+takeToken();
+setTheme(localStorage.getItem("gpushare-theme") ?? "auto");
+setLanguage(asked.lang);
+listen();
+begin();

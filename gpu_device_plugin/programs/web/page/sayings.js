@@ -1,0 +1,94 @@
+/** Says what a bar, a part or a cell shows: for screen readers, and for the pointer that rests on it. */
+
+import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
+import { partName, sumsOf, useKnown, usersKnown } from "./cluster.js";
+import { t } from "./words.js";
+
+function joined(...parts) {
+  return parts.filter(Boolean).join(t("list_comma"));
+}
+
+/** The pod of a part in words; also of one that the caller may not see. */
+export function podOf(part) {
+  return partName(part) ?? t("part_hidden");
+}
+
+/** A GPU in words. */
+export function gpuSaying(node, gpu) {
+  const whole = (gpu.pods ?? []).find((part) => part.whole);
+  return joined(
+    t("bar_given", { given: amount(node, gpu.taken ?? 0), total: amount(node, gpu.shares) }),
+    (gpu.whole || whole) && t("bar_whole"),
+    useKnown(node) && t("bar_used", { used: memory(gpu.usedMiB ?? 0) }),
+    t("bar_free", { free: amount(node, gpu.free ?? 0) }),
+    gpu.bad && t("bar_bad", { why: gpu.bad }),
+    gpu.fenced === "whole" && !gpu.bad && t("bar_fenced_whole"),
+    gpu.fenced === "shares" && t("bar_fenced_shares"),
+    ...(gpu.pods ?? []).filter((part) => part.over).map((part) => `${podOf(part)}: ${overFor(part)}`),
+  );
+}
+
+export function gpuName(gpu) {
+  return `${t("gpu_name", { i: gpu.i })}${gpu.model ? `, ${gpu.model}` : ""}`;
+}
+
+/** A pod's part of a GPU in words. */
+export function partSaying(node, part) {
+  return joined(
+    podOf(part),
+    part.trespass ? t("part_trespass") : part.whole ? t("part_whole") : t("part_given", { amount: amount(node, part.shares) }),
+    usersKnown(node) && t("part_used", { amount: memory(part.usedMiB ?? 0) }),
+    part.sm && t("part_sm", { percent: percent(part.sm / 100) }),
+    part.over && overFor(part),
+    part.rung && rungSaying(part.rung),
+    part.held && !part.whole && t(`held_${part.held}`),
+    part.deleting && t("part_deleting"),
+  );
+}
+
+function overFor(part) {
+  return t("part_over", { age: ageOf(part.over) });
+}
+
+export function rungSaying(rung) {
+  return ["driver", "mps", "custom", "advisory"].includes(rung) ? t(`rung_${rung}`) : t("rung_other", { rung });
+}
+
+export function cellSaying(node, gpu) {
+  return t("cell", { node: node.name, i: gpu.i, rest: gpuSaying(node, gpu) });
+}
+
+/** The models of a node, counted. */
+export function modelsSaying(node) {
+  return joined(...[...sumsOf(node).models].map(([model, n]) => (model ? t("gpus_of", { n, model }) : t("whole_of", { n }).replace(/^of /, ""))));
+}
+
+/** How old a node's figures of use are; "" while that is as usual. Agents write them every 5 minutes at least. */
+export function staleSaying(node) {
+  const seconds = useKnown(node) ? secondsSince(node.use.at) : 0;
+  return seconds > 360 ? t("stale", { age: age(seconds) }) : "";
+}
+
+/** What is to be said below a bar: a list of {tone, text}. */
+export function notesOf(node, gpu) {
+  const notes = [];
+  if (gpu.bad) notes.push({ tone: "bad", text: t("bar_bad", { why: gpu.bad }) });
+  if (gpu.refusal) notes.push({ tone: "warn", text: t("note_refusal", { why: gpu.refusal }) });
+  for (const part of gpu.pods ?? []) {
+    const pod = podOf(part);
+    if (part.over && !part.trespass) {
+      const [used, given] = [memory(part.usedMiB ?? 0), amount(node, part.shares)];
+      notes.push({ tone: "bad", text: t("note_over", { pod, used, given, age: ageOf(part.over) }), part });
+    }
+    if (part.trespass) {
+      const text = part.usedMiB ? t("note_trespass", { pod, amount: memory(part.usedMiB) }) : t("note_trespass_unknown", { pod });
+      notes.push({ tone: "bad", text, part });
+    }
+    if (part.held === "differs" || part.held === "missing") {
+      notes.push({ tone: "warn", text: `${pod}: ${t(`held_${part.held}`)}`, part });
+    }
+  }
+  if (gpu.otherMiB) notes.push({ tone: "plain", text: t("note_other", { amount: memory(gpu.otherMiB) }) });
+  if (gpu.rung && gpu.rung !== node.rung) notes.push({ tone: "plain", text: rungSaying(gpu.rung) });
+  return notes;
+}

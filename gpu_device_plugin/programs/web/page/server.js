@@ -1,0 +1,50 @@
+/** Asks the server with the token of this tab. */
+
+const KEY = "gpushare-token";
+
+/** An answer that is not the one asked for. `status` 0: there was none. */
+export class Refused extends Error {
+  constructor(status, sentence, login) {
+    super(sentence);
+    this.status = status;
+    this.login = login;
+  }
+}
+
+/** Takes the token out of the address, where the command put it, before anything else can read it there. */
+export function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    setToken(given);
+    history.replaceState(null, "", location.pathname + location.search);
+  }
+}
+
+export function setToken(token) {
+  sessionStorage.setItem(KEY, token);
+}
+
+export function hasToken() {
+  return Boolean(sessionStorage.getItem(KEY));
+}
+
+export function forgetToken() {
+  sessionStorage.removeItem(KEY);
+}
+
+/** Asks for `path` under api/v1/. Throws Refused for an answer of another status than 200, and for none. */
+export async function ask(path, { signal } = {}) {
+  const token = sessionStorage.getItem(KEY);
+  // A header holds Latin letters only; a token that has others is not one.
+  const sent = token && /^[\x21-\x7e]+$/.test(token) ? { Authorization: `Bearer ${token}` } : {};
+  let answer;
+  try {
+    answer = await fetch(`api/v1/${path}`, { headers: sent, signal, cache: "no-store" });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Refused(0, "");
+  }
+  if (answer.ok) return answer;
+  const body = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login);
+}

@@ -1,0 +1,61 @@
+/** Says how old the shown data is, and when the connection is lost and back. */
+
+import { age } from "./amounts.js";
+import { setClass, setText } from "./dom.js";
+import { t } from "./words.js";
+
+const STALE_S = 15;
+
+/** The state of the connection, in the head of the page and in its banner. */
+export class Status {
+  #at;
+  #read = null;
+  #heard = 0;
+  #lost = null;
+
+  /** @param at {status, text, lost, lostText, said}: the elements */
+  constructor(at) {
+    this.#at = at;
+    setInterval(() => this.show(), 1000);
+  }
+
+  /** An event came; `read` as the server tells it, if it does. */
+  heard(read) {
+    if (this.#lost) this.say(t("back"));
+    this.#lost = null;
+    this.#heard = Date.now();
+    if (read) this.#read = read;
+    this.show();
+  }
+
+  /** The connection ended. `why`: a sentence. `nextMs`: until the next try. */
+  lost(why, nextMs) {
+    const first = !this.#lost;
+    this.#lost = { why, next: Date.now() + nextMs };
+    this.show();
+    if (first) this.say(`${t("lost")} ${why}`);
+  }
+
+  /** Tells a screen reader; the one place that does, and only for what has to be known at once. */
+  say(sentence) {
+    setText(this.#at.said, sentence);
+  }
+
+  show() {
+    const { status, text, lost, lostText } = this.#at;
+    lost.hidden = !this.#lost;
+    const known = this.#read !== null;
+    const ageS = known ? (this.#read.ageS ?? 0) + (Date.now() - this.#heard) / 1000 : 0;
+    if (this.#lost) {
+      const next = Math.max(0, Math.ceil((this.#lost.next - Date.now()) / 1000));
+      const why = this.#lost.why ? ` (${this.#lost.why})` : "";
+      setText(lostText, [t("lost") + why, known && t("lost_shown", { age: age(ageS) }), t("lost_again", { n: next })].filter(Boolean).join(" "));
+    }
+    const behind = known && (!this.#read.live || ageS > STALE_S);
+    setClass(status, "status", this.#lost || behind ? "status-bad" : known ? "status-live" : "");
+    if (!known) setText(text, this.#lost ? t("lost") : t("connecting"));
+    else if (this.#lost) setText(text, t("data_age", { age: age(ageS) }));
+    else if (behind) setText(text, `${t("behind", { age: age(ageS) })}${this.#read.why ? `: ${this.#read.why}` : ""}`);
+    else setText(text, `${t("live")} · ${t("data_age", { age: age(ageS) })}`);
+  }
+}

@@ -1,0 +1,79 @@
+/** Shows the sums of the cluster, and what asks for attention in it. */
+
+import { age, memory, percent, secondsSince } from "./amounts.js";
+import { sumsOf, useKnown } from "./cluster.js";
+import { lookOf } from "./colours.js";
+import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
+import { t } from "./words.js";
+
+const MOST_NAMESPACES = 14;
+
+/** Returns the sums over `nodes`; of given and used those of one namespace, if `ns` names one. Memory in MiB. */
+export function total(nodes, ns) {
+  const all = {
+    nodes: 0, gpus: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
+    over: 0, bad: 0, trespass: 0, unheld: 0, troubled: 0, useKnown: false, namespaces: new Map(), models: new Set(),
+  };
+  for (const node of nodes) {
+    const sum = sumsOf(node);
+    all.nodes += 1;
+    all.useKnown ||= useKnown(node);
+    for (const key of ["gpus", "totalMiB", "freeMiB", "whole", "over", "bad", "trespass", "unheld"]) all[key] += sum[key];
+    all.givenMiB += ns ? sum.namespaces.get(ns)?.givenMiB ?? 0 : sum.givenMiB;
+    all.usedMiB += ns ? sum.namespaces.get(ns)?.usedMiB ?? 0 : sum.usedMiB;
+    all.troubled += node.problem || !node.ready ? 1 : 0;
+    if (sum.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sum.largestMiB, { node: node.name, i: sum.largestGpu }];
+    for (const [name, of] of sum.namespaces) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + of.givenMiB);
+    for (const model of sum.models.keys()) if (model) all.models.add(model);
+  }
+  return all;
+}
+
+/** Writes the sums into the tiles of index.html. */
+export function showSums(root, all, waiting) {
+  const tile = (name) => root.querySelector(`[data-sum=${name}]`);
+  const write = (name, value, detail, tone = "") => {
+    const element = tile(name);
+    setText(element.querySelector(".sum-value"), value);
+    setText(element.querySelector(".sum-detail"), detail);
+    setClass(element, "sum", tone && `sum-${tone}`);
+  };
+  const part = (mib) => (all.totalMiB ? mib / all.totalMiB : 0);
+  write("given", memory(all.givenMiB), t("of_total", { total: memory(all.totalMiB) }));
+  const ofGiven = all.givenMiB ? t("of_given", { percent: percent(all.usedMiB / all.givenMiB) }) : "";
+  write("used", all.useKnown ? memory(all.usedMiB) : t("used_unknown"), all.useKnown ? ofGiven : t("only_allocation"));
+  write("free", memory(all.freeMiB), t("free_hint"));
+  const at = all.largestAt;
+  write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : t("largest_none"));
+  write("whole", String(all.whole), t("whole_of", { n: all.gpus }));
+  const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
+  write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
+  const counts = ["over", "trespass", "bad", "unheld", "node"].map((key) => [key, key === "node" ? all.troubled : all[key]]);
+  const told = counts.filter(([, n]) => n).map(([key, n]) => t(`count_${key}`, { n }));
+  write("attention", String(counts.reduce((sum, [, n]) => sum + n, 0)), told.join(t("list_comma")) || t("attention_none"), told.length && "bad");
+  setStyle(tile("given").querySelector(".gauge-fill"), "width", `${100 * part(all.givenMiB)}%`);
+  setStyle(tile("used").querySelector(".gauge-fill"), "width", `${all.useKnown ? 100 * part(Math.min(all.usedMiB, all.totalMiB)) : 0}%`);
+  setStyle(tile("free").querySelector(".gauge-fill"), "width", `${100 * part(all.freeMiB)}%`);
+}
+
+/** Shows the namespaces with the most memory, as the key to the colours. `chosen` (ns): one was clicked. */
+export function showNamespaces(element, all, current, chosen) {
+  const named = [...all.namespaces].filter(([name]) => name).sort(([a, x], [b, y]) => y - x || (a < b ? -1 : 1));
+  const shown = named.slice(0, MOST_NAMESPACES);
+  if (named.length > MOST_NAMESPACES) shown.push([null, named.length - MOST_NAMESPACES]);
+  reconcile(element, shown, ([name]) => name ?? "", ([name]) => (name === null ? make("li", { class: "key-more" }) : makeKey(name, chosen)),
+    (item, [name, mib]) => {
+      if (name === null) return setText(item, t("more", { n: mib }));
+      setAttribute(item.firstChild, "aria-pressed", String(current === name));
+      return setText(item.querySelector(".key-sum"), memory(mib));
+    });
+}
+
+function makeKey(name, chosen) {
+  return make("li", {}, make(
+    "button", { class: "key", type: "button", on: { click: () => chosen(name) } },
+    make("span", { class: `swatch ${lookOf(name)}`, "aria-hidden": "true" }),
+    make("span", { class: "key-name", text: name }),
+    make("span", { class: "key-sum" }),
+  ));
+}

@@ -1,0 +1,34 @@
+/** Shows the name of a part or a cell beside it while the pointer rests on it, or the keyboard's focus. */
+
+import { make, setText } from "./dom.js";
+
+const NAMED = ".part, .cell";
+
+/** Begins to show names within `root`. */
+export function showTips(root) {
+  const tip = make("div", { class: "tip", "aria-hidden": "true" });
+  tip.hidden = true;
+  document.body.append(tip);
+  const hide = () => {
+    tip.hidden = true;
+  };
+  const show = (event) => {
+    const element = event.target.closest?.(NAMED);
+    if (!element) return hide();
+    setText(tip, element.getAttribute("aria-label") ?? "");
+    tip.hidden = false;
+    const at = element.getBoundingClientRect();
+    const own = tip.getBoundingClientRect();
+    const x = Math.max(8, Math.min(at.left + at.width / 2 - own.width / 2, document.documentElement.clientWidth - own.width - 8));
+    const above = at.top - own.height - 8;
+    tip.style.left = `${x}px`;
+    tip.style.top = `${above > 8 ? above : at.bottom + 8}px`;
+    return undefined;
+  };
+  root.addEventListener("pointerover", show);
+  root.addEventListener("pointerleave", hide);
+  root.addEventListener("focusin", (event) => (event.target.matches(":focus-visible") ? show(event) : hide()));
+  root.addEventListener("focusout", hide);
+  addEventListener("scroll", hide, { passive: true });
+  addEventListener("keydown", (event) => event.key === "Escape" && hide());
+}

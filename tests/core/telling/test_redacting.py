@@ -1,0 +1,31 @@
+"""A node for a reader who may not see all of its pods."""
+
+from __future__ import annotations
+
+from gpu_device_plugin.core.telling.page import node_document
+from gpu_device_plugin.core.telling.redacting import HIDDEN, redacted
+from tests.reports import part, report
+from tests.views import node_view, pod_on
+
+
+def test_pods_of_other_namespaces_keep_their_amounts_and_lose_their_names() -> None:
+    used = report(part("mine/a"), part("theirs/b", used=2000))
+    node = node_view("n", (15,), pod_on("mine/a", {0: 4}), pod_on("theirs/b", {0: 5}), report=used)
+    shown = redacted(node, "mine".__eq__)
+    assert [(pod.namespace, pod.name, pod.uid, pod.usage) for pod in shown.pods] == [
+        ("mine", "a", "uid-mine/a", node.pods[0].usage),
+        (HIDDEN, HIDDEN, "", node.pods[1].usage),
+    ]
+    assert shown.report.use is not None
+    assert [(each.namespace, each.pod, each.container, each.used_mib) for each in shown.report.use.parts] == [
+        ("mine", "a", "main", 1000),
+        (HIDDEN, HIDDEN, "", 2000),
+    ]
+    assert "theirs" not in str(shown)
+    assert shown.used == node.used
+
+
+def test_a_node_without_a_report_stays_without() -> None:
+    shown = redacted(node_view("n", (15,)), lambda _: False)
+    assert shown.report.use is None
+    assert node_document(shown) == node_document(node_view("n", (15,)))

@@ -1,0 +1,144 @@
+"""The page's server over a double of the API server, and a browser's side of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from gpu_device_plugin.cluster.client import Client, Timing
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.programs.web.local import LocalCallers
+from gpu_device_plugin.programs.web.routes import About
+from gpu_device_plugin.programs.web.server import PageServer, Timings
+from gpu_device_plugin.programs.web.streams import StreamTiming
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.forms import Address
+from tests.patience import QUIET_S, stretched
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from gpu_device_plugin.programs.web.ports import Callers, Figures
+    from gpu_device_plugin.testing.cluster import ApiServer
+
+RESOURCES = ResourceSettings().offered
+QUICK = Timings(
+    api=Timing(connect_s=20, request_s=20, watch_s=30, silence_s=30),
+    stream=StreamTiming(pulse_s=0.2, between_changes_s=0.01, first_s=QUIET_S, rights_s=0.1),
+    refresh_s=0.01,
+    look_s=0.05,
+    hear_s=0.05,
+)
+
+
+class Stream:
+    """The events of one stream."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+        self._rest = b""
+        self.page: dict[str, Any] = {}
+        """The page that a browser has made of the events so far; nodes by name."""
+
+    async def next(self) -> tuple[str, Any]:
+        """Return the next event; empty at the end."""
+        while b"\n\n" not in self._rest:
+            async with asyncio.timeout(stretched()):
+                chunk = await self._content.readany()
+            if not chunk:
+                return "", None
+            self._rest += chunk
+        text, _, self._rest = self._rest.partition(b"\n\n")
+        head, _, data = text.decode().partition("\n")
+        name, event = head.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+        self._apply(name, event)
+        return name, event
+
+    def _apply(self, name: str, event: dict[str, Any]) -> None:
+        nodes = {} if name == "cluster" else self.page.get("nodes", {})
+        nodes |= {node["name"]: node for node in event.get("nodes", ())}
+        for gone in event.get("gone", ()):
+            nodes.pop(gone, None)
+        self.page |= {**event, "nodes": nodes}
+
+    async def until(self, condition: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+        """Read events until the page fulfils a condition."""
+        async with asyncio.timeout(stretched()):
+            while not (self.page and condition(self.page)):
+                name, _ = await self.next()
+                assert name, f"the stream has ended; the page is {self.page}"
+        return self.page
+
+
+@dataclass
+class Page:
+    """A served page, as a browser with a token sees it."""
+
+    server: PageServer
+    port: int
+    http: aiohttp.ClientSession
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def url(self, path: str) -> str:
+        """Return an address of the page."""
+        return f"http://127.0.0.1:{self.port}/{path}"
+
+    async def get(self, path: str, **headers: str) -> tuple[int, Any]:
+        """Return the status and the JSON, or the text, of an answer."""
+        async with self.http.get(self.url(path), headers={**self.headers, **headers}) as answer:
+            return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
+
+    @asynccontextmanager
+    async def live(self, **headers: str) -> AsyncIterator[Stream]:
+        """Open a stream."""
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self.http.get(
+            self.url("api/v1/live"), headers={**self.headers, **headers}, timeout=timeout
+        ) as answer:
+            assert answer.status == 200
+            assert answer.content_type == "text/event-stream"
+            yield Stream(answer.content)
+
+
+@asynccontextmanager
+async def served(api: ApiServer, *, timings: Timings = QUICK, **more: Any) -> AsyncIterator[Page]:
+    """Serve the page of a cluster; see `served_by`."""
+    async with (
+        Client(ClusterConfig(api.url), timing=timings.api) as client,
+        served_by(client, timings=timings, **more) as page,
+    ):
+        yield page
+
+
+@asynccontextmanager
+async def served_by(
+    client: Client,
+    *,
+    callers: Callers | None = None,
+    figures: Figures | None = None,
+    namespace: str = "",
+    mode: str = "kubeconfig",
+    hosts: bool = False,
+    timings: Timings = QUICK,
+) -> AsyncIterator[Page]:
+    """Serve the page of a cluster; a browser has the right token of local mode."""
+    local = LocalCallers("alice")
+    about = About(mode, "dev")
+
+    server = PageServer(
+        client,
+        RESOURCES,
+        local if callers is None else callers,
+        about=lambda: about,
+        figures=figures,
+        namespace=namespace,
+        timings=timings,
+    )
+    async with aiohttp.ClientSession() as http, server.serving(Address("127.0.0.1", 0)) as port:
+        about = replace(about, hosts=frozenset({f"127.0.0.1:{port}"} if hosts else ()))
+        yield Page(server, port, http, {"Authorization": f"Bearer {local.token}"})

@@ -1,0 +1,215 @@
+"""Who calls the page in a cluster, and what he may see: by the API server's reviews alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.programs.web.ports import ALL_NAMESPACES
+from gpu_device_plugin.programs.web.sight import Sight
+from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Garbage, Slow
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from gpu_device_plugin.cluster.api import Kind
+
+ANNA = Account(
+    "anna",
+    "u1",
+    ("team-a",),
+    {"example.com/scope": ("read", "write")},
+    rights={("get", "pods", "a"), ("list", "nodes", "")},
+)
+EVERYBODY = Account("eve", rights={("get", "pods", ""), ("list", "nodes", "")})
+NEWCOMER = Account("new", rights={("get", "pods", "a")})
+
+
+class World:
+    """The API server, who asks it, and a clock."""
+
+    def __init__(self, api: ApiServer, client: Client) -> None:
+        self.api = api
+        self.now_s = 1000.0
+        self.callers = ReviewedCallers(client, lambda: self.now_s)
+
+    def reviews(self, resource: str = "tokenreviews") -> int:
+        return self.api.count("create", resource)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    accounts = {"anna-token": ANNA, "eve-token": EVERYBODY, "new-token": NEWCOMER}
+    async with ApiServer(accounts=accounts) as api, Client(ClusterConfig(api.url)) as client:
+        yield World(api, client)
+
+
+async def test_a_token_tells_who_calls(world: World) -> None:
+    caller = await world.callers.caller("anna-token")
+    assert caller is not None
+    assert caller.user == "anna"
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", "anna-token ", "Bearer anna-token", "\x00", "中"])
+async def test_other_tokens_are_nobodys(world: World, token: str) -> None:
+    assert await world.callers.caller(token) is None
+
+
+async def test_nobody_is_asked_about_without_a_token(world: World) -> None:
+    assert await world.callers.caller("") is None
+    assert world.reviews() == 0
+
+
+@pytest.mark.parametrize("username", ["system:anonymous", ""])
+async def test_who_is_anonymous_is_nobody(world: World, username: str) -> None:
+    world.api.accounts["odd"] = Account(username, rights={("get", "pods", "")})
+    assert await world.callers.caller("odd") is None
+
+
+async def test_pods_are_seen_where_they_may_be_got(world: World) -> None:
+    anna, eve = await world.callers.caller("anna-token"), await world.callers.caller("eve-token")
+    assert anna is not None
+    assert eve is not None
+    assert [await anna.may_see(each) for each in ("a", "b", ALL_NAMESPACES)] == [True, False, False]
+    assert await eve.may_see(ALL_NAMESPACES)
+
+
+async def test_nodes_are_seen_where_they_may_be_listed(world: World) -> None:
+    anna, newcomer = await world.callers.caller("anna-token"), await world.callers.caller("new-token")
+    assert anna is not None
+    assert newcomer is not None
+    assert await anna.may_see_nodes()
+    assert not await newcomer.may_see_nodes()
+
+
+async def test_groups_uid_and_extra_are_passed_on_as_they_are() -> None:
+    asked: list[Any] = []
+
+    class Noting(Client):
+        async def create(self, kind: Kind, body: Mapping[str, Any], **more: Any) -> bytes:
+            asked.append(body["spec"])
+            return await super().create(kind, body, **more)
+
+    async with (
+        ApiServer(accounts={"anna-token": ANNA}) as api,
+        Noting(ClusterConfig(api.url)) as client,
+    ):
+        caller = await ReviewedCallers(client).caller("anna-token")
+        assert caller is not None
+        await caller.may_see("a")
+    assert asked[-1] == {
+        "user": "anna",
+        "uid": "u1",
+        "groups": ["team-a", "system:authenticated"],
+        "extra": {"example.com/scope": ["read", "write"]},
+        "resourceAttributes": {"verb": "get", "resource": "pods", "namespace": "a"},
+    }
+
+
+async def test_answers_are_remembered_for_a_while(world: World) -> None:
+    for _ in range(3):
+        caller = await world.callers.caller("anna-token")
+        assert caller is not None
+        await caller.may_see("a")
+    assert (world.reviews(), world.reviews("subjectaccessreviews")) == (1, 1)
+    world.now_s += 31
+    caller = await world.callers.caller("anna-token")
+    assert caller is not None
+    await caller.may_see("a")
+    assert (world.reviews(), world.reviews("subjectaccessreviews")) == (2, 2)
+
+
+async def test_a_right_that_ended_ends_here_soon(world: World) -> None:
+    caller = await world.callers.caller("anna-token")
+    assert caller is not None
+    assert await caller.may_see("a")
+    world.api.accounts["anna-token"] = Account("anna", "u1", ("team-a",), ANNA.extra)
+    world.now_s += 31
+    assert not await caller.may_see("a")
+    del world.api.accounts["anna-token"]
+    assert await world.callers.caller("anna-token") is None
+
+
+async def test_a_token_that_was_not_valid_is_asked_about_again_sooner(world: World) -> None:
+    assert await world.callers.caller("late-token") is None
+    world.api.accounts["late-token"] = ANNA
+    assert await world.callers.caller("late-token") is None
+    world.now_s += 6
+    assert await world.callers.caller("late-token") is not None
+
+
+async def test_connections_that_come_at_once_are_one_question(world: World) -> None:
+    world.api.fail(Slow(0.05), resources=["tokenreviews"])
+    found = await asyncio.gather(*(world.callers.caller("anna-token") for _ in range(20)))
+    assert {caller.user for caller in found if caller is not None} == {"anna"}
+    assert world.reviews() == 1
+
+
+async def test_who_leaves_early_takes_no_answer_from_others(world: World) -> None:
+    leaving = asyncio.create_task(world.callers.caller("anna-token"))
+    staying = asyncio.create_task(world.callers.caller("anna-token"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    assert await staying is not None
+
+
+async def test_another_user_of_the_same_token_has_his_own_rights(world: World) -> None:
+    caller = await world.callers.caller("eve-token")
+    assert caller is not None
+    assert await caller.may_see("b")
+    world.api.accounts["eve-token"] = ANNA
+    world.now_s += 31
+    caller = await world.callers.caller("eve-token")
+    assert caller is not None
+    assert not await caller.may_see("b")
+
+
+@pytest.mark.parametrize("trouble", [Answer(403), Answer(500), Garbage(b"nonsense"), Garbage(b'{"status": 5}')])
+async def test_without_an_answer_nobody_is_let_in(world: World, trouble: Answer | Garbage) -> None:
+    caller = await world.callers.caller("anna-token")
+    assert caller is not None
+    world.api.fail(trouble, resources=["tokenreviews", "subjectaccessreviews"])
+    with pytest.raises(ApiError):
+        await world.callers.caller("eve-token")
+    with pytest.raises(ApiError):
+        await caller.may_see("a")
+    world.api.heal()
+    assert await caller.may_see("a")
+
+
+async def test_a_server_without_the_right_to_review_says_so() -> None:
+    async with ApiServer(allowed=(), accounts={"t": ANNA}) as api, Client(ClusterConfig(api.url)) as client:
+        with pytest.raises(ForbiddenError):
+            await ReviewedCallers(client).caller("t")
+
+
+async def test_no_token_is_kept_or_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    caller = await world.callers.caller("anna-token")
+    assert "anna-token" not in caplog.text + repr(world.callers) + repr(caller) + repr(vars(world.callers))
+
+
+async def test_the_number_of_remembered_tokens_is_bounded(world: World) -> None:
+    for number in range(1100):
+        assert await world.callers.caller(f"wrong-{number}") is None
+    assert "1024 tokens" in repr(world.callers)
+
+
+async def test_a_sight_is_what_the_reviews_allow(world: World) -> None:
+    anna, newcomer = await world.callers.caller("anna-token"), await world.callers.caller("new-token")
+    assert anna is not None
+    assert newcomer is not None
+    sight, little = Sight(anna), Sight(newcomer)
+    assert not sight.may_see("a")
+    await sight.learn(["a", "b"])
+    await little.learn(["a", "b"])
+    assert (sight.nodes, sight.everything, sight.may_see("a"), sight.may_see("b")) == (True, False, True, False)
+    assert (little.nodes, little.may_see("a")) == (False, True)
+    assert sight != little

@@ -1,0 +1,536 @@
+"""The page's server over HTTP: what a browser is told, and what nobody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+from gpu_device_plugin.cluster.errors import Call, UnavailableError
+from gpu_device_plugin.core.contract.keys import ALLOCATION
+from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
+from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.waiting import MOST_WAITING
+from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
+from gpu_device_plugin.testing.cluster import Answer, ApiServer
+from tests.patience import eventually, stretched
+from tests.programs.web.harness import QUICK, served
+from tests.reports import part, written
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection
+
+READABLE = {("list", "pods"), ("watch", "pods"), ("get", "pods"), ("list", "events")}
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[ApiServer]:
+    async with ApiServer() as running:
+        yield running
+
+
+def bound(name: str, shares: int, at: str = "gpu-1", position: int = 0, **more: Any) -> Any:
+    annotations = {ALLOCATION: json.dumps({"0": {str(position): shares}})}
+    return pod(name, container(mem=shares), node=at, phase="Running", annotations=annotations, **more)
+
+
+class Users:
+    """Callers by token, with the namespaces that each may see."""
+
+    def __init__(self, **namespaces: set[str]) -> None:
+        self.namespaces = namespaces
+        self.broken = False
+
+    async def caller(self, token: str) -> User | None:
+        if self.broken:
+            raise UnavailableError(Call("create", "tokenreviews"), "no answer in time")
+        return User(token, self.namespaces) if token in self.namespaces else None
+
+
+class User:
+    def __init__(self, name: str, namespaces: dict[str, set[str]]) -> None:
+        self.user = name
+        self._namespaces = namespaces
+
+    async def may_see_nodes(self) -> bool:
+        return True
+
+    async def may_see(self, namespace: str) -> bool:
+        return namespace in self._namespaces[self.user]
+
+
+def bearer(name: str) -> str:
+    return f"Bearer {name}"
+
+
+# --- The stream -------------------------------------------------------------------------------------------------------
+
+
+async def test_the_first_event_is_the_whole_cluster(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=30, count=2))
+    api.add(node("cpu-1"))
+    api.add(bound("a", 5))
+    async with served(api) as page, page.live() as stream:
+        name, event = await stream.next()
+    assert name == "cluster"
+    assert event["version"] == 1
+    assert [each["name"] for each in event["nodes"]] == ["gpu-1"]
+    assert event["nodes"][0]["gpus"][0]["pods"] == [{"ns": "default", "pod": "a", "shares": 5}]
+    assert (event["waiting"], event["alone"], event["notes"]) == ([], [], [])
+    assert event["figures"] == {"source": "nodes"}
+    assert event["read"]["live"] is True
+    assert event["read"]["now"].endswith("Z")
+
+
+async def test_an_empty_cluster_is_told_as_one(api: ApiServer) -> None:
+    async with served(api) as page, page.live() as stream:
+        name, event = await stream.next()
+    assert (name, event["nodes"], event["read"]["live"]) == ("cluster", [], True)
+
+
+async def test_only_nodes_that_changed_are_told_again(api: ApiServer) -> None:
+    for name in ("gpu-1", "gpu-2", "gpu-3"):
+        api.add(node(name, mem=30, count=2))
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        api.add(bound("a", 5, "gpu-2"))
+        name = ""
+        while name != "change":
+            name, event = await stream.next()
+        assert [each["name"] for each in event["nodes"]] == ["gpu-2"]
+        assert event["gone"] == []
+        assert "waiting" not in event
+        api.delete("nodes", "gpu-3")
+        shown = await stream.until(lambda known: "gpu-3" not in known["nodes"])
+        assert sorted(shown["nodes"]) == ["gpu-1", "gpu-2"]
+
+
+async def test_pulses_say_that_the_watches_deliver_or_why_not(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=30, count=2))
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        name, event = await stream.next()
+        assert (name, event["read"]["live"]) == ("pulse", True)
+        await api.stop()
+        shown = await stream.until(lambda known: not known["read"]["live"] and known["read"].get("why"))
+        assert shown["read"]["ageS"] >= 0
+        assert "Connect" in shown["read"]["why"] or "connect" in shown["read"]["why"]
+        assert sorted(shown["nodes"]) == ["gpu-1"]
+        await api.start()
+        await stream.until(lambda known: known["read"]["live"])
+
+
+async def test_a_quiet_cluster_is_heard_all_the_same(api: ApiServer) -> None:
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        ages = [(await stream.next())[1]["read"]["ageS"] for _ in range(5)]
+        silent_s = page.server.watched.nodes.silent_s
+    assert ages[-1] < silent_s, "the watches were silent all the time"
+
+
+async def test_a_version_that_is_gone_is_read_anew(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=30, count=2))
+    async with served(api) as page, page.live() as stream:
+        await stream.next()
+        lists = api.count("list", "pods")
+        api.fail(
+            Answer(410, reason="Expired", message="too old resource version"),
+            verbs=["watch"],
+            resources=["pods"],
+            times=1,
+        )
+        api.close_watches()
+        api.add(bound("a", 5))
+        await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0].get("taken") == 5)
+        assert api.count("list", "pods") > lists
+
+
+async def test_a_slow_reader_is_dropped_and_costs_no_memory(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=30, count=2))
+    async with served(api) as page:
+        with socket.create_connection(("127.0.0.1", page.port)) as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            token = page.headers["Authorization"]
+            peer.sendall(f"GET /api/v1/live HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n\r\n".encode())
+            await eventually(lambda: page.server.streams.readers == 1)
+        await eventually(lambda: page.server.streams.readers == 0, "the stream ends with its reader")
+
+
+async def test_a_stream_ends_when_its_token_is_not_valid_any_more(api: ApiServer) -> None:
+    users = Users(ann={""})
+    async with served(api, callers=users) as page, page.live(Authorization=bearer("ann")) as stream:
+        await stream.next()
+        users.broken = True
+        await stream.next()
+        users.broken = False
+        del users.namespaces["ann"]
+        async with asyncio.timeout(stretched()):
+            while (await stream.next())[0]:
+                pass
+
+
+# --- Waiting pods -----------------------------------------------------------------------------------------------------
+
+
+async def test_waiting_pods_are_told_with_their_reasons(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(bound("a", 10))
+    api.add(pod("big", container(mem=8), created="2026-11-22T10:00:00Z"))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
+        (waits,) = shown["waiting"]
+        assert (waits["ns"], waits["pod"], waits["since"]) == ("default", "big", "2026-11-22T10:00:00Z")
+        assert waits["asks"] == f"{GPU_MEM}: 8 of one GPU"
+        assert waits["scheduler"] == "default-scheduler"
+        assert waits["why"].startswith("The only node that shares GPUs, gpu-1, does not take it: ")
+        assert waits["room"] == "There would be room on gpu-1 if this pod ended: default/a (10, priority 0)."
+        api.bind("big", "gpu-1", {ALLOCATION: '{"0":{"0":8}}'})
+        await stream.until(lambda known: known["waiting"] == [])
+
+
+async def test_the_oldest_waiting_pods_are_shown_and_the_others_counted(api: ApiServer) -> None:
+    for number in range(MOST_WAITING + 2):
+        api.add(pod(f"w-{number:03}", container(mem=8), created=f"2026-11-22T10:{number // 60:02}:{number % 60:02}Z"))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: len(known["waiting"]) == MOST_WAITING and known["notes"])
+    assert [each["pod"] for each in shown["waiting"]] == [f"w-{number:03}" for number in range(MOST_WAITING)]
+    assert shown["notes"] == [f"2 more pods wait; the oldest {MOST_WAITING} are shown."]
+
+
+# --- What may not be read ---------------------------------------------------------------------------------------------
+
+
+async def test_where_nodes_cannot_be_read_the_pods_stand_alone(api: ApiServer) -> None:
+    api.allowed = frozenset(READABLE)
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(bound("a", 10))
+    api.add(pod("w", container(count=1)))
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["alone"])
+        await stream.until(lambda known: known["waiting"])
+        status, answer = await page.get("api/v1/pods/default/a")
+    assert shown["alone"] == [{"ns": "default", "pod": "a", "node": "gpu-1", "shares": 10, "phase": "Running"}]
+    assert shown["nodes"] == {}
+    (note,) = shown["notes"]
+    assert note == (
+        "The right to list nodes in the whole cluster is missing, so nodes and their GPUs are not shown; ask an "
+        "administrator of the cluster for it."
+    )
+    assert shown["figures"] == {"source": "none", "why": "nodes cannot be read"}
+    assert shown["read"]["live"] is True
+    assert (status, answer["containers"][0]["gpus"]) == (200, [{"index": 0, "shares": 10}])
+
+
+async def test_nodes_are_shown_as_soon_as_they_may_be_read(api: ApiServer) -> None:
+    api.allowed = frozenset(READABLE)
+    api.add(node("gpu-1", mem=15, count=1))
+    async with served(api) as page, page.live() as stream:
+        await stream.until(lambda known: known["notes"])
+        api.allowed = None
+        shown = await stream.until(lambda known: "gpu-1" in known["nodes"] and not known["notes"])
+        assert shown["alone"] == []
+
+
+async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: ApiServer) -> None:
+    api.add(bound("mine", 5, namespace="team"))
+    api.add(bound("theirs", 5, namespace="other"))
+    api.add(node("gpu-1", mem=15, count=1))
+    refusal = Answer(403, reason="Forbidden", message="pods is forbidden")
+    api.fail(refusal, verbs=["list"], resources=["pods"], times=1)
+    async with served(api, namespace="team") as page, page.live() as stream:
+        shown = await stream.until(lambda known: known["notes"])
+    assert [each["pod"] for each in shown["nodes"]["gpu-1"]["gpus"][0]["pods"]] == ["mine"]
+    (note,) = shown["notes"]
+    assert note == (
+        "The right to list pods in the whole cluster is missing, so only the pods of the namespace team are shown, and "
+        "GPUs may be fuller than they seem."
+    )
+
+
+async def test_without_any_right_the_page_says_which_are_missing(api: ApiServer) -> None:
+    api.allowed = frozenset()
+    async with served(api) as page, page.live() as stream:
+        shown = await stream.until(lambda known: len(known["notes"]) == 2)
+    assert shown["notes"][1] == "The right to list pods in the whole cluster is missing, so no pods are shown."
+
+
+# --- Callers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_caller_sees_no_names_of_pods_that_it_may_not_see(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(bound("mine-1", 2, namespace="mine"))
+    api.add(bound("secret-pod", 9, namespace="secret-team"))
+    api.add(pod("w", container(mem=8), namespace="mine"))
+    api.add(pod("secret-waiting", container(mem=8), namespace="secret-team"))
+    users = Users(ann={"mine"}, root={""})
+    async with served(api, callers=users, mode="cluster") as page:
+        seen: list[str] = []
+        ann = {"Authorization": bearer("ann")}
+        async with page.live(**ann) as stream:
+            shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
+            seen.append(json.dumps(shown))
+            assert [each["pod"] for each in shown["waiting"]] == ["w"]
+            assert shown["nodes"]["gpu-1"]["gpus"][0]["pods"] == [
+                {"ns": "mine", "pod": "mine-1", "shares": 2},
+                {"shares": 9},
+            ]
+        seen += [json.dumps(await page.get(f"api/v1/{path}", **ann)) for path in ("nodes/gpu-1", "pods/mine/w")]
+        assert (await page.get("api/v1/pods/secret-team/secret-pod", **ann))[0] == 403
+        assert "secret" not in " ".join(seen)
+        status, answer = await page.get("api/v1/pods/secret-team/secret-pod", Authorization=bearer("root"))
+        assert (status, answer["name"]) == (200, "secret-pod")
+
+
+async def test_a_right_that_is_given_or_taken_shows_in_the_open_stream(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(bound("a", 2, namespace="team"))
+    users = Users(ann={"other"})
+
+    def names(known: dict[str, Any]) -> list[Any]:
+        return [each.get("pod") for each in known["nodes"]["gpu-1"]["gpus"][0]["pods"]]
+
+    async with served(api, callers=users) as page, page.live(Authorization=bearer("ann")) as stream:
+        await stream.until(lambda known: names(known) == [None])
+        users.namespaces["ann"] = {"team"}
+        await stream.until(lambda known: names(known) == ["a"])
+        users.namespaces["ann"] = set()
+        await stream.until(lambda known: names(known) == [None])
+
+
+@pytest.mark.parametrize("path", ["session", "live", "nodes/gpu-1", "pods/default/a"])
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic YTpi", "Bearer é"])
+async def test_there_is_no_data_without_the_token(api: ApiServer, path: str, header: str) -> None:
+    async with served(api) as page:
+        status, answer = await page.get(f"api/v1/{path}", Authorization=header)
+        assert status == 401
+        assert set(answer) == {"error"}
+
+
+async def test_in_a_cluster_the_page_is_told_to_ask_for_a_token(api: ApiServer) -> None:
+    async with served(api, callers=Users(), mode="cluster") as page:
+        assert await page.get("api/v1/session") == (
+            401,
+            {"error": "Give the token of an account of this cluster.", "login": "token"},
+        )
+
+
+async def test_an_api_server_that_does_not_say_who_calls_is_told(api: ApiServer) -> None:
+    users = Users()
+    users.broken = True
+    async with served(api, callers=users) as page:
+        status, answer = await page.get("api/v1/session")
+    assert status == 502
+    assert "tokenreviews" in answer["error"]
+
+
+async def test_the_session_says_who_looks_at_what(api: ApiServer) -> None:
+    async with served(api) as page:
+        status, answer = await page.get("api/v1/session")
+    assert status == 200
+    assert {key: answer[key] for key in ("mode", "user", "context")} == {
+        "mode": "kubeconfig",
+        "user": "alice",
+        "context": "dev",
+    }
+
+
+# --- Details ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_pod_is_told_with_its_events_and_without_its_environment(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    body = bound("a", 5)
+    body["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "hunter2"}]
+    made = api.add(body)
+    event = {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": "e", "namespace": "default"},
+        "regarding": {"kind": "Pod", "name": "a", "namespace": "default", "uid": made["metadata"]["uid"]},
+        "eventTime": "2026-11-22T10:00:00.000000Z",
+        "reportingController": "x",
+        "reportingInstance": "y",
+        "action": "Binding",
+        "reason": "Scheduled",
+        "type": "Normal",
+        "note": "it is\nthere",
+    }
+    api.add(event)
+    async with served(api) as page:
+        await eventually(lambda: page.server.board.node("gpu-1") is not None)
+        status, answer = await page.get("api/v1/pods/default/a")
+    assert status == 200
+    assert (answer["namespace"], answer["name"], answer["node"], answer["phase"]) == (
+        "default",
+        "a",
+        "gpu-1",
+        "Running",
+    )
+    assert answer["containers"][0]["gpus"][0]["shares"] == 5
+    assert answer["why"][0] == "default/a is on node gpu-1 (Running)."
+    assert answer["events"] == [
+        {"type": "Normal", "reason": "Scheduled", "message": "it is there", "count": 1, "last": event["eventTime"]}
+    ]
+    assert "hunter2" not in json.dumps(answer)
+
+
+async def test_events_that_may_not_be_read_leave_the_rest(api: ApiServer) -> None:
+    api.add(bound("a", 5))
+    api.fail(Answer(403, reason="Forbidden", message="events is forbidden"), resources=["events"])
+    async with served(api) as page:
+        status, answer = await page.get("api/v1/pods/default/a")
+    assert (status, answer["events"]) == (200, [])
+    assert answer["notes"] == ["The right to list events in the namespace default is missing."]
+
+
+async def test_a_node_is_told_as_inspect_tells_it(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(bound("a", 5))
+    async with served(api) as page:
+        await eventually(lambda: page.server.board.node("gpu-1") is not None and page.server.board.complete)
+        status, answer = await page.get("api/v1/nodes/gpu-1")
+        assert (await page.get("api/v1/nodes/gpu-9"))[0] == 404
+    assert status == 200
+    assert answer["node"]["usedShares"] == 5
+    assert answer["node"]["gpus"][0]["pods"][0]["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("pods/default/missing", 404),
+        ("pods/default", 400),
+        ("pods/default/..%2F..%2Fsecrets", 400),
+        ("pods/..%2Fx/a", 400),
+        ("pods/default/%3Cimg%20onerror%3E", 400),
+        ("nodes/..%2F..", 404),
+        ("secrets/default/a", 404),
+    ],
+)
+async def test_names_lead_nowhere_else(api: ApiServer, path: str, status: int) -> None:
+    async with served(api) as page:
+        found, answer = await page.get(f"api/v1/{path}")
+    assert (found, set(answer)) == (status, {"error"})
+
+
+async def test_a_pod_that_cannot_be_read_is_told_with_the_reason(api: ApiServer) -> None:
+    async with served(api) as page:
+        await eventually(lambda: page.server.board.complete)
+        api.allowed = frozenset()
+        assert (await page.get("api/v1/pods/default/a"))[0] == 403
+        api.allowed = None
+        api.fail(Answer(500, reason="InternalError", message="etcd has no leader"), resources=["pods"], verbs=["get"])
+        status, answer = await page.get("api/v1/pods/default/a")
+    assert status == 502
+    assert "etcd has no leader" in answer["error"]
+
+
+# --- Figures ----------------------------------------------------------------------------------------------------------
+
+
+class FromAgents:
+    """Figures as agents would give them."""
+
+    def __init__(self) -> None:
+        self.state = FiguresState("agents")
+        self.asked: list[Collection[str]] = []
+        self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: UsedGpu(777)}, (part("a", used=777),))
+
+    async def follow(
+        self, nodes: Callable[[], Collection[str]], deliver: Callable[[str, NodeUse | None], None]
+    ) -> NoReturn:
+        while True:
+            self.asked.append(nodes())
+            for name in self.asked[-1]:
+                deliver(name, self.use)
+            deliver("nowhere", None)
+            await asyncio.sleep(0.01)
+
+
+async def test_figures_of_agents_take_the_place_of_the_nodes_own(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1, annotations=written(part("a", used=1), gpus={0: UsedGpu(1)})))
+    api.add(bound("a", 5))
+    figures = FromAgents()
+    async with served(api, figures=figures) as page:
+        await eventually(lambda: page.server.board.complete)
+        assert not any(figures.asked), "nobody looks, so nothing is read"
+        async with page.live() as stream:
+            shown = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
+            assert shown["nodes"]["gpu-1"]["gpus"][0]["usedMiB"] == 777
+            assert shown["figures"] == {"source": "agents"}
+            figures.use = None
+            shown = await stream.until(lambda known: not known["nodes"]["gpu-1"]["use"].get("live"))
+            assert shown["nodes"]["gpu-1"]["gpus"][0]["usedMiB"] == 1
+            figures.state = FiguresState("nodes", "agents do not answer")
+            await stream.until(lambda known: known["figures"]["source"] == "nodes")
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["", "api/v1/session", "api/v1/none", "none.js", "healthz", "readyz"])
+async def test_every_answer_has_the_headers_that_keep_browsers_safe(api: ApiServer, path: str) -> None:
+    async with served(api) as page, page.http.get(page.url(path)) as answer:
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self';")
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+async def test_nothing_can_be_changed(api: ApiServer, method: str) -> None:
+    async with (
+        served(api) as page,
+        page.http.request(method, page.url("api/v1/pods/default/a"), headers=page.headers) as answer,
+    ):
+        assert answer.status == 405
+        assert "Content-Security-Policy" in answer.headers
+
+
+async def test_a_foreign_host_is_refused(api: ApiServer) -> None:
+    async with served(api, hosts=True) as page:
+        assert (await page.get("api/v1/session"))[0] == 200
+        for path in ("api/v1/session", "", "api/none"):
+            status, answer = await page.get(path, Host="evil.example:80")
+            assert (status, set(answer)) == (403, {"error"})
+
+
+async def test_tokens_are_never_logged(api: ApiServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with served(api, callers=Users()) as page:
+        await page.get("api/v1/session", Authorization="Bearer secret-token")
+    assert "secret-token" not in caplog.text
+    assert all("secret-token" not in str(vars(record)) for record in caplog.records)
+
+
+async def test_it_is_ready_once_the_cluster_was_read(api: ApiServer) -> None:
+    api.black_hole()
+    async with served(api) as page:
+        assert (await page.get("healthz"))[0] == 200
+        assert (await page.get("readyz"))[0] == 503
+        api.heal()
+        await eventually(lambda: page.server.board.complete)
+        assert (await page.get("readyz"))[0] == 200
+
+
+async def test_a_stream_that_begins_before_the_cluster_was_read_is_told_anew(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.black_hole()
+    timings = replace(QUICK, stream=replace(QUICK.stream, first_s=0.01))
+    async with served(api, timings=timings) as page, page.live() as stream:
+        name, event = await stream.next()
+        assert (name, event["nodes"], event["read"]["live"]) == ("cluster", [], False)
+        api.heal()
+        await stream.until(lambda known: "gpu-1" in known["nodes"] and known["read"]["live"])
+
+
+async def test_many_headers_of_browsers_and_proxies_are_accepted(api: ApiServer) -> None:
+    async with served(api) as page:
+        more = {f"X-Forwarded-{number}": "x" for number in range(30)}
+        assert (await page.get("api/v1/session", **more))[0] == 200

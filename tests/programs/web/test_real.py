@@ -1,0 +1,123 @@
+"""The page over a real kubectl and a real API server (KUBE_BIN), with the rights of two accounts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from gpu_device_plugin.cluster.api import NODES, PODS
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.testing.builders import GPU_MEM, container, pod
+from tests.cluster.conftest import processes, programs
+from tests.patience import REAL_S
+from tests.programs.web.harness import QUICK, Page, Stream, served_by
+from tests.programs.web.test_kubeconfig import Command, Home, running
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from gpu_device_plugin.cluster.config import ClusterConfig
+    from tests.cluster.conftest import RealServer
+
+pytestmark = pytest.mark.timeout(REAL_S * 3)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
+        yield server
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    path = os.pathsep.join([os.environ.get("KUBE_BIN", ""), os.environ.get("PATH", "")])
+    kubectl = shutil.which("kubectl", path=path)
+    if kubectl is None:
+        pytest.skip("kubectl is missing in KUBE_BIN and on the PATH")
+    found = Home(tmp_path)
+    found.kubectl.parent.mkdir()
+    (tmp_path / "tmp").mkdir()
+    found.kubectl.symlink_to(kubectl)
+    return found
+
+
+def kubeconfig(folder: Path, config: ClusterConfig) -> Path:
+    found = folder / "kubeconfig"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "real",
+        "contexts": [{"name": "real", "context": {"cluster": "c", "user": "someone", "namespace": "default"}}],
+        "clusters": [{"name": "c", "cluster": {"server": config.url, "certificate-authority": str(config.ca_file)}}],
+        "users": [{"name": "someone", "user": {"token": config.token}}],
+    }
+    found.write_text(json.dumps(document))
+    return found
+
+
+@asynccontextmanager
+async def cluster(real: RealServer) -> AsyncIterator[Client]:
+    """Have a node with a GPU, and a pod that waits for more than it has."""
+    async with Client(real.config) as client:
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "gpu-1"}}
+        await client.create(NODES, body)
+        amounts = {GPU_MEM: "15", "aliyun.com/gpu-count": "1"}
+        await client.patch(NODES, "gpu-1", {"status": {"capacity": amounts}}, subresource="status")
+        waiting = pod("waiting", container(mem=20))
+        await client.create(PODS, waiting, namespace="default")
+        yield client
+
+
+@asynccontextmanager
+async def live(command: Command) -> AsyncIterator[Stream]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(
+            f"{command.url}/api/v1/live",
+            headers={"Authorization": f"Bearer {command.token}"},
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer,
+    ):
+        yield Stream(answer.content)
+
+
+async def test_the_page_over_a_real_cluster(real: RealServer, home: Home, tmp_path: Path) -> None:
+    async with cluster(real) as client:
+        flag = f"--kubeconfig={kubeconfig(tmp_path, real.config)}"
+        async with running(home, "--no-browser", flag) as command, live(command) as stream:
+            shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
+            assert sorted(shown["nodes"]) == ["gpu-1"]
+            (waits,) = shown["waiting"]
+            assert (waits["pod"], waits["asks"]) == ("waiting", f"{GPU_MEM}: 20 of one GPU")
+            assert shown["read"]["live"] is True
+            await client.patch(NODES, "gpu-1", {"spec": {"unschedulable": True}})
+            await stream.until(lambda known: known["nodes"]["gpu-1"].get("cordoned"))
+
+        flag = f"--kubeconfig={kubeconfig(tmp_path, real.stranger)}"
+        async with running(home, "--no-browser", flag) as command, live(command) as stream:
+            shown = await stream.until(lambda known: len(known["notes"]) == 3)
+            assert "the right to list nodes in the whole cluster" in shown["notes"][0].lower()
+            assert "namespace default" in shown["notes"][2]
+
+        async with served_by(client, callers=ReviewedCallers(client), mode="cluster", timings=QUICK) as page:
+            await tokens_of_the_cluster(page)
+
+
+async def tokens_of_the_cluster(page: Page) -> None:
+    """Admin sees all; the stranger, who is somebody without rights, sees nothing."""
+    assert (await page.get("api/v1/session", Authorization="Bearer nobody's"))[0] == 401
+    admin, stranger = ({"Authorization": f"Bearer {name}-token"} for name in ("admin", "stranger"))
+    assert (await page.get("api/v1/session", **admin))[1]["user"] == "admin"
+    assert (await page.get("api/v1/pods/default/waiting", **admin))[0] == 200
+    assert (await page.get("api/v1/pods/default/waiting", **stranger))[0] == 403
+    async with page.live(**stranger) as stream:
+        shown = await stream.until(lambda known: "waiting" in known)
+    assert (shown["nodes"], shown["waiting"]) == ({}, [])

@@ -1,0 +1,32 @@
+"""The settings of the page's server in a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.settings.forms import Address
+from gpu_device_plugin.settings.knobs import SettingsError
+from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.web import WebSettings
+
+
+def read(**flags: str) -> WebSettings:
+    return Sources(WebSettings, flags, {}).read()
+
+
+def test_without_settings_every_address_is_served_without_encryption() -> None:
+    found = read()
+    assert found.http == Address("", 9404)
+    assert found.exposed
+
+
+def test_a_certificate_or_loopback_keeps_tokens_from_the_network() -> None:
+    assert not read(tls_cert="/c.pem", tls_key="/k.pem").exposed
+    assert not read(http="127.0.0.1:1234").exposed
+    assert read(http="0.0.0.0:1234").exposed
+
+
+@pytest.mark.parametrize("flag", ["tls_cert", "tls_key"])
+def test_a_certificate_and_its_key_go_together(flag: str) -> None:
+    with pytest.raises(SettingsError, match="a certificate and its key go together"):
+        read(**{flag: "/x.pem"})

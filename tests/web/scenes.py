@@ -1,0 +1,407 @@
+"""Clusters as the page's server tells them, made up: a small one with everything in it, and one of any size."""
+
+# ruff: noqa: S311 - chance in made-up clusters is no secret
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+Json = dict[str, Any]
+
+NOW = datetime(2026, 11, 23, 9, 30, tzinfo=UTC)
+"""The time by the server's clock in every scene."""
+
+T4 = ("Tesla T4", 15, 15360)
+A100 = ("NVIDIA A100-SXM4-40GB", 40, 40960)
+H100 = ("NVIDIA H100 80GB HBM3", 79, 81559)
+L40S = ("NVIDIA L40S", 44, 46068)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A cluster: what `cluster` events say of it, and what is known of its pods."""
+
+    cluster: Json
+    session: Json = field(
+        default_factory=lambda: {
+            "version": "0.1.0",
+            "mode": "kubeconfig",
+            "user": "ada@example.com",
+            "context": "prod-eu",
+        }
+    )
+    pods: dict[tuple[str, str], Json] = field(default_factory=dict)
+
+    def node(self, name: str) -> Json:
+        """Return a node by name."""
+        return next(node for node in self.cluster["nodes"] if node["name"] == name)
+
+
+def said(document: Json) -> Json:
+    """Return a document as the contract has it: without the fields that say nothing, but a GPU's number and shares."""
+    return {
+        key: value
+        for key, value in document.items()
+        if key in {"name", "i", "shares"} or value not in (None, False, 0, "", [])
+    }
+
+
+def before(**ago: float) -> str:
+    """Return the time that was `ago` before now."""
+    return (NOW - timedelta(**ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read(*, live: bool = True, age_s: float = 0.4, why: str = "") -> Json:
+    """Return what is said of how the cluster is read."""
+    return {"live": live, "ageS": age_s, "why": why, "now": NOW.strftime("%Y-%m-%dT%H:%M:%SZ")}
+
+
+def part(owner: str, shares: int, used_mib: int = 0, **more: Any) -> Json:
+    """Return what a pod, `NAMESPACE/NAME`, has of a GPU; `""` for one that may not be seen."""
+    ns, _, pod = owner.partition("/")
+    return said({"ns": ns, "pod": pod, "shares": shares, "usedMiB": used_mib, **more})
+
+
+def gpu(position: int, node: str, kind: tuple[str, int, int], *parts: Json, other_mib: int = 0, **more: Any) -> Json:
+    """Return a GPU with its sums."""
+    model, shares, memory_mib = kind
+    whole = any(each.get("whole") for each in parts)
+    taken = shares if whole else sum(each["shares"] for each in parts)
+    shut = bool(more.get("bad")) or whole
+    return said(
+        {
+            "i": position,
+            "uuid": f"GPU-{random.Random(f'{node}/{position}').randbytes(6).hex()}",
+            "model": model,
+            "shares": shares,
+            "taken": taken,
+            "free": 0 if shut else shares - taken,
+            "whole": whole,
+            "fenced": "shares" if whole else "whole" if taken else "",
+            "memMiB": memory_mib,
+            "usedMiB": sum(each.get("usedMiB", 0) for each in parts) + other_mib,
+            "otherMiB": other_mib,
+            "pods": list(parts),
+            **more,
+        }
+    )
+
+
+def node(name: str, *gpus: Json, rung: str = "driver", **more: Any) -> Json:
+    """Return a node that is ready."""
+    use = said({"at": before(seconds=12), "live": True})
+    known: Json = {
+        "name": name,
+        "ready": True,
+        "address": "10.0.0.7",
+        "shareMiB": 1024,
+        "driver": "580.65.06",
+        "policy": "binpack",
+        "rung": rung,
+        "use": use,
+        "gpus": list(gpus),
+    }
+    return said(known | more) | {"gpus": list(gpus)}
+
+
+def cluster(
+    *nodes: Json, waiting: tuple[Json, ...] = (), notes: tuple[str, ...] = (), source: str = "agents", why: str = ""
+) -> Json:
+    """Return the event `cluster`."""
+    return {
+        "version": 1,
+        "nodes": list(nodes),
+        "waiting": list(waiting),
+        "alone": [],
+        "notes": list(notes),
+        "figures": {"source": source, "why": why},
+        "read": read(),
+    }
+
+
+def small() -> Scene:
+    """Return a small cluster in which everything that the page can show happens once."""
+    nodes = (
+        node(
+            "a100-1",
+            gpu(
+                0,
+                "a100-1",
+                A100,
+                part("research/llm-eval-0", 16, 14920, sm=71, rung="driver", held="held"),
+                part("research/notebook-mara", 8, 3120, sm=4, rung="driver", held="held"),
+                part("serving/embedder-5d9c", 10, 8810, sm=38, rung="driver", held="held"),
+                rung="driver",
+            ),
+            gpu(1, "a100-1", A100, part("training/finetune-7b", 40, 37400, whole=True, sm=97)),
+            gpu(
+                2,
+                "a100-1",
+                A100,
+                part("serving/ranker-0", 12, 9200, sm=55, rung="driver", held="held"),
+                part("serving/ranker-1", 12, 9180, sm=52, rung="driver", held="held"),
+                rung="driver",
+            ),
+            gpu(3, "a100-1", A100, bad="Xid 79: GPU has fallen off the bus"),
+        ),
+        node(
+            "h100-1",
+            gpu(0, "h100-1", H100, part("training/pretrain-0", 79, 76900, whole=True, sm=99)),
+            gpu(
+                1,
+                "h100-1",
+                H100,
+                part("serving/chat-large-0", 48, 45100, sm=83, rung="mps", held="unverified"),
+                part("speech/asr-stream-2", 20, 12800, sm=31, rung="mps", held="unverified"),
+                rung="mps",
+            ),
+            gpu(
+                2,
+                "h100-1",
+                H100,
+                part("research/diffusion-xl", 32, 29400, sm=88, rung="mps", held="unverified"),
+                rung="mps",
+            ),
+            gpu(3, "h100-1", H100, rung="mps"),
+            rung="mps",
+        ),
+        node(
+            "l40s-1",
+            gpu(
+                0,
+                "l40s-1",
+                L40S,
+                part("vision/detector-a", 12, 7400, sm=44, rung="driver", held="held"),
+                part("vision/detector-b", 12, 7350, sm=41, rung="driver", held="held"),
+                part("vision/tracker", 6, 2100, sm=12, rung="driver", held="held"),
+                rung="driver",
+            ),
+            gpu(
+                1,
+                "l40s-1",
+                L40S,
+                part("speech/tts-0", 10, 6200, sm=21, rung="driver", held="differs"),
+                part("research/notebook-jun", 4, 0, rung="driver", held="held"),
+                rung="driver",
+            ),
+            cordoned=True,
+        ),
+        node(
+            "t4-1",
+            gpu(
+                0,
+                "t4-1",
+                T4,
+                part("default/web-0", 5, 9011, sm=62, over=before(minutes=7), rung="advisory", held="unverified"),
+                part("default/web-1", 5, 4310, sm=30, rung="advisory", held="unverified"),
+                other_mib=312,
+            ),
+            gpu(
+                1,
+                "t4-1",
+                T4,
+                part("default/batch-nightly", 3, 2900, sm=9, rung="advisory", held="unverified"),
+                part("", 4, 1200),
+                part("research/stray", 0, 2048, trespass=True),
+            ),
+            rung="advisory",
+        ),
+    )
+    waiting = (
+        said(
+            {
+                "ns": "training",
+                "pod": "finetune-70b",
+                "asks": "2 whole GPUs",
+                "since": before(minutes=41),
+                "scheduler": "gpushare-scheduler",
+                "why": "3 nodes have no 2 GPUs that are free as a whole; l40s-1 is cordoned.",
+                "room": "There would be room on h100-1 if research/diffusion-xl (32 GiB, priority 0) ended.",
+            }
+        ),
+        said(
+            {
+                "ns": "serving",
+                "pod": "chat-large-1",
+                "asks": "48 GiB of one GPU",
+                "since": before(minutes=3),
+                "scheduler": "gpushare-scheduler",
+                "why": "The last filter found h100-1; the pod waits for its volume chat-weights.",
+                "room": "",
+            }
+        ),
+    )
+    return Scene(cluster(*nodes, waiting=waiting), pods={("default", "web-0"): web_0()})
+
+
+def web_0() -> Json:
+    """Return all that is known of the pod of the small cluster that uses more than its share."""
+    return {
+        "namespace": "default",
+        "name": "web-0",
+        "uid": "0b0c6c4e-4c2b-4c4e-9a57-3f4f5b1f0a11",
+        "node": "t4-1",
+        "phase": "Running",
+        "created": before(hours=5),
+        "priority": 0,
+        "scheduler": "gpushare-scheduler",
+        "containers": [
+            {
+                "name": "main",
+                "kind": "app",
+                "asks": {"aliyun.com/gpu-mem": 5},
+                "gpus": [
+                    {"index": 0, "uuid": "GPU-6f1c2f4e", "model": "Tesla T4", "shares": 5, "mib": 5120, "whole": False}
+                ],
+                "variables": {
+                    "NVIDIA_VISIBLE_DEVICES": "GPU-6f1c2f4e",
+                    "ALIYUN_COM_GPU_MEM_CONTAINER": "5",
+                    "GPUSHARE_LIMITS": "advisory",
+                },
+                "use": [
+                    {
+                        "index": 0,
+                        "grantedMiB": 5120,
+                        "usedMiB": 9011,
+                        "smPercent": 62,
+                        "rung": "advisory",
+                        "held": "unverified",
+                        "overSince": before(minutes=7),
+                    }
+                ],
+            },
+            {"name": "proxy", "kind": "sidecar", "asks": {}, "gpus": [], "variables": {}, "use": []},
+        ],
+        "why": ["default/web-0 runs on t4-1, on GPU 0."],
+        "events": [
+            {
+                "type": "Warning",
+                "reason": "GPUMemoryOverUse",
+                "message": "container main uses 9,011 MiB of GPU memory and was granted 5,120 MiB",
+                "count": 3,
+                "last": before(minutes=2),
+            },
+            {
+                "type": "Normal",
+                "reason": "Started",
+                "message": "Started container main",
+                "count": 1,
+                "last": before(hours=5),
+            },
+        ],
+    }
+
+
+HOSTILE = "<img src=x onerror=alert(1)>"
+"""A name that no API server lets through, and a page must nevertheless bear."""
+
+
+def hostile() -> Scene:
+    """Return a cluster in which every text that a stranger can write is an attack."""
+    longest, turned = "n" * 253, "ab\u202egnp.exe\u0000\u200b\nnext"
+    name = "node-" + "x" * 248
+    parts = (
+        part(f"evil/{HOSTILE}", 5, 9000, over=before(minutes=1)),
+        part(f"{HOSTILE}/{longest}", 4, 100),
+        part(f"default/{turned}", 3, 100),
+    )
+    nodes = (
+        node(
+            name,
+            gpu(0, name, ("<b>Model</b>" + "m" * 200, 15, 15360), *parts, bad=f"{HOSTILE}" + "r" * 300),
+            problem=f"{HOSTILE}\u202e",
+        ),
+        node(
+            "javascript:alert(1)",
+            gpu(0, "second", T4, part("evil/stray", 0, 10, trespass=True)),
+            rung="<script>alert(1)</script>",
+        ),
+    )
+    waiting = (
+        said(
+            {
+                "ns": "evil",
+                "pod": HOSTILE,
+                "asks": "\u202e" + "9" * 300,
+                "since": "<script>",
+                "why": HOSTILE * 20,
+                "room": "\u202eroom",
+            }
+        ),
+    )
+    pod = web_0() | {
+        "namespace": "evil",
+        "name": HOSTILE,
+        "phase": "<script>alert(2)</script>",
+        "why": [HOSTILE, "\u202ewhy" + "w" * 400],
+        "events": [{"type": "Warning", "reason": HOSTILE, "message": HOSTILE + "\u202e", "count": 2, "last": HOSTILE}],
+    }
+    pod["containers"][0]["variables"] = {"NVIDIA_VISIBLE_DEVICES": HOSTILE, "v" * 300: "\u202e" + "z" * 2000}
+    return Scene(cluster(*nodes, waiting=waiting, notes=(HOSTILE, "\u202enote")), pods={("evil", HOSTILE): pod})
+
+
+TEAMS = (
+    "ads",
+    "batch",
+    "default",
+    "genomics",
+    "ranking",
+    "research",
+    "search",
+    "serving",
+    "speech",
+    "training",
+    "vision",
+    "weather",
+)
+
+
+def many(nodes: int = 1000, gpus: int = 8, *, seed: int = 7) -> Scene:
+    """Return a cluster of so many nodes with so many GPUs each, with the same troubles for the same seed."""
+    chance = random.Random(seed)
+    kinds = (H100, H100, A100, A100, L40S, T4)
+    made = []
+    for n in range(nodes):
+        name, kind = f"gpu-{n:04d}", kinds[n * len(kinds) // max(1, nodes)]
+        cards = [random_gpu(chance, n, each, name, kind) for each in range(gpus)]
+        troubled = n % 97 == 41
+        made.append(
+            node(name, *cards, rung=("driver", "mps", "advisory")[n % 3], cordoned=n % 53 == 17, ready=not troubled)
+        )
+    waiting = tuple(
+        said(
+            {
+                "ns": TEAMS[n % len(TEAMS)],
+                "pod": f"waiting-{n}",
+                "asks": "64 GiB of one GPU",
+                "since": before(minutes=3 * n + 1),
+                "why": "no GPU has 64 GiB free",
+            }
+        )
+        for n in range(5)
+    )
+    return Scene(cluster(*made, waiting=waiting))
+
+
+def random_gpu(chance: random.Random, n: int, position: int, node_name: str, kind: tuple[str, int, int]) -> Json:
+    """Return a GPU in some use; of those of a node, `n`-th, the `position`-th."""
+    _, shares, memory_mib = kind
+    parts: list[Json] = []
+    if chance.random() < 0.18:
+        parts.append(
+            part(f"training/job-{n}-{position}", shares, int(memory_mib * chance.uniform(0.6, 0.97)), whole=True)
+        )
+    elif chance.random() < 0.9:
+        left = shares if chance.random() < 0.45 else int(shares * chance.uniform(0.2, 0.95))
+        while left >= 2 and len(parts) < 6:
+            own = min(left, chance.randint(2, max(2, shares // 2)))
+            over = chance.random() < 0.004
+            used = int(own * 1024 * (chance.uniform(1.1, 1.4) if over else chance.uniform(0.1, 0.98)))
+            owner = f"{chance.choice(TEAMS)}/pod-{n}-{position}-{len(parts)}"
+            parts.append(part(owner, own, used, over=before(minutes=5) if over else ""))
+            left -= own
+    bad = "Xid 48: double bit ECC error" if chance.random() < 0.004 else ""
+    return gpu(position, node_name, kind, *parts, bad=bad)

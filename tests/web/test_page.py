@@ -1,0 +1,594 @@
+"""The page in a real browser."""
+
+# ruff: noqa: E501 - a script for the page is read more easily on one line
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.patience import eventually
+from tests.web import scenes
+from tests.web.page_server import TOKEN, PageServer
+from tests.web.scenes import HOSTILE, T4, Scene, gpu, many, node, part, small
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.web.browser import Browser, Tab
+
+WEB_0 = '.part[data-pod="default/web-0"]'
+
+
+@contextlib.asynccontextmanager
+async def opened(browser: Browser, scene: Scene, query: str = "") -> AsyncIterator[tuple[Tab, PageServer]]:
+    """Open the page of a scene, and wait until it shows it."""
+    server = PageServer(copy.deepcopy(scene))
+    async with server.serving(), browser.tab() as tab:
+        await tab.open(server.url(query))
+        await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
+        yield tab, server
+
+
+async def sums(tab: Tab) -> dict[str, str]:
+    """Return the figures at the head of the page."""
+    return dict(
+        await tab.run(
+            "[...document.querySelectorAll('[data-sum]')].map((each) => [each.dataset.sum, each.querySelector('.sum-value').innerText])"
+        )
+    )
+
+
+async def wide(tab: Tab) -> int:
+    """Return by how many pixels the page is wider than its window."""
+    return int(await tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+
+async def test_a_small_cluster_is_shown_whole(browser: Browser) -> None:
+    """Given: 98 + 179 + 44 + 17 GiB. Free: 6 + 16, 11 + 47 + 79, 5 + 8; not l40s-1, which is cordoned."""
+    async with opened(browser, small()) as (tab, _):
+        shown = await sums(tab)
+        assert shown["given"] == "338 GiB"
+        assert shown["free"] == "172 GiB"
+        assert shown["largest"] == "79 GiB"
+        assert shown["whole"] == "1"
+        assert shown["waiting"] == "2"
+        assert await tab.texts(".card .node-name") == ["a100-1", "h100-1", "l40s-1", "t4-1"]
+        assert "on h100-1, GPU 3" in await tab.text("[data-sum=largest]")
+        cards = await tab.text("#cards")
+        assert "Xid 79: GPU has fallen off the bus" in cards
+        assert "default/web-0 uses 8.8 GiB of 5 GiB, for 7 min" in cards
+        assert "research/stray uses 2 GiB of it and was not given it" in cards
+        assert "312 MiB used by no pod" in cards
+        assert "speech/tts-0: limit differs" in cards
+        assert "cordoned" in cards
+        assert "limits: advisory" in cards
+        waiting = await tab.text("#waits")
+        assert "training/finetune-70b" in waiting
+        assert "There would be room on h100-1 if research/diffusion-xl" in waiting
+        assert "prod-eu" in await tab.text("#where")
+
+
+async def test_a_part_is_as_wide_as_its_shares_and_filled_as_it_is_used(browser: Browser) -> None:
+    """llm-eval-0 has 16 of 40 GiB of its GPU, and uses 14,920 of its 16,384 MiB."""
+    async with opened(browser, small()) as (tab, _):
+        width, fill = await tab.run(
+            "(() => { const part = document.querySelector('[data-pod=\"research/llm-eval-0\"]'); const width = (each) => each.getBoundingClientRect().width;"
+            "return [width(part) / width(part.closest('.bar')), width(part.querySelector('.fill')) / width(part)]; })()"
+        )
+        assert width == pytest.approx(16 / 40, abs=0.02)
+        assert fill == pytest.approx(14920 / 16384, abs=0.01)
+
+
+async def test_a_namespace_has_the_same_look_on_every_page(browser: Browser) -> None:
+    """It depends on its name only. Not by colour alone: three in four have a pattern, and all have names."""
+    async with opened(browser, small()) as (tab, _):
+        looks = await tab.run(
+            "import('./colours.js').then((it) => ['default', 'serving', 'research', 'default'].map(it.lookOf))"
+        )
+        assert looks == ["c7 p3", "c3 p2", "c2 p2", "c7 p3"]
+        assert "c7 p3" in await tab.run(f"document.querySelector('{WEB_0}').className")
+
+
+async def test_filters_are_in_the_address_and_going_back_undoes_them(browser: Browser) -> None:
+    """What is typed at one go is one step back."""
+    async with opened(browser, small()) as (tab, _):
+        await tab.choose("#f-ns", "serving")
+        await tab.until("document.querySelectorAll('.card').length === 2")
+        assert (await sums(tab))["given"] == "82 GiB"
+        assert await tab.run("location.search") == "?ns=serving"
+        assert await tab.run("document.querySelectorAll('.part-dim').length") == 6
+        await tab.click("#f-q")
+        await tab.type("rank")
+        await tab.until("document.querySelectorAll('.card').length === 1 && location.search.includes('q=rank')")
+        await tab.type("er-1")
+        await tab.until("location.search.includes('q=ranker-1')")
+        assert await tab.text("#shown") == "1 of 4 nodes shown"
+        assert await tab.text("#said") == "1 of 4 nodes shown"
+        await tab.run("history.back()")
+        await tab.until("document.querySelectorAll('.card').length === 2 && location.search === '?ns=serving'")
+        assert await tab.run("document.querySelector('#f-q').value") == ""
+        await tab.run("history.back()")
+        await tab.until("document.querySelectorAll('.card').length === 4")
+        await tab.run("history.forward()")
+        await tab.until(
+            "document.querySelectorAll('.card').length === 2 && document.querySelector('#f-ns').value === 'serving'"
+        )
+        await tab.click("#clear")
+        await tab.until("document.querySelectorAll('.card').length === 4 && location.search === ''")
+
+
+@pytest.mark.parametrize(
+    ("query", "nodes"),
+    [
+        ("?node=t4-1", ["t4-1"]),
+        ("?node=100", ["a100-1", "h100-1"]),
+        ("?model=NVIDIA+L40S", ["l40s-1"]),
+        ("?q=fallen+off", ["a100-1"]),
+        ("?ns=default", ["t4-1"]),
+        ("?ns=serving&node=h100-1", ["h100-1"]),
+        ("?trouble=1", ["a100-1", "l40s-1", "t4-1"]),
+        ("?ns=nowhere", []),
+    ],
+)
+async def test_an_address_with_filters_can_be_sent_to_somebody(browser: Browser, query: str, nodes: list[str]) -> None:
+    async with opened(browser, small(), query) as (tab, _):
+        assert await tab.texts(".card .node-name") == nodes
+        assert bool(await tab.text("#empty")) == (not nodes)
+
+
+async def test_a_click_on_a_namespace_shows_only_it_and_another_all(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        await tab.click("#keys li:nth-child(2) .key")
+        await tab.until("location.search === '?ns=serving' && document.querySelector('.key[aria-pressed=true]')")
+        await tab.click(".key[aria-pressed=true]")
+        await tab.until("location.search === ''")
+
+
+async def test_the_drawer_of_a_pod_opens_and_closes_by_the_keyboard(browser: Browser) -> None:
+    """Escape gives the focus back to the part that was opened."""
+    async with opened(browser, small()) as (tab, server):
+        await tab.run(f"document.querySelector('{WEB_0}').focus()")
+        await tab.press("ArrowRight", "ArrowLeft", "Enter")
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        assert await tab.run("location.search") == "?pod=default/web-0"
+        assert await tab.run("document.activeElement.id") == "drawer-title"
+        said = await tab.text("#drawer")
+        for expected in (
+            "web-0", "Running", "t4-1", "gpu-mem: 5", "8.8 GiB of 5 GiB", "limit not verified", "over its share since 7 min ago", "NVIDIA_VISIBLE_DEVICES",
+            "GPU-6f1c2f4e", "default/web-0 runs on t4-1, on GPU 0.", "GPUMemoryOverUse", "3 times", "sidecar",
+        ):  # fmt: skip
+            assert expected in said
+        assert "/api/v1/pods/default/web-0" in server.asked
+        await tab.press("Escape")
+        await tab.until("document.querySelector('#drawer').hidden && location.search === ''")
+        assert await tab.run("document.activeElement.dataset.pod") == "default/web-0"
+
+
+async def test_a_click_opens_a_pod_and_an_address_does(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        await tab.click(WEB_0)
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.open(server.url("?pod=default/web-0"))
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        await tab.click(".drawer-close")
+        await tab.until("document.querySelector('#drawer').hidden")
+
+
+async def test_a_pod_that_is_not_there_is_said(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        tab.expected = ("404",)
+        await tab.click("#waits .pod-name")
+        await tab.until("document.querySelector('#drawer').innerText.includes('no pod training/finetune-70b')")
+
+
+async def test_the_panel_of_a_node_follows_it(browser: Browser) -> None:
+    async with opened(browser, small(), "?panel=t4-1") as (tab, server):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .gpu')")
+        said = await tab.text("#drawer")
+        for expected in ("2 \u00d7 Tesla T4", "17 GiB of 30 GiB", "binpack", "580.65.06", "10.0.0.7", "default/web-1"):
+            assert expected in said
+        server.change(node("t4-1", gpu(0, "t4-1", T4, part("default/newcomer", 2, 100))))
+        await tab.until("document.querySelector('#drawer').innerText.includes('default/newcomer')")
+        await tab.click("#drawer details summary")
+        await tab.until("document.querySelector('#drawer pre').innerText.includes('\"name\": \"t4-1\"')")
+
+
+async def test_the_panel_says_what_keeps_pods_from_a_node(browser: Browser) -> None:
+    async with opened(browser, small(), "?panel=l40s-1") as (tab, _):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .facts')")
+        assert (await tab.text("#drawer .facts")).split("\n")[:2] == ["State", "cordoned"]
+
+
+async def test_the_drawer_of_a_pod_follows_it(browser: Browser) -> None:
+    async with opened(browser, small(), "?pod=default/web-0") as (tab, server):
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        server.scene.pods["default", "web-0"]["phase"] = "Succeeded"
+        server.change(server.scene.node("t4-1"))
+        await tab.until("document.querySelector('#drawer').innerText.includes('Succeeded')")
+
+
+async def test_arrow_keys_move_along_a_bar_and_between_bars(browser: Browser) -> None:
+    """Each card is two stops of the Tab key: its name and its bars."""
+    async with opened(browser, small()) as (tab, _):
+        await tab.run("document.querySelector('.card .node-name').focus()")
+        await tab.press("Tab")
+        focused = "document.activeElement.dataset.pod"
+        assert await tab.run(focused) == "research/llm-eval-0"
+        await tab.press("ArrowRight")
+        assert await tab.run(focused) == "research/notebook-mara"
+        await tab.press("End")
+        assert await tab.run(focused) == "serving/embedder-5d9c"
+        await tab.press("ArrowDown")
+        assert await tab.run(focused) == "training/finetune-7b"
+        await tab.press("Tab")
+        assert await tab.text(":focus") == "h100-1"
+
+
+async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser) -> None:
+    """The focus stays on a part that changes, and what is not another node's is left alone."""
+    async with opened(browser, small()) as (tab, server):
+        part_of = '[data-pod="serving/ranker-0"]'
+        await tab.run(
+            f"document.querySelector('{part_of}').focus(); window.written = new Set();"
+            "new MutationObserver((all) => { for (const each of all) window.written.add(each.target.closest?.('.card')?.dataset.node ?? each.target.parentElement?.closest('.card')?.dataset.node); })"
+            ".observe(document.querySelector('#cards'), {subtree: true, childList: true, attributes: true, characterData: true})"
+        )
+        changed = copy.deepcopy(server.scene.node("a100-1"))
+        changed["gpus"][2]["pods"][0] |= {"usedMiB": 16000, "over": scenes.before(minutes=1)}
+        server.change(changed)
+        await tab.until(f"document.querySelector('{part_of}').classList.contains('part-over')")
+        assert await tab.run("[...window.written]") == ["a100-1"]
+        assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
+        assert "over its share since 60 s ago" in await tab.run(
+            f"document.querySelector('{part_of}').getAttribute('aria-label')"
+        )
+        assert "2 over their share" in await tab.text("[data-sum=attention]")
+        red, green, blue = await tab.run(
+            f"getComputedStyle(document.querySelector('{part_of} .fill')).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
+        )
+        assert red > 2 * max(green, blue)
+
+
+async def test_nodes_come_and_go(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        server.change(node("b200-1", gpu(0, "b200-1", T4)), gone=("h100-1",), waiting=[])
+        await tab.until(
+            "document.querySelectorAll('.card').length === 4 && document.querySelector('#cards').innerText.includes('b200-1')"
+        )
+        assert await tab.texts(".card .node-name") == ["a100-1", "b200-1", "l40s-1", "t4-1"]
+        assert await tab.run("document.querySelector('#waiting').hidden")
+
+
+async def test_a_lost_connection_is_said_and_recovers(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        tab.expected = ("502",)
+        assert (await tab.text("#status")).startswith("live")
+        server.refused = 502
+        server.cut()
+        await tab.until("document.querySelector('#lost-text').innerText.includes('the API server does not answer')")
+        assert "The connection is lost." in await tab.text("#said")
+        assert await tab.texts(".card .node-name") == ["a100-1", "h100-1", "l40s-1", "t4-1"]
+        server.refused = 0
+        server.change(gone=("t4-1",))
+        await tab.click("#lost-now")
+        await tab.until("document.querySelector('#lost').hidden && document.querySelectorAll('.card').length === 3")
+        assert await tab.text("#said") == "The connection is back."
+        assert (await tab.text("#status")).startswith("live")
+
+
+async def test_it_comes_back_by_itself(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        server.cut()
+        await tab.until("!document.querySelector('#lost').hidden")
+        await eventually(lambda: server.streams == 1, "the page follows again")
+        await tab.until("document.querySelector('#lost').hidden")
+
+
+async def test_an_event_that_is_no_json_ends_the_stream_and_the_next_begins_anew(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        tab.expected = ("is not valid JSON",)
+        server.tell_nonsense()
+        await tab.until("!document.querySelector('#lost').hidden")
+        server.change(gone=("t4-1",))
+        await tab.until("document.querySelector('#lost').hidden && document.querySelectorAll('.card').length === 3")
+
+
+async def test_a_server_that_is_gone_is_said(browser: Browser) -> None:
+    server = PageServer(small())
+    async with browser.tab() as tab:
+        tab.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+        async with server.serving():
+            await tab.open(server.url())
+            await tab.until("document.querySelector('.card')")
+        await tab.until("document.querySelector('#lost-text').innerText.includes('the server does not answer')")
+        assert "old" in await tab.text("#status")
+        assert len(await tab.texts(".card")) == 4
+
+
+async def test_a_stream_that_says_nothing_any_more_counts_as_lost(browser: Browser) -> None:
+    """Of its own, with a shorter silence than the page's 10 s."""
+    async with opened(browser, small()) as (tab, server):
+        why = await tab.run(
+            "import('./live.js').then(({Live}) => new Promise((resolve) => {"
+            "const live = new Live({event() {}, lost(why) { live.stop(); resolve(why); }, login() {}}, {silenceMs: 200}); live.start(); }))"
+        )
+        assert why == "silent"
+        assert server.streams >= 1
+
+
+async def test_the_stream_may_be_cut_into_any_pieces(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        text = 'event: a\ndata: {"x": "é"}\n\n: a comment\n\nevent: b\r\ndata: 1\r\ndata: 2\r\n\r\nevent: unfinished\ndata: 3\n'
+        found = await tab.run(
+            "import('./live.js').then(async ({events}) => { const bytes = new TextEncoder().encode("
+            + json.dumps(text)
+            + ");"
+            "const all = []; for (const size of [1, 2, 3, 7, 1000]) { const got = [];"
+            "const stream = new ReadableStream({start(to) { for (let n = 0; n < bytes.length; n += size) to.enqueue(bytes.slice(n, n + size)); to.close(); }});"
+            "for await (const each of events(stream)) got.push(each); all.push(JSON.stringify(got)); } return all; })"
+        )
+        assert set(found) == {
+            json.dumps([["a", '{"x": "é"}'], ["b", "1\n2"]], ensure_ascii=False, separators=(",", ":"))
+        }
+
+
+async def test_data_that_the_server_itself_has_not_heard_of_lately_is_said(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        server.tell("pulse", {"read": scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")})
+        server.scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
+        await tab.until("document.querySelector('#status').innerText.includes('the watch of pods ended: 500')")
+        assert "last heard 47 s ago" in await tab.text("#status")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+async def test_hostile_names_stay_text_within_their_bounds(browser: Browser, width: int) -> None:
+    """No element is made of them, no direction turned by them, and nothing is wider than the window."""
+    async with opened(browser, scenes.hostile()) as (tab, _):
+        await tab.size(width, 900)
+        for look in (
+            "",
+            "?view=map",
+            f"?pod=evil/{HOSTILE.replace('<', '%3C').replace('>', '%3E').replace(' ', '+')}",
+            "?panel=javascript:alert(1)",
+        ):
+            await tab.run(f"history.replaceState(null, '', '/{look}'); dispatchEvent(new PopStateEvent('popstate'))")
+            await tab.until("document.querySelector('.card, .tile')")
+            if "pod=" in look:
+                await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+            assert await wide(tab) <= 0
+            assert await tab.run("document.querySelectorAll('img, body script, b > b, iframe').length") == 0
+            said = "document.body.innerText + [...document.querySelectorAll('[aria-label]')].map((each) => each.getAttribute('aria-label')).join()"
+            assert await tab.run(f"({said}).match(/[\\u202a-\\u202e\\u0000\\u200b]/)") is None
+        assert HOSTILE in await tab.text("#waits")
+        assert "\\u202eroom" in await tab.text("#waits")
+
+
+async def test_the_watch_for_complaints_sees_what_the_policy_forbids(browser: Browser) -> None:
+    """Else the tests that find none would say nothing."""
+    async with opened(browser, small()) as (tab, _):
+        await tab.run(
+            "(() => { const each = document.createElement('div'); each.setAttribute('style', 'color: red'); document.body.append(each); })()"
+        )
+        await tab.until("true")
+        await tab.run("setTimeout(() => { throw new Error('a script fails'); })")
+        await eventually(lambda: len(tab.complaints) >= 2, "both are seen")
+        assert any("Content Security Policy" in each for each in tab.complaints)
+        assert any("a script fails" in each for each in tab.complaints)
+        tab.complaints.clear()
+
+
+async def test_it_speaks_the_language_that_is_asked_for_or_preferred(browser: Browser) -> None:
+    async with opened(browser, small(), "?lang=zh") as (tab, server):
+        assert await tab.run("document.documentElement.lang") == "zh-Hans"
+        assert await tab.text("[data-sum=given] h2") == "已分配"
+        assert "超用" in await tab.text("[data-sum=attention]")
+        assert "There would be room on h100-1" in await tab.text("#waits")
+        await tab.choose("#lang", "en")
+        await tab.until(
+            "document.querySelector('[data-sum=given] h2').innerText === 'Given' && location.search === '?lang=en'"
+        )
+        await tab.until("document.querySelector('#cards').innerText.includes('limits: driver')")
+        await tab.call("Network.setUserAgentOverride", userAgent="test", acceptLanguage="zh-CN,zh;q=0.9")
+        await tab.open(server.url())
+        await tab.until("document.querySelector('[data-sum=given] h2').innerText === '已分配'")
+
+
+async def test_dark_is_as_the_system_says_or_as_chosen(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        ground = "getComputedStyle(document.body).backgroundColor"
+        light = await tab.run(ground)
+        await tab.prefer(color_scheme="dark")
+        dark = await tab.run(ground)
+        assert dark != light
+        await tab.choose("#theme", "light")
+        await tab.until(f"{ground} === {json.dumps(light)}")
+        await tab.open(server.url())
+        await tab.until(f"{ground} === {json.dumps(light)} && document.querySelector('#theme').value === 'light'")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_text_can_be_read(browser: Browser, scheme: str) -> None:
+    """WCAG's contrast of 4.5 to the ground that a text stands on, in every look that a namespace can have."""
+    many_namespaces = tuple(part(f"team-{n}/pod-{n}", 1, 300) for n in range(15))
+    crowd = node("crowd", *(gpu(n, "crowd", T4, *many_namespaces) for n in range(1)))
+    scene = small()
+    scene.cluster["nodes"].append(crowd)
+    async with opened(browser, scene) as (tab, _):
+        await tab.prefer(color_scheme=scheme)
+        found = await tab.run(CONTRASTS)
+        assert len(found) > 60
+        assert [each for each in found if each[0] < 4.5] == []
+
+
+CONTRASTS = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
+  const rgba = (color) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); return [...canvas.getImageData(0, 0, 1, 1).data]; };
+  const ground = (each) => { for (let up = each; up; up = up.parentElement) { const color = rgba(getComputedStyle(up).backgroundColor); if (color[3] > 250) return color; } return [255, 255, 255, 255]; };
+  const light = ([r, g, b]) => [r, g, b].map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4)).reduce((sum, x, n) => sum + x * [0.2126, 0.7152, 0.0722][n], 0);
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  const found = [];
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    const each = text.parentElement;
+    if (!text.data.trim() || !each.checkVisibility({visibilityProperty: true}) || each.closest('select, .unseen, .skip, .part-dim, noscript')) continue;
+    const [a, b] = [light(rgba(getComputedStyle(each).color)), light(ground(each))].sort((x, y) => y - x);
+    found.push([(a + 0.05) / (b + 0.05), text.data, each.className]);
+  }
+  return found;
+})()"""
+
+
+async def test_a_thousand_nodes_with_eight_gpus_are_a_map(browser: Browser) -> None:
+    async with opened(browser, many()) as (tab, server):
+        assert await tab.run(
+            "[document.querySelectorAll('.tile').length, document.querySelectorAll('.cell').length]"
+        ) == [1000, 8000]
+        assert await tab.run(
+            "[...document.querySelectorAll('.cell')].every((each) => each.getAttribute('aria-label').startsWith('gpu-'))"
+        )
+        await tab.run(
+            "window.written = new Set(); new MutationObserver((all) => { for (const each of all) window.written.add(each.target.closest('.tile')?.dataset.node); })"
+            ".observe(document.querySelector('#map'), {subtree: true, childList: true, attributes: true})"
+        )
+        changed = copy.deepcopy(server.scene.node("gpu-0003"))
+        changed["gpus"][0] = gpu(0, "gpu-0003", scenes.H100, part("ads/over", 10, 20000, over=scenes.before(minutes=2)))
+        server.change(changed)
+        await tab.until("document.querySelector('[data-node=gpu-0003] .cell').classList.contains('cell-over')")
+        assert await tab.run("[...window.written]") == ["gpu-0003"]
+        await tab.run("document.querySelector('.cell').focus()")
+        await tab.press("ArrowRight")
+        assert (await tab.run("document.activeElement.getAttribute('aria-label')")).startswith("gpu-0000, GPU 1: ")
+        await tab.press("ArrowDown", "ArrowUp", "Home", "Enter")
+        await tab.until("document.querySelector('#drawer:not([hidden]) .gpu') && location.search === '?panel=gpu-0000'")
+        await tab.press("Escape")
+        await tab.until("document.activeElement.classList.contains('cell')")
+        await tab.run("document.querySelector('#view input[value=cards]').click()")
+        await tab.until(
+            "document.querySelectorAll('.card').length === 1000 && document.querySelectorAll('.part').length > 10"
+        )
+        assert await tab.run("document.querySelectorAll('.card .gpu').length") < 8000
+
+
+@pytest.mark.parametrize("query", ["", "?view=map", "?pod=default/web-0", "?panel=a100-1", "?lang=zh"])
+async def test_everything_has_a_name_for_a_screen_reader(browser: Browser, query: str) -> None:
+    """The bars, the parts, the cells, and all that one can press or choose."""
+    async with opened(browser, small(), query) as (tab, _):
+        if "=" in query and "map" not in query and "lang" not in query:
+            await tab.until("document.querySelector('#drawer:not([hidden]) section')")
+        tree = await tab.accessible()
+        pressed = {"button", "combobox", "searchbox", "textbox", "radio", "checkbox", "dialog", "link", "img", "image"}
+        assert [each for each in tree if each[0] in pressed and not each[1]] == []
+        names = {name for _, name in tree}
+        labels = await tab.run(
+            "[...document.querySelectorAll('.bar, .part, .cell')].filter((each) => each.checkVisibility()).map((each) => each.getAttribute('aria-label'))"
+        )
+        assert len(labels) >= 12
+        assert [label for label in labels if not label or label not in names] == []
+        if not query:
+            assert any(
+                "GPU 0, Tesla T4: 10 GiB of 15 GiB given, 13.3 GiB used, 5 GiB free" in label for label in labels
+            )
+
+
+@pytest.mark.parametrize("query", ["", "?view=map", "?pod=default/web-0", "?panel=a100-1"])
+async def test_it_fits_a_narrow_screen(browser: Browser, query: str) -> None:
+    async with opened(browser, small(), query) as (tab, _):
+        await tab.size(400, 800)
+        assert await wide(tab) <= 0
+        await tab.size(320, 800)
+        assert await wide(tab) <= 0
+
+
+async def test_nothing_moves_for_those_who_want_that(browser: Browser) -> None:
+    async with opened(browser, small(), "?pod=default/web-0") as (tab, _):
+        moving = "getComputedStyle(document.querySelector('#drawer')).animationName"
+        assert await tab.run(moving) == "slide"
+        await tab.prefer(reduced_motion="reduce")
+        assert await tab.run(moving) == "none"
+
+
+async def test_a_token_is_asked_for_where_there_is_none(browser: Browser) -> None:
+    server = PageServer(small())
+    async with server.serving(), browser.tab() as tab:
+        tab.expected = ("401",)
+        await tab.open(server.url(token=None))
+        await tab.until("!document.querySelector('#login').hidden && document.activeElement.id === 'token'")
+        assert "kubectl create token" in await tab.text("#login")
+        await tab.type("wrong 令牌")
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#login-why').innerText === 'This token was not accepted.'")
+        await tab.type(TOKEN)
+        await tab.press("Enter")
+        await tab.until("document.querySelector('#login').hidden && document.querySelector('.card')")
+        assert TOKEN not in await tab.run(
+            "location.href + document.body.innerHTML + document.querySelector('#token').value"
+        )
+
+
+async def test_a_page_opened_without_its_token_says_what_to_do(browser: Browser) -> None:
+    server = PageServer(small(), login="")
+    async with server.serving(), browser.tab() as tab:
+        tab.expected = ("401",)
+        await tab.open(server.url(token=None))
+        await tab.until(
+            "document.querySelector('#login-why').innerText.includes('Open the address that the command printed')"
+        )
+        assert not await tab.run("document.querySelector('#token').checkVisibility()")
+
+
+async def test_the_token_leaves_the_address_at_once(browser: Browser) -> None:
+    async with opened(browser, small(), "?ns=serving") as (tab, _):
+        assert await tab.run("location.hash") == ""
+        assert await tab.run("location.search") == "?ns=serving"
+
+
+async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -> None:
+    scene = Scene(scenes.cluster(notes=("nodes cannot be read: forbidden",), source="none"))
+    scene.cluster["alone"] = [
+        {"ns": "default", "pod": "web-0", "node": "t4-1", "shares": 5, "phase": "Running"},
+        {"ns": "default", "pod": "big", "gpus": 2},
+    ]
+    async with opened(browser, scene) as (tab, _):
+        assert "nodes cannot be read: forbidden" in await tab.text("#notes")
+        shown = await tab.text("#alones")
+        assert "default/web-0" in shown
+        assert "5 shares" in shown
+        assert "2 \u00d7 whole GPU" in shown
+
+
+async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) -> None:
+    """Unknown is not zero."""
+    plain: dict[str, Any] = copy.deepcopy(small().cluster)
+    for each in plain["nodes"]:
+        each.pop("use")
+    plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
+    async with opened(browser, Scene(plain)) as (tab, _):
+        assert "Only allocation is known, not use. agents cannot be reached" in await tab.text("#notes")
+        assert (await sums(tab))["used"] == "not known"
+        assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
+        assert " used" not in await tab.text(".gpus")
+
+
+async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:
+    async with opened(browser, small(), "?node=t4-1") as (tab, server):
+        label = await tab.run("document.querySelector('.part.look-none').getAttribute('aria-label')")
+        assert label.startswith("a pod that you may not see, 4 GiB given")
+        await tab.click(".part.look-none")
+        assert await tab.run("document.querySelector('#drawer').hidden")
+        await tab.click(WEB_0)
+        await tab.until("document.querySelector('#drawer:not([hidden]) .events')")
+        assert [path for path in server.asked if "/pods/" in path] == ["/api/v1/pods/default/web-0"]
+
+
+async def test_the_map_shows_what_is_given_or_what_is_used(browser: Browser) -> None:
+    """GPU 0 of t4-1: 10 of 15 GiB given, 13,633 of 15,360 MiB used."""
+    async with opened(browser, small(), "?view=map&node=t4-1") as (tab, _):
+        height = "document.querySelector('.cell').style.getPropertyValue('--part')"
+        assert await tab.run(height) == "67%"
+        await tab.run("document.querySelector('#by input[value=used]').click()")
+        await tab.until("location.search.includes('by=used')")
+        await tab.until(f"{height} === '89%'")

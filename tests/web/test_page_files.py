@@ -1,0 +1,135 @@
+"""The page's files, without a browser: nothing inline or from elsewhere, both languages whole, all in the wheel."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.web.page_server import PAGE, TYPES
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+WORD = re.compile(r'^  (\w+): \["((?:[^"\\]|\\.)+)", "((?:[^"\\]|\\.)+)"\],$', re.MULTILINE)
+WORDS = {
+    key: (english, chinese) for key, english, chinese in WORD.findall((PAGE / "words.js").read_text(encoding="utf-8"))
+}
+
+
+class Markup(HTMLParser):
+    """Collects the elements of index.html and their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text_in_scripts = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.elements and self.elements[-1][0] in {"script", "style"}:
+            self.text_in_scripts += data.strip()
+
+
+@pytest.fixture(scope="module")
+def markup() -> Markup:
+    found = Markup()
+    found.feed((PAGE / "index.html").read_text(encoding="utf-8"))
+    return found
+
+
+def test_all_files_are_of_known_kinds() -> None:
+    assert {path.suffix for path in FILES} == set(TYPES)
+    assert {"index.html", "page.css", "main.js"} <= {path.name for path in FILES}
+
+
+def test_the_markup_has_no_scripts_styles_or_handlers_in_it(markup: Markup) -> None:
+    """The policy forbids them; a browser would leave them out."""
+    assert markup.text_in_scripts == ""
+    assert [tag for tag, _ in markup.elements if tag in {"style", "base", "iframe", "object", "embed"}] == []
+    assert [
+        (tag, name) for tag, given in markup.elements for name in given if name == "style" or name.startswith("on")
+    ] == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_comes_from_elsewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"(?:https?:)?//[a-z0-9-]+\.[a-z]", text) == []
+    assert "@import" not in text
+
+
+def test_what_the_markup_names_is_there(markup: Markup) -> None:
+    named = [given.get("src") or given.get("href") for tag, given in markup.elements if tag in {"script", "link"}]
+    assert [name for name in named if name and not name.startswith("data:") and not (PAGE / name).is_file()] == []
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_make_no_markup_and_no_code_of_text(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert (
+        re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser|\.srcdoc|setHTML",
+            text,
+        )
+        == []
+    )
+    assert [name for name in re.findall(r'from "([^"]+)"', text) if not (PAGE / name).is_file()] == []
+    assert text.startswith("/** ")
+    assert text.count("\n") <= 450
+
+
+def test_every_word_is_there_in_both_languages() -> None:
+    """Every line of the table is one, and both have the same blanks to fill in."""
+    table = (PAGE / "words.js").read_text(encoding="utf-8").partition("const WORDS = {\n")[2].partition("\n};")[0]
+    assert len(WORDS) == len(table.splitlines())
+    for key, (english, chinese) in WORDS.items():
+        blanks = [set(re.findall(r"\{(\w+)\}", form)) for form in english.split("|")]
+        assert set(re.findall(r"\{(\w+)\}", chinese)) == set().union(*blanks), key
+        assert "|" not in chinese, key
+
+
+def test_every_word_that_is_used_is_there_and_every_word_is_used(markup: Markup) -> None:
+    scripts = "".join(path.read_text(encoding="utf-8") for path in SCRIPTS if path.name != "words.js")
+    used = {
+        value for _, given in markup.elements for name, value in given.items() if name.startswith("data-t") and value
+    }
+    used |= set(re.findall(r'\bt\("(\w+)"', scripts))
+    assert used - set(WORDS) == set()
+    begun = tuple(re.findall(r"\bt\(`(\w+)\$\{", scripts))  # such as t(`count_${key}`)
+    quoted = set(re.findall(r'"(\w+)"', scripts)) | set(
+        re.findall(r'"(\w+)"', (PAGE / "amounts.js").read_text(encoding="utf-8"))
+    )
+    assert [key for key in WORDS if key not in used | quoted and not key.startswith(begun)] == []
+
+
+def test_the_wheel_has_the_page(tmp_path: Path) -> None:
+    """Of a copy: building writes beside the sources."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "hatch_build.py", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(
+        ROOT / "gpu_device_plugin", source / "gpu_device_plugin", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")],
+        cwd=source,
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    packed = {
+        name.rpartition("/")[2]
+        for name in zipfile.ZipFile(wheel).namelist()
+        if name.startswith("gpu_device_plugin/programs/web/page/")
+    }
+    assert packed == {path.name for path in FILES}

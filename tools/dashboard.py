@@ -1,0 +1,445 @@
+"""Describe the dashboard of deploy/monitoring: a title, a sentence on how to read it and queries for each panel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tools import grafana
+from tools.grafana import BYTES, COLUMNS, COUNT, FEW, FULL, NONE, PART, SECONDS, WAIT, bars, lines, stat, table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tools.grafana import Json, Panel
+
+# --- Queries ---------------------------------------------------------------------------------------------------------
+
+
+def of_model(series: str) -> str:
+    """Keep the series of GPUs of the chosen models."""
+    return f'({series} and on (gpu) gpushare_gpu_info{{model=~"$model"}})'
+
+
+def gpu(metric: str, *matchers: str) -> str:
+    """Select a metric of GPUs, by the chosen nodes and models."""
+    chosen = ", ".join(('node=~"$node"', *matchers))
+    return of_model(f"{metric}{{{chosen}}}")
+
+
+def container(metric: str, *matchers: str) -> str:
+    """Select a metric of containers, by the chosen nodes, namespaces and models."""
+    return gpu(metric, 'namespace=~"$namespace"', *matchers)
+
+
+def leader(metric: str) -> str:
+    """Select a metric of the extender that answers the scheduler; others know the cluster, but not the answers."""
+    return f"({metric} and on (job, instance) gpushare_extender_leader == 1)"
+
+
+def grown(series: str, window: str) -> str:
+    """Count what a counter has counted in `window`; a series that began within it began at zero, with its first event.
+
+    increase() sees nothing of the first event, because there is no sample before it.
+    """
+    return f"(({series} unless {series} offset {window}) or increase({series}[{window}]))"
+
+
+def none_is_zero(expression: str) -> str:
+    """Show 0 where nothing is found, for what is good to be missing."""
+    return f"{expression} or vector(0)"
+
+
+GIVEN, USED = "gpushare_container_gpu_memory_allocated_bytes", "gpushare_container_gpu_memory_used_bytes"
+KNOWN_USED = f"({container(USED)} and {container(GIVEN)} > 0)"
+KNOWN_GIVEN = f"({container(GIVEN)} > 0 and {container(USED)})"
+"""Of the containers whose use is known, on the GPUs that they were given."""
+OVER = f"(({container(USED)} - ({container(GIVEN)} > 0)) > 0)"
+TRESPASS = f"(({container(USED)} > 0) and {container(GIVEN)} == 0)"
+NOT_HELD = container("gpushare_container_gpu_memory_limit_bytes", 'state=~"differs|missing"')
+XIDS = 'gpushare_xids_total{node=~"$node"}'
+WAITING = leader("gpushare_extender_pods_waiting")
+OLDEST = f"max({leader('gpushare_extender_pods_waiting_oldest_seconds')})"
+
+
+def quantile(part: float) -> str:
+    """Find the time that this part of the scheduler's calls does not exceed, by verb."""
+    rate = "rate(gpushare_extender_verb_duration_seconds_bucket[$__rate_interval])"
+    return f"histogram_quantile({part}, sum by (le, verb) ({rate}))"
+
+
+def by(labels: str, expression: str, how: str = "sum") -> str:
+    """Aggregate by labels."""
+    return f"{how} by ({labels}) ({expression})"
+
+
+# --- Panels ----------------------------------------------------------------------------------------------------------
+
+CONTAINER = {"namespace": "Namespace", "pod": "Pod", "container": "Container", "node": "Node", "gpu": "GPU"}
+OF_CONTAINER = "namespace, pod, container, node, gpu"
+
+CLUSTER = (
+    stat(
+        "GPUs",
+        "GPUs that the agents share, of the chosen nodes and models.",
+        f"count({gpu('gpushare_gpu_memory_bytes')})",
+    ),
+    stat(
+        "Given",
+        "The part of the GPUs' memory that pods were given. Full is good, if it is used; no further pod fits then.",
+        f"sum({gpu('gpushare_gpu_memory_allocated_bytes')}) / sum({gpu('gpushare_gpu_memory_bytes')})",
+        unit=PART,
+    ),
+    stat(
+        "Used of given",
+        "The part of the given memory that pods use. Far below 100 %: pods ask for more than they need.",
+        f"sum({KNOWN_USED}) / sum({KNOWN_GIVEN})",
+        unit=PART,
+    ),
+    stat(
+        "Pods waiting",
+        "Pods that wait for a GPU. `kubectl inspect gpushare why POD` says what each waits for.",
+        f"max({leader('gpushare_extender_pods_pending')})",
+        thresholds=FEW,
+    ),
+    stat(
+        "Oldest waits for",
+        "How long the pod has waited that has waited longest.",
+        OLDEST,
+        unit=SECONDS,
+        thresholds=WAIT,
+    ),
+    stat(
+        "GPUs out of service",
+        "An Event on the node (GPUUnhealthy) says why, and what ends it.",
+        none_is_zero(f"count({gpu('gpushare_gpu_healthy')} == 0)"),
+        thresholds=NONE,
+    ),
+    stat(
+        "Containers over their share",
+        "Containers that use more memory than they were given now. The agents report those that keep doing so.",
+        none_is_zero(f"count({OVER})"),
+        thresholds=FEW,
+    ),
+    stat(
+        "Trespassers",
+        "Containers that use a GPU that they were not given, mostly by NVIDIA_VISIBLE_DEVICES in their image.",
+        none_is_zero(f"count({TRESPASS})"),
+        thresholds=NONE,
+    ),
+    stat(
+        "Limits not held",
+        "Containers for which the driver has no limit, or another one than they were granted. Events on their pods "
+        "(GPULimitNotHeld) say why.",
+        none_is_zero('sum(gpushare_limit_states{node=~"$node", state=~"differs|missing"})'),
+        thresholds=NONE,
+    ),
+    stat(
+        "Use not known",
+        "Containers whose agent does not see how much memory they use: see its note below /readyz.",
+        none_is_zero(f"count({container(GIVEN)} > 0 unless {container(USED)})"),
+        thresholds=FEW,
+    ),
+    stat(
+        "XIDs in 24 h",
+        "XID errors that the driver reported; NVIDIA's list says what each means.",
+        none_is_zero(f"sum({of_model(grown(XIDS, '24h'))})"),
+        thresholds=FEW,
+    ),
+    stat(
+        "Programs not read",
+        "Programs of this project that Prometheus knows and cannot read.",
+        none_is_zero('count(up{job=~".+/gpushare"} == 0)'),
+        thresholds=NONE,
+    ),
+    lines(
+        "Memory",
+        "All memory of the GPUs, what pods were given of it, what is in use, and what processes of no pod use.",
+        {
+            "there is": f"sum({gpu('gpushare_gpu_memory_bytes')})",
+            "given": f"sum({gpu('gpushare_gpu_memory_allocated_bytes')})",
+            "used": f"sum({gpu('gpushare_gpu_memory_used_bytes')})",
+            "used by no pod": f"sum({gpu('gpushare_gpu_memory_unattributed_bytes')})",
+        },
+        unit=BYTES,
+    ),
+    lines(
+        "Waiting pods by reason",
+        "not_asked: no scheduler has asked the extender about the pod. no_room: no node has room now. never_fits: no "
+        "eviction would help on any node. fits: a GPU has room, something else holds the pod up.",
+        {"{{reason}}": by("reason", WAITING, "max")},
+        stacked=True,
+    ),
+    lines(
+        "Oldest waiting pod",
+        "How long the pod has waited that has waited longest. A line that climbs for hours: look at that pod.",
+        {"oldest": OLDEST},
+        unit=SECONDS,
+    ),
+    lines(
+        "Limits by means and state",
+        "What keeps containers within their part, and whether that was read back. differs, missing: it does not keep "
+        "them. unverified: it cannot be read back, as with advisory, where only the container's variables name it.",
+        {"{{rung}}, {{state}}": by("rung, state", container("gpushare_container_gpu_memory_limit_bytes"), "count")},
+        stacked=True,
+    ),
+    lines(
+        "Over-use",
+        "Memory that pods use beyond their share, on GPUs that they were not given too.",
+        {"{{namespace}}/{{pod}}": by("namespace, pod", f"{container(USED)} - {container(GIVEN)} > 0")},
+        unit=BYTES,
+        stacked=True,
+    ),
+    lines(
+        "Refusals by reason",
+        "Containers that agents refused in the last 15 minutes. Many: pods are placed by a scheduler that does not "
+        "know GPUs. memory_limit_not_there, mps_not_ready: the means that keeps limits is not there.",
+        {"{{reason}}, {{node}}": by("node, reason", grown('gpushare_refusals_total{node=~"$node"}', "15m"))},
+    ),
+    lines(
+        "Time to answer the scheduler",
+        "The slowest of a hundred calls, and the middle one, by verb. kube-scheduler gives up after 5 s.",
+        {
+            "{{verb}}, 99 %": quantile(0.99),
+            "{{verb}}, half": quantile(0.5),
+        },
+        unit=SECONDS,
+    ),
+    lines(
+        "Answers to the scheduler",
+        "What came of calls to bind pods, and how nodes were judged for pods, in calls and nodes each second.",
+        {
+            "bind: {{outcome}}": by("outcome", "rate(gpushare_extender_binds_total[$__rate_interval])"),
+            "filter: {{verdict}}": by("verdict", "rate(gpushare_extender_filter_verdicts_total[$__rate_interval])"),
+        },
+        unit="ops",
+    ),
+    bars(
+        "Fullest nodes",
+        "The part of each node's GPU memory that pods were given, as the extender counts it; the 20 fullest nodes.",
+        {
+            "{{node}}": "topk(20, "
+            + by("node", 'gpushare_extender_node_memory_allocated_bytes{node=~"$node"}', "max")
+            + " / "
+            + by("node", 'gpushare_extender_node_memory_bytes{node=~"$node"}', "max")
+            + ")"
+        },
+        unit=PART,
+        thresholds=FULL,
+        most=1,
+    ),
+)
+
+OF_GPU = "node, gpu"
+SERVICE = (
+    'max by (node, gpu, index, model, driver, rung) (gpushare_gpu_info{node=~"$node", model=~"$model"} '
+    f"* on (node, gpu) group_left () {by(OF_GPU, gpu('gpushare_gpu_healthy'), 'min')})"
+)
+"""Everything that is known of a GPU as labels; 1 while it is in service."""
+NODE = (
+    bars(
+        "Given, by GPU",
+        "The part of each GPU's memory that pods were given.",
+        {
+            "{{node}} {{gpu}}": f"{by(OF_GPU, gpu('gpushare_gpu_memory_allocated_bytes'), 'max')} / "
+            + by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")
+        },
+        unit=PART,
+        width=12,
+        thresholds=FULL,
+        most=1,
+    ),
+    bars(
+        "Used, by GPU",
+        "The part of each GPU's memory that is in use by anybody. Compare with what was given, on the left.",
+        {
+            "{{node}} {{gpu}}": f"{by(OF_GPU, gpu('gpushare_gpu_memory_used_bytes'), 'max')} / "
+            + by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")
+        },
+        unit=PART,
+        width=12,
+        thresholds=FULL,
+        most=1,
+    ),
+    lines(
+        "Given beside used, by node",
+        "Memory that pods were given on each node, and memory in use there by anybody.",
+        {
+            "{{node}} given": by("node", gpu("gpushare_gpu_memory_allocated_bytes")),
+            "{{node}} used": by("node", gpu("gpushare_gpu_memory_used_bytes")),
+        },
+        unit=BYTES,
+    ),
+    lines(
+        "Utilization, by GPU",
+        "How busy the containers of a GPU keep its multiprocessors, together.",
+        {"{{node}} {{gpu}}": by(OF_GPU, container("gpushare_container_gpu_utilization_ratio"))},
+        unit=PART,
+    ),
+    lines(
+        "Used by no pod",
+        "Memory of processes outside of pods, and memory that no listed process owns. It is missing for pods.",
+        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_memory_unattributed_bytes"), "max")},
+        unit=BYTES,
+    ),
+    lines(
+        "Health",
+        "1: in service. 0: out of service; an Event on the node (GPUUnhealthy) says why and what ends it.",
+        {"{{node}} {{gpu}}": by(OF_GPU, gpu("gpushare_gpu_healthy"), "min")},
+        most=1,
+    ),
+    lines(
+        "XIDs",
+        "XID errors of the last hour by code, as the driver reported them. NVIDIA's list says what each means.",
+        {"{{node}} {{gpu}}: XID {{code}}": by(f"{OF_GPU}, code", of_model(grown(XIDS, "1h")))},
+    ),
+    lines(
+        "Shares that are not offered",
+        "unhealthy: the GPU is out of service. fenced: the GPU is in whole use, or its shares are, and it cannot be "
+        "given the other way.",
+        {
+            "{{node}} {{gpu}} unhealthy": by(OF_GPU, gpu("gpushare_gpu_shares_unhealthy"), "max"),
+            "{{node}} {{gpu}} fenced": by(OF_GPU, gpu("gpushare_gpu_shares_fenced"), "max"),
+        },
+    ),
+    lines(
+        "Time to answer the kubelet",
+        "The slowest of a hundred calls of the kubelet, by node and method.",
+        {
+            "{{node}} {{method}}": "histogram_quantile(0.99, sum by (le, node, method) "
+            '(rate(gpushare_rpc_duration_seconds_bucket{node=~"$node"}[$__rate_interval])))'
+        },
+        unit=SECONDS,
+    ),
+    lines(
+        "Kubelet's stream",
+        "1: the kubelet listens to the agent. 0: the node offers nothing of this resource; /readyz says why.",
+        {"{{node}} {{resource}}": 'min by (node, resource) (gpushare_stream_up{node=~"$node"})'},
+        most=1,
+    ),
+    table(
+        "GPUs",
+        "Every GPU with what it is, and its memory: given to pods, used by anybody, used by no pod.",
+        {
+            "node": "Node",
+            "index": "Position",
+            "gpu": "GPU",
+            "model": "Model",
+            "driver": "Driver",
+            "rung": "Limits by",
+        },
+        {
+            "In service": (
+                COUNT,
+                SERVICE,
+            ),
+            "Memory": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_bytes"), "max")),
+            "Given": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_allocated_bytes"), "max")),
+            "Used": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_used_bytes"), "max")),
+            "Of no pod": (BYTES, by(OF_GPU, gpu("gpushare_gpu_memory_unattributed_bytes"), "max")),
+        },
+        width=COLUMNS,
+    ),
+)
+
+NAMESPACE = (
+    lines(
+        "Given beside used, by namespace",
+        "Memory that the pods of each namespace were given, and what they use.",
+        {
+            "{{namespace}} given": by("namespace", container(GIVEN)),
+            "{{namespace}} used": by("namespace", container(USED)),
+        },
+        unit=BYTES,
+        width=12,
+    ),
+    bars(
+        "Used of given, by namespace",
+        "Far below 100 %: its pods ask for more than they need. Containers whose use is not known are left out.",
+        {"{{namespace}}": f"{by('namespace', KNOWN_USED)} / {by('namespace', KNOWN_GIVEN)}"},
+        unit=PART,
+        width=6,
+        most=1,
+    ),
+    lines(
+        "Utilization, by namespace",
+        "GPUs that the containers of each namespace keep busy: 1 is one GPU, all of the time.",
+        {"{{namespace}}": by("namespace", container("gpushare_container_gpu_utilization_ratio"))},
+        width=6,
+    ),
+    lines(
+        "Idle GPUs, by namespace",
+        "GPUs that are held by containers which have computed next to nothing for a quarter of an hour; a quarter of a "
+        "GPU's memory counts 0.25. By the recording rules of deploy/monitoring, over all nodes and models.",
+        {
+            "{{namespace}} held": 'namespace:gpushare_gpus_allocated:sum{namespace=~"$namespace"}',
+            "{{namespace}} idle": 'namespace:gpushare_gpus_idle:sum{namespace=~"$namespace"}',
+        },
+    ),
+    bars(
+        "GPU-hours of the last hour",
+        "What was held, and what of it was idle. By the recording rules of deploy/monitoring.",
+        {
+            "{{namespace}} held": 'namespace:gpushare_allocated_gpu_hours:1h{namespace=~"$namespace"}',
+            "{{namespace}} idle": 'namespace:gpushare_idle_gpu_hours:1h{namespace=~"$namespace"}',
+        },
+    ),
+    bars(
+        "Byte-hours of the last hour",
+        "Memory held and memory used, times the time. By the recording rules of deploy/monitoring.",
+        {
+            "{{namespace}} given": 'namespace:gpushare_gpu_memory_allocated_byte_hours:1h{namespace=~"$namespace"}',
+            "{{namespace}} used": 'namespace:gpushare_gpu_memory_used_byte_hours:1h{namespace=~"$namespace"}',
+        },
+        unit=BYTES,
+    ),
+    table(
+        "Containers",
+        "Every container on every GPU of it. Given 0: it was not given that GPU. A limit that is missing here is of a "
+        "whole GPU, or not known.",
+        CONTAINER,
+        {
+            "Given": (BYTES, by(OF_CONTAINER, container(GIVEN), "max")),
+            "Used": (BYTES, by(OF_CONTAINER, container(USED), "max")),
+            "Limit": (BYTES, by(OF_CONTAINER, container("gpushare_container_gpu_memory_limit_bytes"), "max")),
+            "Utilization": (PART, by(OF_CONTAINER, container("gpushare_container_gpu_utilization_ratio"), "max")),
+        },
+        width=COLUMNS,
+        height=10,
+    ),
+    table(
+        "Over their share",
+        "Containers that use more than they were given, and by how much; trespassers were given nothing of the GPU.",
+        CONTAINER,
+        {"Beyond": (BYTES, f"sort_desc({by(OF_CONTAINER, f'{container(USED)} - {container(GIVEN)} > 0', 'max')})")},
+        width=12,
+    ),
+    table(
+        "Limits that are not held",
+        "differs: the driver has the limit shown, which is not the one granted. missing: it has none; the one shown is "
+        "the one granted.",
+        {**CONTAINER, "rung": "Limits by", "state": "State"},
+        {"Limit": (BYTES, by(f"{OF_CONTAINER}, rung, state", NOT_HELD, "max"))},
+        width=12,
+    ),
+)
+
+ROWS: Mapping[str, Sequence[Panel]] = {"Cluster": CLUSTER, "Nodes: $node": NODE, "Namespaces: $namespace": NAMESPACE}
+
+VARIABLES: Mapping[str, tuple[str, str]] = {
+    "node": ("Node", "label_values(gpushare_gpu_memory_bytes, node)"),
+    "namespace": ("Namespace", "label_values(gpushare_container_gpu_memory_allocated_bytes, namespace)"),
+    "model": ("GPU model", "label_values(gpushare_gpu_info, model)"),
+}
+"""What one can choose: its label, and the query that finds the values. All of them by default."""
+
+
+def dashboard() -> Json:
+    """Return the dashboard as Grafana imports it."""
+    return grafana.dashboard(
+        "gpushare",
+        "GPU sharing",
+        "GPUs shared by memory: what pods were given beside what they use, who exceeds, who waits.",
+        rows=ROWS,
+        variables=VARIABLES,
+        tags=("gpu", "gpushare", "kubernetes"),
+    )
