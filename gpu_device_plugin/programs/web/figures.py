@@ -226,7 +226,7 @@ class AgentFigures:
     async def _listed(self, namespace: str) -> list[AgentPod]:
         found: list[AgentPod] = []
         async for page in self._client.pages(PODS, namespace=namespace, labels=_LABELS, since="0"):
-            for raw in page.items:
+            for raw in page.items or ():
                 try:
                     found.append(_agent(msgspec.json.decode(raw, type=_Pod)))
                 except (msgspec.DecodeError, UnicodeDecodeError):

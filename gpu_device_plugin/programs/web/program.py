@@ -13,7 +13,7 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import ListenError, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfigError, config_for
+from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
@@ -49,16 +49,12 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    page = ClusterPage(settings, config, callers=ReviewedCallers, figures=_figures(settings))
+    home = settings.home(SERVICE_ACCOUNT)
+    figures = partial(AgentFigures, namespace=home)
+    page = ClusterPage(settings, config, callers=ReviewedCallers, figures=figures)
     rereading = Rereading(sources, texts, take=page.reload, refuse=page.keep_settings)
     look = partial(rereading.look, anyway=True)
     return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))
-
-
-def _figures(settings: WebSettings) -> Callable[[Client], Figures] | None:
-    if not settings.agents:
-        return None
-    return lambda client: AgentFigures(client, namespace=settings.agents)
 
 
 class ClusterPage:
