@@ -6,7 +6,7 @@ ARGS   ?=
 GPUS   ?=
 SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test explore check lint types imports protos protos-check bench docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check lint types imports protos protos-check bench picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -74,6 +74,9 @@ e2e: $(VENV)/.ready  ## tests with real programs, which take minutes: the image,
 cluster: $(VENV)/.ready  ## run a cluster of one node until Ctrl-C, from the programs in KUBE_BIN
 	$(BIN)/python -m tests.e2e.starting
 
+picture: $(VENV)/.ready  ## the picture of the page in README.md, by a headless Chromium
+	$(BIN)/python -m tests.web.picture docs/img/page.png
+
 docs: $(VENV)/.ready  ## build the documentation as a site, in build/site
 	$(BIN)/mkdocs build --strict --quiet
 
@@ -82,7 +85,7 @@ mutants: $(VENV)/.ready  ## mutation-test the core, for an hour; ARGS='gpu_devic
 	$(BIN)/pip install --quiet --disable-pip-version-check mutmut
 	$(BIN)/mutmut run $(ARGS)
 
-dist: $(VENV)/.ready  ## wheel, source, chart, manifests and checksums of the current commit, in dist/
+dist: $(VENV)/.ready  ## wheel, source, kubectl plugin, chart, manifests, SBOMs and checksums of the current commit, in dist/
 	$(BIN)/python -m tools.release
 
 release: $(VENV)/.ready  ## VERSION=x.y.z: the same with a new version, as a commit and a tag; pushes nothing

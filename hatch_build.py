@@ -12,6 +12,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_IMAGE = re.compile(r"!\[[^\]]*\]\((?!https?://)[^)\s]+\)\n*")
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?://|#)([^)\s]+)\)")
 
 
@@ -22,6 +23,8 @@ def description(readme: str, pages: str) -> str:
         readme: its text, in Markdown.
         pages: what its relative links are relative to, a URL that ends with a slash; empty where nobody knows one.
     """
+    if not pages:
+        readme = _IMAGE.sub("", readme)  # a path shows no picture
     return _LINK.sub(rf"[\1]({pages}\2)" if pages else r"\1 (`\2`)", readme)
 
 

@@ -138,6 +138,7 @@ async def serving_routes(
     read_within_s: float = 30.0,
     headers: Mapping[str, str] = _NO_HEADERS,
     most_headers: int = 16,
+    longest_header: int = 4096,
 ) -> AsyncIterator[int]:
     """Answer requests for as long as the block runs.
 
@@ -154,12 +155,13 @@ async def serving_routes(
         body_within_s: how long a body may take to arrive; after that it counts as incomplete.
         finish_within_s: how long requests in progress at the end of the block may take.
         limits: for a port that every client can reach; see `ConnectionLimit`. Then a request is cancelled when its peer
-            disconnects, and its head has `most_headers` of 4 KiB each at most. None: no limits except `HANDSHAKES` with
-            `tls`.
+            disconnects, and its head has at most `most_headers` of `longest_header` bytes each. None: no limits except
+            `HANDSHAKES` with `tls`.
         handshake_within_s: how long a TLS handshake may take.
         read_within_s: how long a part of a `Stream` may wait for its client to read the parts before it.
         headers: further headers of every answer, errors included.
         most_headers: see `limits`. A browser sends 17, and a proxy in between adds its own.
+        longest_header: see `limits`. A token of Kubernetes has 1 to 2 KiB, one of OpenID Connect with many groups more.
 
     Yields:
         The port of the listening socket.
@@ -180,7 +182,11 @@ async def serving_routes(
         handshake_within_s=handshake_within_s,
         access_log=None,
         logger=_Terse(_log, {}),
-        **({**_OF_STRANGERS, "max_headers": most_headers} if limits is not None else {}),
+        **(
+            {**_OF_STRANGERS, "max_headers": most_headers, "max_field_size": longest_header}
+            if limits is not None
+            else {}
+        ),
     )
     try:
         yield listener.getsockname()[1]
@@ -191,10 +197,8 @@ async def serving_routes(
         await peers.close(0.5)
 
 
-_OF_STRANGERS: Mapping[str, Any] = MappingProxyType(
-    {"handler_cancellation": True, "max_field_size": 4096, "max_line_size": 4096}
-)
-"""aiohttp's settings for a port with limits. A Kubernetes token in a header has 1 to 2 KiB."""
+_OF_STRANGERS: Mapping[str, Any] = MappingProxyType({"handler_cancellation": True, "max_line_size": 4096})
+"""aiohttp's settings for a port with limits."""
 
 
 class _Desk:

@@ -57,7 +57,7 @@ def test_no_other_file_names_the_version() -> None:
     named = re.compile(rf"(?<![\d.]){re.escape(__version__)}(?!\d|\.\d)")
     found = {}
     for name in sources():
-        if name not in ASIDE and not name.startswith("tests/"):
+        if name not in ASIDE and not name.startswith("tests/") and not name.endswith(".png"):
             text = (ROOT / name).read_text(encoding="utf-8")
             for form in (*PLACES.get(name, ()), OF_THE_PAST.get(name, "{}, which is nowhere")):
                 text = text.replace(form.format(__version__), "")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.settings.forms import Address
 
 _MOST_HEADERS = 48
+_LONGEST_HEADER = 32 << 10
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
@@ -108,7 +109,13 @@ class PageServer:
         routes = [*self.routes.all(), page_at("/healthz", _healthy), page_at("/readyz", self._ready)]
         async with (
             serving_routes(
-                *address, routes, tls=tls, limits=BROWSERS, headers=HEADERS, most_headers=_MOST_HEADERS
+                *address,
+                routes,
+                tls=tls,
+                limits=BROWSERS,
+                headers=HEADERS,
+                most_headers=_MOST_HEADERS,
+                longest_header=_LONGEST_HEADER,
             ) as port,
             asyncio.TaskGroup() as tasks,
         ):

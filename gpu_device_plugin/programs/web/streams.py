@@ -98,7 +98,7 @@ class Streams:
                 await asyncio.sleep(timing.between_changes_s)
             if time.monotonic() >= pulse_at:
                 pulse_at = time.monotonic() + timing.pulse_s
-                yield _event("pulse", b'{"read":' + self._read() + b"}")
+                yield _message("pulse", b'{"read":' + self._read() + b"}")
 
     async def _looked_at_again(self, sight: Sight, again: Callable[[], Awaitable[Caller | None]]) -> Sight | None:
         """Return what the reader may see now; None: its token is not valid any more."""
@@ -170,5 +170,5 @@ class Streams:
         yield b"".join([*chunk, tail])
 
 
-def _event(kind: str, data: bytes) -> bytes:
+def _message(kind: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -534,3 +534,12 @@ async def test_many_headers_of_browsers_and_proxies_are_accepted(api: ApiServer)
     async with served(api) as page:
         more = {f"X-Forwarded-{number}": "x" for number in range(30)}
         assert (await page.get("api/v1/session", **more))[0] == 200
+
+
+async def test_a_long_token_is_read_and_one_without_end_is_not(api: ApiServer) -> None:
+    """Tokens of OpenID Connect list groups."""
+    async with served(api) as page:
+        for size, status in ((16 << 10, 401), (64 << 10, 400)):
+            headers = {"Authorization": f"Bearer {'x' * size}"}
+            async with page.http.get(f"http://127.0.0.1:{page.port}/api/v1/session", headers=headers) as answer:
+                assert answer.status == status
