@@ -1,0 +1,216 @@
+"""The page with the rights of deploy/optional/web.yaml at a real API server (KUBE_BIN): who sees what, and from where."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from gpu_device_plugin import cli
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.contract.keys import ALLOCATION
+from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.programs.web.figures import AgentFigures
+from gpu_device_plugin.programs.web.program import ClusterPage
+from gpu_device_plugin.settings.sources import Texts
+from gpu_device_plugin.settings.web import WebSettings
+from gpu_device_plugin.testing.builders import container, node, pod
+from tests.cluster.conftest import processes, programs
+from tests.cluster.test_proxy_conformance import own_address
+from tests.patience import REAL_S, eventually
+from tests.programs.web.harness import QUICK, Stream
+from tests.programs.web.test_figures import LABELS, page
+from tests.programs.web.test_figures import QUICK as FAST
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.cluster.conftest import RealServer
+
+pytestmark = pytest.mark.timeout(REAL_S * 3)
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RBAC = "rbac.authorization.k8s.io/v1"
+PLURALS = {"NetworkPolicy": "networkpolicies"}
+CLUSTERED = {"Namespace", "Node", "ClusterRole", "ClusterRoleBinding"}
+
+
+def documents(name: str) -> list[Json]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    if not os.environ.get("KUBE_BIN"):
+        pytest.skip("set KUBE_BIN to a folder with kube-apiserver and etcd to serve the page at a real API server")
+    with processes(tmp_path_factory.mktemp("apiserver"), programs()) as server:
+        yield server
+
+
+@dataclass
+class Cluster:
+    """A real API server with the manifest in it."""
+
+    config: ClusterConfig
+    http: aiohttp.ClientSession
+
+    async def make(self, body: Json, *, subresource: str = "", method: str = "POST") -> Json:
+        """Create an object, or change a subresource of one; what Kubernetes does not know is refused."""
+        group, meta = body["apiVersion"], body["metadata"]
+        plural = PLURALS.get(body["kind"], f"{body['kind'].lower()}s")
+        namespace = "" if body["kind"] in CLUSTERED else f"/namespaces/{meta.get('namespace', 'default')}"
+        path = f"/{'apis' if '/' in group else 'api'}/{group}{namespace}/{plural}"
+        path += f"/{meta['name']}/{subresource}" if subresource else ""
+        headers = {"Authorization": f"Bearer {self.config.token}"}
+        if method == "PATCH":
+            headers["Content-Type"] = "application/merge-patch+json"
+        url = f"{self.config.url}{path}?fieldValidation=Strict"
+        async with self.http.request(
+            method, url, data=json.dumps(body), headers=headers, ssl=self.config.tls()
+        ) as answer:
+            made: Json = await answer.json()
+            assert answer.status < 300, made
+            return made
+
+    async def account(self, name: str, namespace: str = "default") -> str:
+        """Make a service account, unless it is there; return a token of it, as kubectl create token does."""
+        metadata = {"name": name, "namespace": namespace}
+        if namespace == "default":
+            await self.make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
+        answer = await self.make({**body, "kind": "ServiceAccount"} | {"spec": {}}, subresource="token")
+        return str(answer["status"]["token"])
+
+    async def allow(self, name: str, rules: list[Json], namespace: str = "") -> None:
+        """Give an account of the namespace default these rights, in one namespace or everywhere."""
+        role, binding = ("Role", "RoleBinding") if namespace else ("ClusterRole", "ClusterRoleBinding")
+        meta = {"name": f"{name}-{namespace or 'all'}", **({"namespace": namespace} if namespace else {})}
+        await self.make({"apiVersion": RBAC, "kind": role, "metadata": meta, "rules": rules})
+        await self.bind(name, role, meta["name"], namespace)
+
+    async def bind(self, name: str, role: str, role_name: str, namespace: str = "") -> None:
+        binding = "RoleBinding" if namespace else "ClusterRoleBinding"
+        meta = {"name": f"{name}-{role_name}", **({"namespace": namespace} if namespace else {})}
+        body = {
+            "apiVersion": RBAC,
+            "kind": binding,
+            "metadata": meta,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": role_name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}],
+        }
+        await self.make(body)
+
+    async def run(self, body: Json, status: Json) -> None:
+        await self.make(body)
+        await self.make({**body, "status": status}, subresource="status", method="PATCH")
+
+
+@asynccontextmanager
+async def agent_page(text: str) -> AsyncIterator[tuple[str, int]]:
+    """Serve an agent's metrics where API servers proxy to."""
+    address = own_address()
+    if not address:
+        pytest.skip("this machine has no address but loopback, to which API servers do not proxy")
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=text)
+
+    app = web.Application()
+    app.router.add_get("/metrics", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, address, 0).start()
+        yield address, runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def live(port: int, token: str) -> AsyncIterator[Stream]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(
+            f"http://127.0.0.1:{port}/api/v1/live",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as answer,
+    ):
+        assert answer.status == 200, await answer.text()
+        yield Stream(answer.content)
+
+
+async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(real: RealServer) -> None:
+    async with aiohttp.ClientSession() as http, agent_page(page(3000)) as (address, port):
+        cluster = Cluster(real.config, http)
+        await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare"}})
+        await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
+        for each in (*documents("optional/web.yaml"), *documents("viewer.yaml")):
+            await cluster.make(each)
+        shared = node("gpu-1", mem=30, count=2)
+        await cluster.run({**shared, "metadata": {**shared["metadata"], "uid": ""}}, shared["status"])
+        annotations = {ALLOCATION: json.dumps({"0": {"0": 5}})}
+        for name, namespace in (("a", "default"), ("b", "team-a")):
+            body = pod(name, container(mem=5), node="gpu-1", namespace=namespace, annotations=annotations)
+            await cluster.run(body, {"phase": "Running"})
+        agent = pod("agent-1", node="gpu-1", namespace="gpushare", labels=LABELS)
+        agent["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": port}]
+        await cluster.run(agent, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
+
+        viewer, tenant, nobody = [await cluster.account(name) for name in ("viewer", "tenant", "nobody")]
+        await cluster.bind("viewer", "ClusterRole", "gpushare-viewer")
+        await cluster.allow("tenant", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}])
+        await cluster.allow("tenant", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}], "team-a")
+        own = await cluster.account("gpushare-web", "gpushare")
+
+        (deployment,) = (each for each in documents("optional/web.yaml") if each["kind"] == "Deployment")
+        (program,) = deployment["spec"]["template"]["spec"]["containers"]
+        arguments = [*program["args"], "--http=127.0.0.1:0"]
+        settings = cli.sources_of(WebSettings, cli.parse(arguments), {}).read(texts=Texts())
+        served = ClusterPage(
+            settings,
+            ClusterConfig(real.config.url, ca_file=real.config.ca_file, token=own),
+            callers=ReviewedCallers,
+            figures=lambda client: AgentFigures(client, namespace="gpushare", timing=FAST),
+            timings=QUICK,
+        )
+        running = asyncio.create_task(served.run())
+        try:
+            await eventually(lambda: served.port or running.done(), quiet_s=REAL_S)
+            assert not running.done(), running.exception()
+            async with live(served.port, viewer) as stream:
+                known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
+                gpu = known["nodes"]["gpu-1"]["gpus"][0]
+                assert {(each["ns"], each["pod"]) for each in gpu["pods"]} == {("default", "a"), ("team-a", "b")}
+                assert next(each for each in gpu["pods"] if each["pod"] == "a")["usedMiB"] == 3000
+                assert known["notes"] == []
+            async with live(served.port, tenant) as stream:
+                known = await stream.until(lambda known: known["nodes"])
+                pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
+                assert [each.get("pod") for each in pods if each.get("ns")] == ["b"]
+                assert len(pods) == 2
+            async with live(served.port, nobody) as stream:
+                known = await stream.until(lambda known: known["read"]["live"])
+                assert known["nodes"] == {}
+                assert known["alone"] == known["waiting"] == []
+            headers = {"Authorization": f"Bearer {viewer}"}
+            async with http.get(f"http://127.0.0.1:{served.port}/api/v1/pods/team-a/b", headers=headers) as answer:
+                found = await answer.json()
+            assert (answer.status, found["name"], found.get("notes", [])) == (200, "b", [])
+            headers = {"Authorization": f"Bearer {tenant}"}
+            async with http.get(f"http://127.0.0.1:{served.port}/api/v1/pods/default/a", headers=headers) as answer:
+                assert answer.status == 403
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
