@@ -1,4 +1,4 @@
-"""The page with the rights of deploy/optional/web.yaml at a real API server (KUBE_BIN): who sees what, and from where."""
+"""The page with the rights of deploy/optional/web.yaml at a real API server (KUBE_BIN): who sees what."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,8 @@ class Cluster:
         namespace = "" if body["kind"] in CLUSTERED else f"/namespaces/{meta.get('namespace', 'default')}"
         path = f"/{'apis' if '/' in group else 'api'}/{group}{namespace}/{plural}"
         path += f"/{meta['name']}/{subresource}" if subresource else ""
-        headers = {"Authorization": f"Bearer {self.config.token}"}
-        if method == "PATCH":
-            headers["Content-Type"] = "application/merge-patch+json"
+        content = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {self.config.token}", "Content-Type": content}
         url = f"{self.config.url}{path}?fieldValidation=Strict"
         async with self.http.request(
             method, url, data=json.dumps(body), headers=headers, ssl=self.config.tls()
@@ -83,19 +83,28 @@ class Cluster:
             assert answer.status < 300, made
             return made
 
-    async def account(self, name: str, namespace: str = "default") -> str:
-        """Make a service account, unless it is there; return a token of it, as kubectl create token does."""
+    async def token(self, name: str, namespace: str = "default") -> str:
+        """Return a token of a service account, as kubectl create token makes it."""
         metadata = {"name": name, "namespace": namespace}
-        if namespace == "default":
-            await self.make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
-        body = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
-        answer = await self.make({**body, "kind": "ServiceAccount"} | {"spec": {}}, subresource="token")
-        return str(answer["status"]["token"])
+        path = f"{self.config.url}/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "metadata": metadata, "spec": {}}
+        headers = {"Authorization": f"Bearer {self.config.token}"}
+        async with self.http.post(path, json=body, headers=headers, ssl=self.config.tls()) as answer:
+            made: Json = await answer.json()
+            assert answer.status == 201, made
+            return str(made["status"]["token"])
 
-    async def allow(self, name: str, rules: list[Json], namespace: str = "") -> None:
-        """Give an account of the namespace default these rights, in one namespace or everywhere."""
-        role, binding = ("Role", "RoleBinding") if namespace else ("ClusterRole", "ClusterRoleBinding")
+    async def account(self, name: str) -> str:
+        """Make a service account in the namespace default; return a token of it."""
+        metadata = {"name": name, "namespace": "default"}
+        await self.make({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+        return await self.token(name)
+
+    async def allow(self, name: str, verb: str, resource: str, namespace: str = "") -> None:
+        """Give an account a right, in one namespace or everywhere."""
+        role = "Role" if namespace else "ClusterRole"
         meta = {"name": f"{name}-{namespace or 'all'}", **({"namespace": namespace} if namespace else {})}
+        rules = [{"apiGroups": [""], "resources": [resource], "verbs": [verb]}]
         await self.make({"apiVersion": RBAC, "kind": role, "metadata": meta, "rules": rules})
         await self.bind(name, role, meta["name"], namespace)
 
@@ -151,66 +160,92 @@ async def live(port: int, token: str) -> AsyncIterator[Stream]:
         yield Stream(answer.content)
 
 
-async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(real: RealServer) -> None:
+async def furnish(cluster: Cluster, address: str, port: int) -> None:
+    """Install the page, a node with two pods, and an agent at this address."""
+    for name in ("gpushare", "team-a"):
+        await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    for each in (*documents("optional/web.yaml"), *documents("viewer.yaml")):
+        await cluster.make(each)
+    shared = node("gpu-1", mem=30, count=2)
+    shared["metadata"].pop("uid", None)
+    await cluster.run(shared, shared["status"])
+    annotations = {ALLOCATION: json.dumps({"0": {"0": 5}})}
+    for name, namespace in (("a", "default"), ("b", "team-a")):
+        made = pod(name, container(mem=5), namespace=namespace, node="gpu-1", annotations=annotations)
+        await cluster.run(made, {"phase": "Running"})
+    agent = pod("agent-1", node="gpu-1", namespace="gpushare", labels=LABELS)
+    agent["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": port}]
+    await cluster.run(agent, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
+
+
+@dataclass
+class Served:
+    """The page, and tokens of accounts that look at it."""
+
+    cluster: Cluster
+    port: int
+    viewer: str
+    tenant: str
+    nobody: str
+
+    async def get(self, path: str, token: str) -> tuple[int, Json]:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with self.cluster.http.get(f"http://127.0.0.1:{self.port}/api/v1/{path}", headers=headers) as answer:
+            return answer.status, await answer.json()
+
+
+@pytest.fixture
+async def served(real: RealServer) -> AsyncIterator[Served]:
     async with aiohttp.ClientSession() as http, agent_page(page(3000)) as (address, port):
         cluster = Cluster(real.config, http)
-        await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpushare"}})
-        await cluster.make({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "team-a"}})
-        for each in (*documents("optional/web.yaml"), *documents("viewer.yaml")):
-            await cluster.make(each)
-        shared = node("gpu-1", mem=30, count=2)
-        await cluster.run({**shared, "metadata": {**shared["metadata"], "uid": ""}}, shared["status"])
-        annotations = {ALLOCATION: json.dumps({"0": {"0": 5}})}
-        for name, namespace in (("a", "default"), ("b", "team-a")):
-            body = pod(name, container(mem=5), node="gpu-1", namespace=namespace, annotations=annotations)
-            await cluster.run(body, {"phase": "Running"})
-        agent = pod("agent-1", node="gpu-1", namespace="gpushare", labels=LABELS)
-        agent["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": port}]
-        await cluster.run(agent, {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]})
-
-        viewer, tenant, nobody = [await cluster.account(name) for name in ("viewer", "tenant", "nobody")]
+        await furnish(cluster, address, port)
+        tokens = [await cluster.account(name) for name in ("viewer", "tenant", "nobody")]
         await cluster.bind("viewer", "ClusterRole", "gpushare-viewer")
-        await cluster.allow("tenant", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}])
-        await cluster.allow("tenant", [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}], "team-a")
-        own = await cluster.account("gpushare-web", "gpushare")
+        await cluster.allow("tenant", "list", "nodes")
+        await cluster.allow("tenant", "get", "pods", "team-a")
+        own = await cluster.token("gpushare-web", "gpushare")
 
         (deployment,) = (each for each in documents("optional/web.yaml") if each["kind"] == "Deployment")
         (program,) = deployment["spec"]["template"]["spec"]["containers"]
-        arguments = [*program["args"], "--http=127.0.0.1:0"]
-        settings = cli.sources_of(WebSettings, cli.parse(arguments), {}).read(texts=Texts())
-        served = ClusterPage(
-            settings,
+        sources = cli.sources_of(WebSettings, cli.parse([*program["args"], "--http=127.0.0.1:0"]), {})
+        server = ClusterPage(
+            sources.read(texts=Texts()),
             ClusterConfig(real.config.url, ca_file=real.config.ca_file, token=own),
             callers=ReviewedCallers,
-            figures=lambda client: AgentFigures(client, namespace="gpushare", timing=FAST),
+            figures=partial(AgentFigures, namespace="gpushare", timing=FAST),
             timings=QUICK,
         )
-        running = asyncio.create_task(served.run())
+        running = asyncio.create_task(server.run())
         try:
-            await eventually(lambda: served.port or running.done(), quiet_s=REAL_S)
+            await eventually(lambda: server.port or running.done(), quiet_s=REAL_S)
             assert not running.done(), running.exception()
-            async with live(served.port, viewer) as stream:
-                known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
-                gpu = known["nodes"]["gpu-1"]["gpus"][0]
-                assert {(each["ns"], each["pod"]) for each in gpu["pods"]} == {("default", "a"), ("team-a", "b")}
-                assert next(each for each in gpu["pods"] if each["pod"] == "a")["usedMiB"] == 3000
-                assert known["notes"] == []
-            async with live(served.port, tenant) as stream:
-                known = await stream.until(lambda known: known["nodes"])
-                pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
-                assert [each.get("pod") for each in pods if each.get("ns")] == ["b"]
-                assert len(pods) == 2
-            async with live(served.port, nobody) as stream:
-                known = await stream.until(lambda known: known["read"]["live"])
-                assert known["nodes"] == {}
-                assert known["alone"] == known["waiting"] == []
-            headers = {"Authorization": f"Bearer {viewer}"}
-            async with http.get(f"http://127.0.0.1:{served.port}/api/v1/pods/team-a/b", headers=headers) as answer:
-                found = await answer.json()
-            assert (answer.status, found["name"], found.get("notes", [])) == (200, "b", [])
-            headers = {"Authorization": f"Bearer {tenant}"}
-            async with http.get(f"http://127.0.0.1:{served.port}/api/v1/pods/default/a", headers=headers) as answer:
-                assert answer.status == 403
+            yield Served(cluster, server.port, *tokens)
         finally:
             running.cancel()
             await asyncio.wait([running])
+
+
+async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(served: Served) -> None:
+    async with live(served.port, served.viewer) as stream:
+        known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
+        pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
+        assert {(each["ns"], each["pod"]): each.get("usedMiB") for each in pods} == {
+            ("default", "a"): 3000,
+            ("team-a", "b"): None,
+        }
+        await stream.until(lambda known: known["figures"] == {"source": "agents"})
+        assert known["notes"] == []
+    async with live(served.port, served.tenant) as stream:
+        known = await stream.until(lambda known: known["nodes"])
+        pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
+        assert sorted((each.get("ns", ""), each.get("pod", "")) for each in pods) == [("", ""), ("team-a", "b")]
+    async with live(served.port, served.nobody) as stream:
+        known = await stream.until(lambda known: known["read"]["live"])
+        assert (known["nodes"], known["alone"], known["waiting"]) == ({}, [], [])
+        assert any("no right to list nodes" in note for note in known["notes"])
+
+    status, found = await served.get("pods/team-a/b", served.viewer)
+    assert (status, found["name"], found.get("notes", [])) == (200, "b", [])
+    assert (await served.get("pods/team-a/b", served.tenant))[0] == 200
+    assert (await served.get("pods/default/a", served.tenant))[0] == 403
+    assert (await served.get("session", "nonsense"))[0] == 401
