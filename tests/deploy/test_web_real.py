@@ -31,11 +31,15 @@ from tests.patience import REAL_S, eventually
 from tests.programs.web.harness import QUICK, Stream
 from tests.programs.web.test_figures import LABELS, page
 from tests.programs.web.test_figures import QUICK as FAST
+from tests.programs.web.test_kubeconfig import running as command_running
+from tests.programs.web.test_real import home, kubeconfig  # noqa: F401 - one is a fixture, asked for by name
+from tests.programs.web.test_real import live as command_live
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.cluster.conftest import RealServer
+    from tests.programs.web.test_kubeconfig import Home
 
 pytestmark = pytest.mark.timeout(REAL_S * 3)
 
@@ -225,7 +229,11 @@ async def served(real: RealServer) -> AsyncIterator[Served]:
             await asyncio.wait([running])
 
 
-async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(served: Served) -> None:
+async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(
+    served: Served,
+    home: Home,  # noqa: F811 - a fixture
+    tmp_path: Path,
+) -> None:
     async with live(served.port, served.viewer) as stream:
         known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
         pods = known["nodes"]["gpu-1"]["gpus"][0]["pods"]
@@ -249,3 +257,9 @@ async def test_the_manifests_rights_are_enough_and_each_sees_what_his_own_allow(
     assert (await served.get("pods/team-a/b", served.tenant))[0] == 200
     assert (await served.get("pods/default/a", served.tenant))[0] == 403
     assert (await served.get("session", "nonsense"))[0] == 401
+
+    # The same figures on somebody's own machine, over a real kubectl proxy.
+    flag = f"--kubeconfig={kubeconfig(tmp_path, served.cluster.config)}"
+    async with command_running(home, "--no-browser", flag) as command, command_live(command) as stream:
+        known = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
+        assert {each.get("usedMiB") for each in known["nodes"]["gpu-1"]["gpus"][0]["pods"]} == {3000, None}
