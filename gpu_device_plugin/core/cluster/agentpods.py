@@ -38,6 +38,8 @@ class Agents:
     by_node: Mapping[str, AgentPod]
     why: str = ""
     """Why there are none, as a sentence without a full stop; empty if there are some."""
+    rivals: tuple[str, ...] = ()
+    """The namespaces that contradict each other, a few of them."""
 
 
 def agents(pods: Iterable[AgentPod]) -> Agents:
@@ -47,9 +49,8 @@ def agents(pods: Iterable[AgentPod]) -> Agents:
     if not places:
         return Agents({}, "no node agent with metrics runs")
     if len(places) > 1 and HOME not in places:
-        return Agents(
-            {}, f"pods in several namespaces ({', '.join(places[:3])}) have the labels of node agents; remove the wrong"
-        )
+        why = "pods in several namespaces have the labels of node agents, and those of one alone can be right"
+        return Agents({}, why, tuple(places[:3]))
     trusted = places[0] if len(places) == 1 else HOME
     chosen = sorted((pod for pod in usable if pod.namespace == trusted), key=lambda pod: (pod.created, pod.name))
     return Agents({pod.node: pod for pod in chosen})

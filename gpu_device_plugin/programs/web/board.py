@@ -234,7 +234,11 @@ class Board:
         if name == "notes":
             return self.notes() if sight.nodes else [_NO_NODES]
         state = self._figures()
-        return {"source": state.source, **({"why": state.why} if state.why else {})}
+        if not sight.nodes:
+            return {"source": "none"}
+        # Why an agent cannot be read names it and its node.
+        why = "; ".join(filter(None, (state.why, state.detail if sight.everything else "")))
+        return {"source": state.source, **({"why": why} if why else {})}
 
     def notes(self) -> Sequence[str]:
         """Return what is not shown, and why, in sentences."""

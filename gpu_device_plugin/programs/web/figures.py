@@ -77,7 +77,7 @@ class AgentFigures:
         self._listed_s = float("-inf")
         self._refused_s = float("-inf")
         self._nothing = ""
-        """Why no agent is read."""
+        """Why no agent is read; empty: some are, or nobody looks."""
         self._last: dict[str, Attempt] = {}
         self._read_s: dict[str, float] = {}
         """When the present figures of a node were read."""
@@ -91,15 +91,16 @@ class AgentFigures:
     @property
     def state(self) -> FiguresState:
         """Where the figures come from at present."""
-        if self._nothing:
-            return FiguresState("nodes", self._nothing)
         problems = sorted(self._problems.items())
-        first = f"; node {problems[0][0]}: {problems[0][1]}" if problems else ""
+        first = f"node {problems[0][0]}: {problems[0][1]}" if problems else ""
+        if self._nothing:
+            rivals = ", ".join(self._agents.rivals)
+            return FiguresState("nodes", f"{self._nothing}{_OURS}", f"namespaces: {rivals}" if rivals else "")
         if not self._read_s:
-            return FiguresState("nodes", f"no node agent can be read{first}{_OURS}" if problems else "")
+            return FiguresState("nodes", f"no node agent can be read{_OURS}" if problems else "", first)
         if problems:
             known = len(problems) + len(self._read_s.keys() - self._problems.keys())
-            return FiguresState("agents", f"{len(problems)} of {known} node agents cannot be read{first}")
+            return FiguresState("agents", f"{len(problems)} of {known} node agents cannot be read", first)
         most = self._most
         more = (
             f"{self._wanted} nodes are too many to read all; the first {most} are read" if self._wanted > most else ""
@@ -142,9 +143,9 @@ class AgentFigures:
             # Those that are known are read on; soon the list is asked for again.
             self._listed_s = time.monotonic() - timing.pods_s + timing.pace.every_s
             if not self._agents.by_node:
-                self._nothing = f"the pods of the node agents cannot be listed ({error}){_OURS}"
+                self._nothing = f"the pods of the node agents cannot be listed ({error})"
                 return
-        self._nothing = f"{self._agents.why}{_OURS}" if self._agents.why else ""
+        self._nothing = self._agents.why
         known = [name for name in sorted(names)[: self._most] if name in self._agents.by_node]
         chosen = due(known, self._last, time.monotonic(), timing.pace, timing.at_once)
         answers = await asyncio.gather(*(self._read(name) for name in chosen))
@@ -157,7 +158,7 @@ class AgentFigures:
                 deliver(name, answer)
 
     def _refuse(self, error: ForbiddenError) -> None:
-        self._nothing = f"{_missing(error)}{_OURS}"
+        self._nothing = _missing(error)
         self._refused_s, self._listed_s = time.monotonic(), float("-inf")
         self._last.clear()
         self._problems.clear()

@@ -34,4 +34,5 @@ def test_between_two_other_namespaces_nothing_is_believed() -> None:
     """A tenant can end the fresh figures of an installation in another namespace, and cannot forge them."""
     found = agents([OURS, replace(OURS, namespace="a-tenant")])
     assert found.by_node == {}
-    assert "(a-tenant, ours)" in found.why
+    assert found.rivals == ("a-tenant", "ours")
+    assert found.why.startswith("pods in several namespaces")

@@ -18,7 +18,7 @@ from gpu_device_plugin.testing.builders import node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer, Hang
 from tests.patience import eventually
 from tests.programs.web.harness import served_by
-from tests.programs.web.test_page_server import bound
+from tests.programs.web.test_page_server import Users, bearer, bound
 from tests.reports import SINCE, part, written
 
 if TYPE_CHECKING:
@@ -237,7 +237,8 @@ async def test_nonsense_of_one_agent_concerns_its_node_alone(world: World, text:
     async with world.following(lambda: ["gpu-1", "gpu-2"]) as figures:
         await eventually(lambda: world.latest("gpu-2") is not None and "1 of 2" in figures.state.why)
         assert figures.state.source == "agents"
-        assert why in figures.state.why
+        assert why in figures.state.detail
+        assert "gpu-1" not in figures.state.why
         assert world.latest("gpu-1") is None
 
 
@@ -275,7 +276,8 @@ async def test_an_api_server_that_is_away_ends_nothing(world: World) -> None:
         await world.api.stop()
         await eventually(lambda: world.latest("gpu-1") is None)
         await eventually(lambda: figures.state.source == "nodes")
-        assert figures.state.why.startswith("no node agent can be read; node gpu-1: get pods/proxy")
+        assert figures.state.why.startswith("no node agent can be read; the figures are those of the nodes'")
+        assert figures.state.detail.startswith("node gpu-1: get pods/proxy gpushare/agent-gpu-1: ")
         await world.api.start()
         await eventually(lambda: figures.state.source == "agents")
 
@@ -287,3 +289,43 @@ async def test_a_list_that_fails_is_asked_for_again(world: World) -> None:
         await eventually(lambda: "the pods of the node agents cannot be listed" in figures.state.why)
         world.api.heal()
         await eventually(lambda: world.latest("gpu-1") is not None)
+
+
+async def test_who_does_not_see_everything_is_told_no_name_of_an_agent(world: World) -> None:
+    world.api.add(node("gpu-1", mem=30, count=2))
+    world.agent("gpu-1", "<html>")
+    callers = Users(all={""}, some={"default"})
+    async with (
+        Client(ClusterConfig(world.api.url)) as client,
+        served_by(client, callers=callers, figures=AgentFigures(client, timing=QUICK)) as shown,
+    ):
+        async with shown.live(Authorization=bearer("all")) as stream:
+            known = await stream.until(lambda known: "why" in known["figures"])
+            assert "; node gpu-1: its agent's page of metrics cannot be read" in known["figures"]["why"]
+        async with shown.live(Authorization=bearer("some")) as stream:
+            known = await stream.until(lambda known: "why" in known["figures"])
+            assert known["figures"]["why"].startswith("no node agent can be read; the figures are those of the nodes'")
+            assert "gpu-1" not in known["figures"]["why"]
+
+
+async def test_who_sees_no_nodes_is_told_nothing_of_agents(world: World) -> None:
+    world.api.add(node("gpu-1", mem=30, count=2))
+    world.agent("gpu-1", page())
+
+    class NoNodes(Users):
+        async def caller(self, token: str) -> Any:
+            found = await super().caller(token)
+            assert found is not None
+            found.may_see_nodes = no  # type: ignore[method-assign]
+            return found
+
+    async def no() -> bool:
+        return False
+
+    async with (
+        Client(ClusterConfig(world.api.url)) as client,
+        served_by(client, callers=NoNodes(some={"default"}), figures=AgentFigures(client, timing=QUICK)) as shown,
+        shown.live(Authorization=bearer("some")) as stream,
+    ):
+        known = await stream.until(lambda known: known)
+        assert known["figures"] == {"source": "none"}
