@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.telling.printing import printable
+from gpu_device_plugin.core.telling.tones import Line, Tone
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from typing import TextIO
+
+_CODES: Mapping[Tone, str] = MappingProxyType(
+    {Tone.HEADING: "1", Tone.GOOD: "32", Tone.WARNING: "33", Tone.BAD: "31", Tone.FAINT: "2"}
+)
+"""Of ECMA-48's Select Graphic Rendition."""
+
+
+def coloured(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    """Return whether a stream is a terminal whose user wants colours (https://no-color.org)."""
+    return stream.isatty() and environ.get("TERM", "dumb") != "dumb" and not environ.get("NO_COLOR")
+
+
+def painted(line: Line, stream: TextIO, *, colour: bool) -> str:
+    """Return a line for a stream, with control characters escaped, and in the colour of its tone."""
+    encoding = stream.encoding or "utf-8"
+    text = printable(line.text).encode(encoding, "replace").decode(encoding)
+    code = _CODES.get(line.tone) if colour and text else None
+    return text if code is None else f"\x1b[{code}m{text}\x1b[0m"
 
 
 def say(stream: TextIO, line: str) -> None:
     """Write a line. Control characters are escaped; characters that the stream cannot encode become question marks."""
     encoding = stream.encoding or "utf-8"
     stream.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
+
+
+def show(lines: Iterable[Line], environ: Mapping[str, str]) -> None:
+    """Write lines to the standard output, in colours on a terminal whose user wants them."""
+    colour = coloured(sys.stdout, environ)
+    for line in lines:
+        sys.stdout.write(painted(line, sys.stdout, colour=colour) + "\n")
 
 
 def discard_output(stream: TextIO) -> None:

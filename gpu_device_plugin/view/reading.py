@@ -10,7 +10,7 @@ import msgspec
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
 from gpu_device_plugin.core.cluster.nodeview import NodeView
-from gpu_device_plugin.core.cluster.usage import Occupant
+from gpu_device_plugin.core.cluster.usage import NOTHING, Occupant, usage_of
 from gpu_device_plugin.core.contract.keys import (
     FRAMEWORKS,
     NODE_LABELS,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.api import NodeRecord, ObjectMeta
+    from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodereport import NodeReport
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -55,6 +56,8 @@ class Cluster:
     """The names of all nodes."""
     warnings: tuple[str, ...] = ()
     """One sentence for each object that could not be read."""
+    waiting: int = 0
+    """Pods without a node that ask for GPUs, among those that were read."""
 
 
 def cluster(
@@ -98,7 +101,7 @@ def cluster(
         warnings += [f"node {name}: {why}" for why in problems]
     warnings += [f"node {view.name}: {view.candidate.gpus.problem}" for view in views if view.candidate.gpus.problem]
     sharing = tuple(view for view in views if view.candidate.rooms or view.candidate.gpus.problem)
-    return Cluster(sharing, frozenset(records), tuple(warnings))
+    return Cluster(sharing, frozenset(records), tuple(warnings), fleet.waiting)
 
 
 def occupants(fleet: Fleet, node: str) -> tuple[Occupant, ...]:
@@ -120,6 +123,24 @@ def _view(fleet: Fleet, record: NodeRecord, report: NodeReport) -> NodeView:
         allocatable=record.allocatable,
         report=report,
     )
+
+
+def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[tuple[Pod, Usage]]:
+    """Return the pods that hold GPUs, each with its usage as its annotations tell it, by namespace and name.
+
+    Pods that cannot be read are left out.
+    """
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__)
+    found = []
+    for raw in raw_pods:
+        try:
+            pod, _ = reader.read(raw)
+        except UnreadableObjectError:
+            continue
+        usage = usage_of(pod, resources) if pod.node_name and not pod.ended else NOTHING
+        if usage != NOTHING:
+            found.append((pod, usage))
+    return sorted(found, key=lambda each: (each[0].namespace, each[0].name))
 
 
 # --- For one pod ------------------------------------------------------------------------------------------------------

@@ -43,5 +43,5 @@ def test_what_is_shown_is_what_a_doctor_prints() -> None:
     inventory = replace(WELL.inventory, gpus=older, driver_version="580.95.05")
     ill = replace(WELL, inventory=inventory, agent=agent(streams={MEM: False}))
     assert len(GPUS) == 2
-    printed = lines(examine(diagnosing_node.CHECKS, ill))
+    printed = [line.text for line in lines(examine(diagnosing_node.CHECKS, ill))]
     assert [line for line in shown.splitlines() if line not in printed] == []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.nodeuse import UsedGpu
 from gpu_device_plugin.core.model.limits import Held, Rung
-from gpu_device_plugin.programs.inspect.program import parse
+from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_program import World, gpu, node, pod
 from tests.reports import SINCE, part, written

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_device_plugin.core.telling.printing import counted
+from gpu_device_plugin.core.telling.tones import Line, Tone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,6 +32,16 @@ class Severity(StrEnum):
 
 EXIT_CODES: Mapping[Severity, int] = MappingProxyType({Severity.WARNING: 3, Severity.ERROR: 4})
 """The exit code by the worst finding, if not 0. Exit codes 1 and 2 mean that the doctor itself failed."""
+
+_TONES: Mapping[Severity, Tone] = MappingProxyType(
+    {
+        Severity.OK: Tone.GOOD,
+        Severity.NOTE: Tone.PLAIN,
+        Severity.UNKNOWN: Tone.FAINT,
+        Severity.WARNING: Tone.WARNING,
+        Severity.ERROR: Tone.BAD,
+    }
+)
 
 _UNCOUNTABLE: Mapping[Severity, str] = MappingProxyType({Severity.OK: "ok", Severity.UNKNOWN: "could not be checked"})
 """Severities whose count has no plural; the others are counted by their names."""
@@ -101,21 +112,22 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return EXIT_CODES.get(worst(findings), 0)
 
 
-def lines(findings: Sequence[Finding]) -> list[str]:
+def lines(findings: Sequence[Finding]) -> list[Line]:
     """Return a table for people: a line for each finding, the advice below it, and a summary."""
     width = max((len(finding.check) for finding in findings), default=0)
-    rows: list[str] = []
+    rows: list[Line] = []
     for finding in findings:
-        rows.append(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}")
+        rows.append(Line(f"{finding.severity:<8} {finding.check:<{width}}  {finding.found}", _TONES[finding.severity]))
         if finding.advice:
-            rows.append(f"{'':<{width + 11}}-> {finding.advice}")
+            rows.append(Line(f"{'':<{width + 11}}-> {finding.advice}"))
     count = Counter(finding.severity for finding in findings)
     parts = [
         counted(number, _UNCOUNTABLE.get(each, each), _UNCOUNTABLE.get(each, ""))
         for each in Severity
         if (number := count[each])
     ]
-    return [*rows, "", f"{counted(len(findings), 'finding')}: {', '.join(parts)}."]
+    summary = f"{counted(len(findings), 'finding')}: {', '.join(parts)}."
+    return [*rows, Line(""), Line(summary, _TONES[worst(findings)])]
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -127,6 +139,8 @@ def document(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def report(findings: Sequence[Finding], *, as_json: bool) -> list[str]:
-    """Return the findings as lines of text, for people or for machines."""
-    return json.dumps(document(findings), indent=2).splitlines() if as_json else lines(findings)
+def report(findings: Sequence[Finding], *, as_json: bool) -> list[Line]:
+    """Return the findings as lines, for people or for machines."""
+    if as_json:
+        return [Line(text) for text in json.dumps(document(findings), indent=2).splitlines()]
+    return lines(findings)

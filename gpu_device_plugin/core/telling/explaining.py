@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
@@ -15,6 +16,7 @@ from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.columns import aligned
 from gpu_device_plugin.core.telling.overview_wide import short_uuid
+from gpu_device_plugin.core.telling.printing import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 _WEIGHED = 20
 """For this many of the nodes that lack least, the pods that would have to end are computed; the best come first."""
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _WORDS = {
     Obstacle.SMALL: "too small",
@@ -147,6 +151,64 @@ def explain(ask: Ask, found: Sequence[NodeAnswer], most: int) -> list[str]:
     for answer in found[:most]:
         lines += ["", *_block(ask, answer)]
     return lines
+
+
+def explain_briefly(ask: Ask, found: Sequence[NodeAnswer], height: int) -> list[str]:
+    """Return the explanation in about `height` lines: the number of nodes for each reason, then the nearest nodes.
+
+    Of each node only that is told which differs between its GPUs: equal verdicts share a line. At least one node and
+    one reason are told, however small the height.
+
+    Args:
+        ask: the demand of the pod, which is not empty.
+        found: see `answers`.
+        height: the lines of the terminal that are left.
+    """
+    kinds = _kinds(map(headline, found))
+    shown = max(1, min(len(kinds), height // 3))
+    rows = [(f"  {number}", kind) for kind, number in kinds[:shown]]
+    if len(kinds) > shown:
+        rows.append((f"  {sum(number for _, number in kinds[shown:])}", "for other reasons"))
+    one = len(found) == 1
+    lines = [] if one else ["", f"{len(found)} nodes share GPUs:", *aligned(rows)]
+    told = 0
+    for answer in found:
+        block = ["", *_brief_block(ask, answer)]
+        if told and len(lines) + len(block) + 2 > height:
+            break
+        lines += block
+        told += 1
+    if left := len(found) - told:
+        lines += ["", f"{left} more {'node' if left == 1 else 'nodes'}: --all-nodes shows each, GPU by GPU."]
+    return lines
+
+
+def _kinds(sentences: Iterable[str]) -> list[tuple[str, int]]:
+    """Count sentences that differ at most in their numbers as one, the most frequent first."""
+    alike: dict[str, Counter[str]] = {}
+    for sentence in sentences:
+        alike.setdefault(_NUMBER.sub("…", sentence), Counter())[sentence] += 1
+    counted = [(next(iter(each)) if len(each) == 1 else kind, each.total()) for kind, each in alike.items()]
+    return sorted(counted, key=lambda one: (-one[1], one[0]))
+
+
+def _brief_block(ask: Ask, answer: NodeAnswer) -> Iterator[str]:
+    node = answer.node
+    yield f"{node.name}: {headline(answer)}"
+    if isinstance(answer.found, Unfit):
+        yield from (f"  Besides, {why}." for why in answer.kept.besides)
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for view in node.gpus():
+        free = f"{node.amount(view.free) if view.free else 'none'} of {node.amount(view.gpu.shares)} free"
+        kind = view.gpu.model.removeprefix("NVIDIA ") or "-", free, _verdict(ask, answer, view)
+        groups.setdefault(kind, []).append(view.gpu.position)
+    rows = [(f"  GPU {ranges(positions)}", *kind) for kind, positions in groups.items()]
+    yield from aligned(rows)
+    for pod, usage in node.loose().items():
+        amount = " and ".join(node.amounts(usage))
+        yield f"  {pod} has {amount} on an unknown GPU, and counts on every GPU that it may be on."
+    if isinstance(answer.found, Unfit):
+        yield f"  {_what_would_help(answer)}"
 
 
 def headline(answer: NodeAnswer) -> str:

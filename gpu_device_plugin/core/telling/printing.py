@@ -24,6 +24,17 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(every[:MOST_NAMED])}{more}"
 
 
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers as people write them: ``0-3,6``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in found)
+
+
 def printable(text: str) -> str:
     """Return `text` with every unprintable character escaped in Python's notation.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from gpu_device_plugin.kubelet.sockets import KUBELET_SOCKET, DirectoryError, ch
 from gpu_device_plugin.kubelet.statefile import PROFILE, SHARE_SIZE, StateFile
 from gpu_device_plugin.programs.doctor import limiting, runtime
 from gpu_device_plugin.programs.doctor.agent import ask
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.terminal import show
 from gpu_device_plugin.settings.extra_grant import read_extra_grant
 from gpu_device_plugin.settings.knobs import UsageError
 
@@ -194,8 +193,7 @@ def main(
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     symptoms = asyncio.run(examined(settings, where, Deadlines(), agents_running, profiles))
     findings = examine(CHECKS, symptoms)
-    for line in report(findings, as_json=as_json):
-        say(sys.stdout, line)
+    show(report(findings, as_json=as_json), os.environ)
     return exit_code(findings)
 
 

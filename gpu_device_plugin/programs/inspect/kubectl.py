@@ -68,18 +68,35 @@ class Kubectl:
             raise ClusterUnreadableError(f"kubectl could not read {path} ({_why(done)})")
         return msgspec.Raw(done.stdout)
 
-    def items(self, path: str, fields: Sequence[str] = (), *, optional: bool = False) -> list[msgspec.Raw]:
+    def denied(self, resource: str) -> str:
+        """Return the missing right to list a resource of the core group in the whole cluster; empty: it is there.
+
+        Raises:
+            ClusterUnreadableError: there is no kubectl.
+        """
+        try:
+            self.raw(f"/api/v1/{resource}?limit=1")
+        except ClusterUnreadableError as error:
+            found = unread(str(error))
+            return found.found if found.advice else ""
+        return ""
+
+    def items(
+        self, path: str, fields: Sequence[str] = (), *, labels: str = "", optional: bool = False
+    ) -> list[msgspec.Raw]:
         """Return all objects of a kind.
 
         Args:
             path: for example ``/api/v1/pods``.
             fields: field selectors, all of which the objects have to match.
+            labels: a label selector, as kubectl's ``-l`` has it.
             optional: the objects are optional, and kubectl's stderr is not shown. Only after a call that may log in.
 
         Raises:
             ClusterUnreadableError: they cannot be read; with `optional` the message is kubectl's.
         """
         query = {"fieldSelector": ",".join(fields)} if fields else {}
+        query |= {"labelSelector": labels} if labels else {}
         found: list[msgspec.Raw] = []
         following: dict[str, str] = {}
         try:

@@ -2,64 +2,61 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import shutil
 import sys
+import time
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from gpu_device_plugin import __version__
 from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.telling.diagnosing import examine, exit_code, report
 from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
-from gpu_device_plugin.core.telling.explaining import explain
+from gpu_device_plugin.core.telling.explaining import explain, explain_briefly
+from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.programs.commandline import FAILED, OK, Parser, add_settings, ending, flags_in, no_such_argument
+from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.reported import at_a_glance
+from gpu_device_plugin.core.telling.tones import Line, columns
+from gpu_device_plugin.core.telling.top import Picture, Wishes
+from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
+from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.doctor import symptoms
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
+from gpu_device_plugin.programs.inspect.top import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
-from gpu_device_plugin.programs.terminal import discard_output, say
+from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.view.reading import cluster, events, pod_and_status, surroundings
+from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings
 from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     import msgspec
 
     from gpu_device_plugin.core.model.resources import Resource
+    from gpu_device_plugin.core.telling.podtable import PodRow
     from gpu_device_plugin.view.reading import Cluster
 
 _PODS, _NODES = "/api/v1/pods", "/api/v1/nodes"
 _COUNTING = ("spec.nodeName!=", "status.phase!=Succeeded", "status.phase!=Failed")
 """Selects the pods that may hold a GPU or part of one."""
 
-_REALLY = "really"
-"""The word that a user has to write to end sharing on nodes that still share."""
-
-_PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
-"""The words that kubectl accepts before the name of a pod."""
-
-_MOST_EXPLAINED = 10
-"""The number of nodes that are explained one by one without --all-nodes."""
-
+_VIEWER = "an administrator gives the rights by binding the ClusterRole gpushare-viewer"
+_UNBOUNDED = 10_000
+"""Columns, where the output goes to no terminal."""
+_MOST_WARNINGS = 3
 _RIGHTS = "docs/inspect.md has the commands by which an administrator grants all rights that this command needs"
-
-_OF_KUBECTL = (
-    *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
-    *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
-)
-"""kubectl's flags with a value, which are passed on."""
-_SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
 
 
 def main(
@@ -91,9 +88,11 @@ def main(
             resources = _resources(arguments, environ)
             if arguments.command == "web":
                 return _web(web, arguments, resources, prog=prog, kubectl=kubectl)
-            lines, code = _COMMANDS[arguments.command](arguments, Kubectl(_passed_on(arguments), kubectl), resources)
-            for line in lines:
-                say(sys.stdout, line)
+            access = Kubectl(passed_on(arguments), kubectl)
+            if arguments.command == "top":
+                return _top(arguments, access, resources, environ)
+            lines, code = _COMMANDS[arguments.command](arguments, access, resources)
+            show((Line(line) if isinstance(line, str) else line for line in lines), environ)
             sys.stdout.flush()
         except (ClusterUnreadableError, UnreadableObjectError) as error:
             say(sys.stderr, f"{prog}: {error}")
@@ -109,32 +108,116 @@ def main(
 # --- The commands -----------------------------------------------------------------------------------------------------
 
 
-_Output = tuple[list[str], int]
+_Output = tuple["Sequence[str | Line]", int]
 """Lines, and the exit code."""
 
 
-def _raw_nodes(name: str, kubectl: Kubectl) -> list[msgspec.Raw]:
-    """Return the node of this name as JSON, or all nodes if it is empty.
+def _raw_nodes(name: str, kubectl: Kubectl, labels: str = "") -> list[msgspec.Raw]:
+    """Return the node of this name as JSON, or if it is empty all nodes that match a label selector.
 
     Raises:
         ClusterUnreadableError: there is no such node, or nodes cannot be read.
     """
-    raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [])
+    raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [], labels=labels)
     if name and not raw_nodes:
         raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes lists the existing ones')
     return raw_nodes
 
 
 def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    if arguments.namespace:
+        return _pods_of(arguments.namespace, kubectl, resources)
     name = arguments.node
-    raw_nodes = _raw_nodes(name, kubectl)
+    try:
+        raw_nodes = _raw_nodes(name, kubectl, arguments.selector)
+    except ClusterUnreadableError as error:
+        if name or not (lacking := kubectl.denied("nodes")):
+            raise
+        return _without_nodes(lacking, error, kubectl, resources)
     placed = (f"spec.nodeName={_value(name)}", *_COUNTING[1:]) if name else _COUNTING
-    found = cluster(raw_nodes, kubectl.items(_PODS, placed), resources)
+    try:
+        raw_pods = kubectl.items(_PODS, placed)
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("pods")):
+            raise
+        namespace = kubectl.namespace()
+        raw_pods = kubectl.items(_pods_in(namespace), placed, optional=True)
+        say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
+    found = cluster(raw_nodes, raw_pods, resources)
     _warn(found)
     if not found.nodes:
         doctor = "No node shares GPUs; run kubectl inspect gpushare doctor to see why."
-        say(sys.stderr, f"Node {name} shares no GPUs." if name else doctor)
-    return _LAYOUTS[arguments.output](found), OK
+        selected = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
+        say(sys.stderr, f"Node {name} shares no GPUs." if name else selected)
+    lines = _LAYOUTS[arguments.output](found)
+    if arguments.output == "summary" and (width := _columns()) and any(columns(line) > width for line in lines):
+        return [*folded(found.nodes, width), *at_a_glance(found.nodes)], OK
+    return lines, OK
+
+
+def _columns() -> int:
+    """Return the width of the terminal; 0: the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _pods_in(namespace: str) -> str:
+    return f"/api/v1/namespaces/{quote(namespace, safe='')}/pods"
+
+
+def _without_nodes(
+    lacking: str, error: ClusterUnreadableError, kubectl: Kubectl, resources: Sequence[Resource]
+) -> _Output:
+    """Show the pods of the user's namespace, where nodes must not be read; `error` if these cannot be read either."""
+    namespace = kubectl.namespace()
+    try:
+        raw_pods = kubectl.items(_pods_in(namespace), _COUNTING, optional=True)
+    except ClusterUnreadableError:
+        raise error from None
+    say(
+        sys.stderr, f"warning: {lacking}: only the pods of {namespace} are shown, without use and free GPUs ({_VIEWER})"
+    )
+    return _table_of(rows_alone(gpu_pods(raw_pods, resources)), namespace), OK
+
+
+def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    """Show the pods of one namespace, with their use if nodes can be read."""
+    raw_pods = kubectl.items(_pods_in(namespace), _COUNTING)
+    try:
+        found = cluster(kubectl.items(_NODES, optional=True), raw_pods, resources)
+    except ClusterUnreadableError as error:
+        say(sys.stderr, f"warning: {unread(str(error)).found}: what the pods use is not shown ({_VIEWER})")
+        return _table_of(rows_alone(gpu_pods(raw_pods, resources)), namespace), OK
+    _warn(found)
+    return _table_of(pod_rows(found.nodes, namespace), namespace), OK
+
+
+def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
+    if not rows:
+        say(sys.stderr, f"No pod of {namespace} has a GPU.")
+        return []
+    return pod_table(sorted(rows, key=SORTS["name"]), _columns() or _UNBOUNDED)
+
+
+def _top(
+    arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource], environ: Mapping[str, str]
+) -> int:
+    first = True
+
+    def read() -> Picture:
+        nonlocal first
+        # Only the first reading may log in; the messages of later ones would spoil the picture.
+        optional, first = not first, False
+        fields = [f"metadata.name={_value(arguments.node)}"] if arguments.node else []
+        raw_nodes = kubectl.items(_NODES, fields, labels=arguments.selector, optional=optional)
+        if arguments.node and not raw_nodes:
+            raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
+        found = cluster(raw_nodes, kubectl.items(_PODS, _COUNTING[1:], optional=optional), resources)
+        return Picture(found.nodes, found.waiting, time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS])
+
+    wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
+    interval_s = arguments.interval or INTERVAL_S
+    top(read, wishes, interval_s=interval_s, environ=environ)
+    return OK
 
 
 def _as_yaml(found: Cluster) -> list[str]:
@@ -147,6 +230,7 @@ def _as_yaml(found: Cluster) -> list[str]:
 _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
     {
         "summary": lambda found: summary(found.nodes),
+        "gpushare": lambda found: summary(found.nodes),
         "details": lambda found: details(found.nodes),
         "wide": lambda found: wide(found.nodes),
         "json": lambda found: json.dumps(document(found.nodes), indent=2).splitlines(),
@@ -165,7 +249,7 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
     raw_pods = _optional_items(kubectl, _PODS, _COUNTING, missing)
     status = replace(status, events=events(raw_events or (), status))
     found = None if raw_nodes is None or raw_pods is None else cluster(raw_nodes, raw_pods, resources)
-    most = _MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
+    most = MOST_EXPLAINED if not arguments.all_nodes else sys.maxsize
     views = None if found is None else found.nodes
     said = why(
         pod, status, resources, views, surroundings(raw_nodes or ()), most=most, policy=lambda: gpu_policy(kubectl)
@@ -174,8 +258,13 @@ def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Re
         _warn(found)
     unknown = [f"The explanation is incomplete: {'; '.join(missing)} ({_RIGHTS})."] if missing else []
     waits = [f"{namespace}/{pod.name} waits for {said.asks}."] if said.asks else []
-    by_node = [] if said.ask is None else explain(said.ask, said.answers, most)
-    return [*waits, *said.facts, *unknown, *by_node], OK
+    told = [*waits, *said.facts, *unknown]
+    if said.ask is None:
+        return told, OK
+    if (width := _columns()) and not arguments.all_nodes:
+        rows = sum(1 + max(0, columns(line) - 1) // width for line in told)
+        return [*told, *explain_briefly(said.ask, said.answers, shutil.get_terminal_size().lines - rows - 1)], OK
+    return [*told, *explain(said.ask, said.answers, most)], OK
 
 
 def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing: list[str]) -> list[msgspec.Raw] | None:
@@ -204,7 +293,7 @@ def _web(
         raise UsageError(f"--port: {port} is no port; choose one from 1024 to 65535, or leave it out")
     if serve is None:
         raise UsageError("web: this build has no page; install the package gpu-device-plugin")
-    flags = _passed_on(arguments)
+    flags = passed_on(arguments)
     return serve(flags, resources, port=port, browser=not arguments.no_browser, prog=prog, kubectl=kubectl)
 
 
@@ -213,7 +302,7 @@ def _uninstall(arguments: argparse.Namespace, kubectl: Kubectl, resources: Seque
         kubectl,
         _raw_nodes(arguments.node, kubectl),
         resources,
-        labelled_too=arguments.all == _REALLY,
+        labelled_too=arguments.all == REALLY,
         dry_run=arguments.dry_run,
     )
     return lines, OK if complete else FAILED
@@ -247,156 +336,6 @@ def _warn(found: Cluster) -> None:
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
     {"overview": _overview, "why": _why, "doctor": _doctor, "uninstall": _uninstall}
 )
-
-
-# --- The command line -------------------------------------------------------------------------------------------------
-
-
-def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
-
-    Raises:
-        UsageError: it is invalid.
-    """
-    parser = _parser(prog)
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        if flag in {"-A", "--all-namespaces"}:
-            raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
-        raise no_such_argument(flag, parser.flags, f"see {prog} --help")
-    arguments.command, arguments.node, pod = _command(prog, arguments.words)
-    # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
-    before, _, arguments.pod = pod.rpartition("/")
-    if before not in _PODS_OF_KUBECTL:
-        arguments.namespace = arguments.namespace or before
-    _refuse_what_belongs_elsewhere(arguments)
-    if arguments.all not in {"", _REALLY}:
-        raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={_REALLY}")
-    return arguments
-
-
-_OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
-    {
-        "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
-        "web": "it shows the whole cluster; the page itself has filters",
-    }
-)
-
-
-def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
-    """Return the command, the node and the pod; a node or pod that is not named is empty.
-
-    Raises:
-        UsageError: the words are no command.
-    """
-    match words:
-        case ["why"]:
-            raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
-        case ["why", pod]:
-            return "why", "", pod
-        case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
-            return "why", "", pod
-        case ["doctor" | "web" as command]:
-            return command, "", ""
-        case ["doctor" | "web" as command, _]:
-            raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
-        case ["uninstall", *nodes] if len(nodes) < 2:
-            return "uninstall", "".join(nodes), ""
-        case [word, other]:
-            meant = nearest(word, ["why", "uninstall", "web"], "")
-            hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
-            raise UsageError(f"{word} {other}: {hint}")
-        case [_, _, *_]:
-            raise UsageError(f"{' '.join(words)}: too many arguments; see {prog} --help")
-        case _:
-            return "overview", "".join(words), ""
-
-
-def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
-    """Refuse flags of other commands.
-
-    Raises:
-        UsageError: there is one.
-    """
-    command = arguments.command
-    given = (
-        (
-            "why",
-            arguments.namespace or arguments.all_nodes,
-            "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces",
-        ),
-        ("overview", arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
-        ("doctor", arguments.json, "--json goes with doctor; the overview has -o json"),
-        (
-            "web",
-            arguments.port is not None or arguments.no_browser,
-            "--port and --no-browser go with web; leave them out",
-        ),
-        ("uninstall", arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
-    )
-    for its_own, value, sentence in given:
-        if value and command != its_own:
-            raise UsageError(sentence)
-
-
-def _parser(prog: str) -> Parser:
-    parser = Parser(
-        prog=prog,
-        usage="%(prog)s [-d | -o wide|json|yaml] [NODE]\n       %(prog)s why POD [-n NAMESPACE]\n"
-        "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
-        f"       %(prog)s uninstall [NODE] [--dry-run] [--all={_REALLY}]",
-        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
-        "what is wrong; or clean up.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="NODE | why POD | web | doctor | uninstall [NODE]",
-        help="show one node; explain a pod; show the cluster live in a browser; diagnose it; or clean up nodes that no "
-        "longer share GPUs",
-    )
-    layout = parser.add_mutually_exclusive_group()
-    layout.add_argument(
-        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
-    )
-    layout.add_argument(
-        "-o",
-        "--output",
-        dest="output",
-        choices=("wide", "json", "yaml"),
-        help="one line for each GPU with model, health and pods; or all data, for machines",
-    )
-    parser.add_argument("-n", "--namespace", help="namespace of the pod; default: that of kubectl's context")
-    parser.add_argument(
-        "--all-nodes", action="store_true", help=f"explain more than the nearest {_MOST_EXPLAINED} nodes"
-    )
-    parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
-    parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
-    parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
-    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
-    parser.add_argument(
-        "--all", default="", metavar=_REALLY, help="uninstall from labelled nodes too, which ends sharing there"
-    )
-    parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
-    add_settings(parser, knobs_of(ResourceSettings))
-    passed_on = parser.add_argument_group("flags that are passed on to kubectl")
-    for name in _OF_KUBECTL:
-        short = ("-s",) if name == "server" else ()
-        passed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
-    for name in _SWITCHES_OF_KUBECTL:
-        passed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
-    return parser
-
-
-def _passed_on(arguments: argparse.Namespace) -> list[str]:
-    return [
-        f"--{name.removeprefix('kubectl ')}={value}"
-        for name, values in vars(arguments).items()
-        if name.startswith("kubectl ")
-        for value in values or ()
-    ]
 
 
 def _resources(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Sequence[Resource]:

@@ -21,6 +21,7 @@ from gpu_device_plugin.core.telling.diagnosing import (
     warning,
     worst,
 )
+from gpu_device_plugin.core.telling.tones import Tone
 
 CHECKS = {
     "driver": lambda healthy: [ok("580.95")] if healthy else [error("no driver", "install one")],
@@ -38,7 +39,8 @@ def test_a_table_of_checks_names_its_findings_and_keeps_their_order() -> None:
 
 
 def test_people_read_a_line_for_each_with_what_to_do_below() -> None:
-    assert lines(examine(CHECKS, False)) == [
+    shown = lines(examine(CHECKS, False))
+    assert [line.text for line in shown] == [
         "error    driver     no driver",
         "                    -> install one",
         "note     fast GPUs  8 of them",
@@ -47,10 +49,12 @@ def test_people_read_a_line_for_each_with_what_to_do_below() -> None:
         "",
         "3 findings: 1 note, 1 could not be checked, 1 error.",
     ]
+    tones = [Tone.BAD, Tone.PLAIN, Tone.PLAIN, Tone.FAINT, Tone.PLAIN, Tone.PLAIN, Tone.BAD]
+    assert [line.tone for line in shown] == tones
 
 
 def test_several_of_a_kind_are_counted_as_several() -> None:
-    assert lines([ok("a"), ok("b"), error("c", "d"), error("e", "f")])[-1] == "4 findings: 2 ok, 2 errors."
+    assert lines([ok("a"), ok("b"), error("c", "d"), error("e", "f")])[-1].text == "4 findings: 2 ok, 2 errors."
 
 
 def test_machines_read_the_same() -> None:
@@ -64,7 +68,7 @@ def test_machines_read_the_same() -> None:
         ],
     }
     findings = examine(CHECKS, True)
-    assert json.loads("".join(report(findings, as_json=True))) == document(findings)
+    assert json.loads("".join(line.text for line in report(findings, as_json=True))) == document(findings)
     assert report(findings, as_json=False) == lines(findings)
 
 

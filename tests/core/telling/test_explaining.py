@@ -8,7 +8,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain
+from gpu_device_plugin.core.telling.explaining import Kept, answers, describe, explain, explain_briefly
 from tests.names import MEM
 from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
@@ -260,3 +260,54 @@ def test_what_a_pod_asks_is_said_in_memory_where_shares_are_of_one_size() -> Non
     two = [*one, node_view("b", (8,), share_mib=256)]
     assert describe(wanting(mem(8), whole(2)), RESOURCES, two) == f"{MEM}: 8 of one GPU and 2 whole GPUs"
     assert describe(wanting(mem(8)), RESOURCES, [node_view("b", (8,), share_mib=None)]) == f"{MEM}: 8 of one GPU"
+
+
+# --- In one screen ----------------------------------------------------------------------------------------------------
+
+
+def briefly(ask: Ask, *nodes: NodeView, height: int = 22, **besides: tuple[str, ...]) -> list[str]:
+    kept = {name: Kept(besides=why) for name, why in besides.items()}
+    return explain_briefly(ask, answers(ask, nodes, kept, "binpack", 10), height)
+
+
+def test_of_one_node_gpus_with_equal_verdicts_share_a_line() -> None:
+    there = node_view(
+        "n", (15,) * 4, pod_on("a", {0: 9}), pod_on("b", {1: 9}), pod_on("c", None, 2), pod_on("d", loose=1)
+    )
+    assert briefly(wanting(mem(8)), there, n=("its agent restarts",)) == [
+        "",
+        "n: its GPUs have room, but its agent restarts",
+        "  GPU 0-1  Tesla T4  5 GiB of 15 GiB free   too little free",
+        "  GPU 2    Tesla T4  none of 15 GiB free    in whole use",
+        "  GPU 3    Tesla T4  14 GiB of 15 GiB free  would be chosen",
+        "  default/d has 1 GiB on an unknown GPU, and counts on every GPU that it may be on.",
+    ]
+
+
+def test_of_many_nodes_reasons_are_counted_whatever_their_numbers_and_the_nearest_told() -> None:
+    full = [node_view(f"full-{at:03}", (15,), pod_on(f"a{at}", {0: 10})) for at in range(600)]
+    small = [node_view(f"small-{at:03}", (2 + at % 5,)) for at in range(400)]
+    lines = briefly(wanting(mem(8)), *full, *small)
+    assert lines[:4] == [
+        "",
+        "1000 nodes share GPUs:",
+        "  600  no GPU has 8 GiB free",
+        "  400  the largest GPU has … GiB in all",
+    ]
+    assert lines[5] == "full-000: no GPU has 8 GiB free"
+    assert lines[7] == "  There would be room if this pod ended: default/a0 (10 GiB, priority 0)."
+    assert lines[-1] == "996 more nodes: --all-nodes shows each, GPU by GPU."
+    assert len(lines) <= 22
+
+
+def test_in_a_very_small_terminal_the_nearest_node_is_told_all_the_same() -> None:
+    nodes = [
+        node_view("a", (7,)),
+        node_view("b", (15,), pod_on("x", {0: 10})),
+        node_view("c", (15,), unhealthy={0: "XID"}),
+    ]
+    lines = briefly(wanting(mem(8)), *nodes, height=3, b=("it is odd",))
+    assert lines[2:4] == ["  1  no GPU has 8 GiB free", "  2  for other reasons"]
+    assert "  Besides, it is odd." in lines
+    assert lines[-1] == "2 more nodes: --all-nodes shows each, GPU by GPU."
+    assert briefly(wanting(mem(8)), *nodes[:2], height=3)[-1] == "1 more node: --all-nodes shows each, GPU by GPU."

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_device_plugin.core.telling.printing import json_line, printable
+from gpu_device_plugin.core.telling.printing import json_line, printable, ranges
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_json_on_a_line_is_printable_and_says_the_same(value: dict[str, object])
 
 def test_what_json_has_no_form_for_is_text() -> None:
     assert json_line({"a": 1j}) == '{"a": "1j"}'
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"), [((), ""), ((3,), "3"), ((0, 1, 2, 3, 6), "0-3,6"), ((0, 2, 4), "0,2,4"), ((1, 2), "1-2")]
+)
+def test_numbers_in_a_row_are_written_as_a_range(numbers: tuple[int, ...], shown: str) -> None:
+    assert ranges(numbers) == shown

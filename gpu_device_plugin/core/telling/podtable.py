@@ -1,0 +1,153 @@
+"""The pods with GPUs in a table that fits a terminal: what each was given of which GPU, and what it uses of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.contract.nodereport import exceeds, not_held, trespasses
+from gpu_device_plugin.core.telling.folded import gib
+from gpu_device_plugin.core.telling.reported import limit
+from gpu_device_plugin.core.telling.tables import Layout, Row, table
+from gpu_device_plugin.core.telling.tones import Tone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
+    from gpu_device_plugin.core.cluster.usage import Usage
+    from gpu_device_plugin.core.contract.nodeuse import UsedPart
+    from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.telling.tones import Line
+
+_NOTHING = "-"
+_LAYOUT = Layout(
+    ("POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT", "STATE"),
+    right=frozenset({"GIVEN", "USED", "%"}),
+    shrink=MappingProxyType({"STATE": 8, "LIMIT": 8, "NODE": 8, "POD": 16}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PodRow:
+    """One pod on one GPU."""
+
+    pod: str
+    """``namespace/name``."""
+    node: str
+    gpu: str
+    """Its position; ``?`` for one that is not known, ``-`` for a pod that waits."""
+    given: str
+    given_mib: int
+    """0: unknown, or nothing."""
+    used_mib: int | None = None
+    limit: str = ""
+    state: str = ""
+    bad: bool = False
+
+    @property
+    def percent(self) -> int | None:
+        """The part of what it was given that it uses; None: unknown."""
+        return None if self.used_mib is None or not self.given_mib else int(100 * self.used_mib / self.given_mib)
+
+
+SORTS: Mapping[str, Callable[[PodRow], tuple[object, ...]]] = MappingProxyType(
+    {
+        "name": lambda row: (row.pod, row.node, row.gpu),
+        "given": lambda row: (-row.given_mib, row.pod, row.gpu),
+        "used": lambda row: (-(row.used_mib or 0), row.pod, row.gpu),
+        "percent": lambda row: (-(row.percent or 0), row.pod, row.gpu),
+        "over": lambda row: (not row.bad, -(row.percent or 0), row.pod, row.gpu),
+    }
+)
+"""How pods are sorted, by the words of ``--sort-by``; amounts with the largest first."""
+
+
+def pod_rows(nodes: Iterable[NodeView], namespace: str = "") -> list[PodRow]:
+    """Return the pods on some nodes, those that use a GPU without having been given it included.
+
+    Args:
+        nodes: the nodes.
+        namespace: only pods of it; empty: of all.
+    """
+    rows = [row for node in nodes for row in _on(node)]
+    return [row for row in rows if not namespace or row.pod.startswith(f"{namespace}/")]
+
+
+def _on(node: NodeView) -> Iterable[PodRow]:
+    for view in node.gpus():
+        parts: dict[str, list[UsedPart]] = {}
+        for part in () if node.report.stale else node.report.parts(view.gpu.position):
+            parts.setdefault(f"{part.namespace}/{part.pod}", []).append(part)
+        for held in view.held:
+            share_mib = node.candidate.gpus.share_mib or 0
+            whole_mib = view.gpu.memory_mib or view.gpu.shares * share_mib
+            mib = whole_mib if held.whole else held.shares * share_mib
+            given = "whole" if held.whole else gib(mib) if share_mib else str(held.shares)
+            ending = "ending" if held.pod.terminating else ""
+            row = PodRow(str(held.pod), node.name, str(view.gpu.position), given, mib)
+            yield _with_use(row, parts.pop(str(held.pod), []), ending)
+        for name, theirs in sorted(parts.items()):
+            if any(map(trespasses, theirs)):
+                yield _with_use(PodRow(name, node.name, str(view.gpu.position), "nothing", 0), theirs, "")
+    for pod, usage in node.loose().items():
+        yield PodRow(str(pod), node.name, "?", " + ".join(node.amounts(usage)), 0, state="GPU not known yet")
+
+
+def _with_use(row: PodRow, parts: Sequence[UsedPart], ending: str) -> PodRow:
+    amounts = [part.used_mib for part in parts]
+    known = [amount for amount in amounts if amount is not None]
+    used = sum(known) if known and len(known) == len(amounts) else None
+    words = [
+        *(["not given"] if any(map(trespasses, parts)) else ["over"] if any(map(exceeds, parts)) else []),
+        *(["limit not held"] if any(map(not_held, parts)) else []),
+    ]
+    limits = sorted({limit(part) for part in parts if part.rung is not None})
+    state = "; ".join([*words, *([ending] if ending else [])])
+    return replace(row, used_mib=used, limit=", ".join(limits), state=state, bad=bool(words))
+
+
+def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
+    """Return pods of which only the API's pods are known: their annotations name GPUs, and no node tells more.
+
+    Args:
+        pods: each with its usage of its node's GPUs.
+    """
+    rows = []
+    for pod, usage in pods:
+        name, over = f"{pod.namespace}/{pod.name}", bool(pod.annotations.get(OVER_USE))
+        state = "over" if over else pod.phase
+        places = [(str(at), _units(shares)) for at, shares in usage.shares] + [(str(at), "whole") for at in usage.whole]
+        if usage.unplaced_shares:
+            places.append(("?", _units(usage.unplaced_shares)))
+        if usage.unplaced_gpus:
+            places.append(("?", f"{usage.unplaced_gpus} whole"))
+        rows += [PodRow(name, pod.node_name, gpu, given, 0, state=state, bad=over) for gpu, given in places]
+    return rows
+
+
+def _units(shares: int) -> str:
+    return f"{shares} {'unit' if shares == 1 else 'units'}"
+
+
+def pod_table(rows: Iterable[PodRow], width: int) -> list[Line]:
+    """Return a table of pods, in their order, within `width` columns."""
+    cells = [
+        Row(
+            (
+                row.pod,
+                row.node or _NOTHING,
+                row.gpu,
+                row.given,
+                gib(row.used_mib),
+                _NOTHING if row.percent is None else str(row.percent),
+                row.limit or _NOTHING,
+                row.state,
+            ),
+            Tone.BAD if row.bad else Tone.PLAIN,
+        )
+        for row in rows
+    ]
+    return table(_LAYOUT, cells, width)

@@ -1,0 +1,210 @@
+"""The command line of `kubectl inspect gpushare`."""
+
+from __future__ import annotations
+
+import argparse
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin import __version__
+from gpu_device_plugin.core.telling.top import NODE_SORTS
+from gpu_device_plugin.programs.commandline import Parser, add_settings, no_such_argument
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+REALLY = "really"
+"""The word that a user has to write to end sharing on nodes that still share."""
+
+_PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
+"""The words that kubectl accepts before the name of a pod."""
+
+MOST_EXPLAINED = 10
+"""The number of nodes that are explained one by one without --all-nodes."""
+
+INTERVAL_S, _SHORTEST_S, _LONGEST_S = 5.0, 0.5, 3600.0
+
+_OF_KUBECTL = (
+    *("as", "as-group", "as-uid", "cache-dir", "certificate-authority", "client-certificate", "client-key", "cluster"),
+    *("context", "kubeconfig", "password", "request-timeout", "server", "tls-server-name", "token", "user", "username"),
+)
+"""kubectl's flags with a value, which are passed on."""
+_SWITCHES_OF_KUBECTL = ("disable-compression", "insecure-skip-tls-verify", "match-server-version")
+
+
+def parse(prog: str, argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line.
+
+    Raises:
+        UsageError: it is invalid.
+    """
+    parser = _parser(prog)
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        if flag in {"-A", "--all-namespaces"}:
+            raise UsageError(f"{flag}: the overview shows the pods of all namespaces; leave it out")
+        raise no_such_argument(flag, parser.flags, f"see {prog} --help")
+    arguments.command, arguments.node, pod = _command(prog, arguments.words)
+    if arguments.watch and arguments.command == "overview":
+        arguments.command = "top"
+    # The tables show NAMESPACE/POD; kubectl accepts pod/POD.
+    before, _, arguments.pod = pod.rpartition("/")
+    if before not in _PODS_OF_KUBECTL:
+        arguments.namespace = arguments.namespace or before
+    _refuse_what_belongs_elsewhere(arguments)
+    if arguments.all not in {"", REALLY}:
+        raise UsageError(f"--all: this ends sharing on nodes that still share; to confirm, write --all={REALLY}")
+    return arguments
+
+
+_OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
+    {
+        "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
+        "web": "it shows the whole cluster; the page itself has filters",
+    }
+)
+
+
+def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
+    """Return the command, the node and the pod; a node or pod that is not named is empty.
+
+    Raises:
+        UsageError: the words are no command.
+    """
+    match words:
+        case ["why"]:
+            raise UsageError(f"why: name a pod: {prog} why POD [-n NAMESPACE]")
+        case ["why", pod]:
+            return "why", "", pod
+        case ["why", kind, pod] if kind in _PODS_OF_KUBECTL:
+            return "why", "", pod
+        case ["top", *nodes] if len(nodes) < 2:
+            return "top", "".join(nodes), ""
+        case ["doctor" | "web" as command]:
+            return command, "", ""
+        case ["doctor" | "web" as command, _]:
+            raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
+        case ["uninstall", *nodes] if len(nodes) < 2:
+            return "uninstall", "".join(nodes), ""
+        case [word, other]:
+            meant = nearest(word, ["why", "top", "uninstall", "web"], "")
+            hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
+            raise UsageError(f"{word} {other}: {hint}")
+        case [_, _, *_]:
+            raise UsageError(f"{' '.join(words)}: too many arguments; see {prog} --help")
+        case _:
+            return "overview", "".join(words), ""
+
+
+def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
+    """Refuse flags of other commands.
+
+    Raises:
+        UsageError: there is one.
+    """
+    command = arguments.command
+    given = (
+        (("why",), arguments.all_nodes, "--all-nodes goes with why POD; leave it out"),
+        (("why", "top", "overview"), arguments.namespace, f"{command}: it takes no -n; leave it out"),
+        (("overview",), arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
+        (
+            ("overview", "top"),
+            arguments.selector,
+            f"{command}: -l selects nodes of the overview and of top; leave it out",
+        ),
+        (("top",), arguments.watch, f"{command}: -w draws the overview again and again; leave it out"),
+        (("top",), arguments.sort_by, "--sort-by goes with top and -w; leave it out"),
+        (("top",), arguments.interval is not None, "--interval goes with top and -w; leave it out"),
+        (("doctor",), arguments.json, "--json goes with doctor; the overview has -o json"),
+        (
+            ("web",),
+            arguments.port is not None or arguments.no_browser,
+            "--port and --no-browser go with web; leave them out",
+        ),
+        (("uninstall",), arguments.all or arguments.dry_run, "--all and --dry-run go with uninstall; leave them out"),
+    )
+    for its_own, value, sentence in given:
+        if value and command not in its_own:
+            raise UsageError(sentence)
+    if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
+        raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
+    if command == "overview" and arguments.namespace and (arguments.node or arguments.selector):
+        raise UsageError("-n: the pods of a namespace are shown wherever they run; leave out the node and -l")
+    if command == "overview" and arguments.namespace and arguments.output != "summary":
+        raise UsageError("-n: -d and -o show the pods of all namespaces; leave one of the two out")
+
+
+def _parser(prog: str) -> Parser:
+    parser = Parser(
+        prog=prog,
+        usage="%(prog)s [-d | -o gpushare|wide|json|yaml] [-w] [-l LABELS] [NODE]\n       %(prog)s -n NAMESPACE\n"
+        "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
+        "       %(prog)s why POD [-n NAMESPACE]\n"
+        "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
+        f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
+        description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
+        "what is wrong; or clean up.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NODE | top [NODE] | why POD | web | doctor | uninstall [NODE]",
+        help="show one node; draw GPUs and pods again and again; explain a pod; show the cluster live in a browser; "
+        "diagnose it; or clean up nodes that no longer share GPUs",
+    )
+    layout = parser.add_mutually_exclusive_group()
+    layout.add_argument(
+        "-d", dest="output", action="store_const", const="details", default="summary", help="every pod on every GPU"
+    )
+    layout.add_argument(
+        "-o",
+        "--output",
+        dest="output",
+        choices=("gpushare", "wide", "json", "yaml"),
+        help="gpushare's own layout, however wide; one line for each GPU with model, health and pods; or all data, for "
+        "machines",
+    )
+    parser.add_argument(
+        "-n",
+        "--namespace",
+        help="with why: namespace of the pod, by default that of kubectl's context; else show only pods of it",
+    )
+    parser.add_argument("-w", "--watch", action="store_true", help="as top")
+    parser.add_argument("-l", "--selector", default="", metavar="LABELS", help="only nodes with these labels")
+    parser.add_argument(
+        "--sort-by", choices=tuple(NODE_SORTS), help="how top sorts nodes and pods, amounts with the largest first"
+    )
+    parser.add_argument("--interval", type=float, metavar="SECONDS", help=f"between pictures of top; {INTERVAL_S:g}")
+    parser.add_argument(
+        "--all-nodes", action="store_true", help=f"explain more than the nearest {MOST_EXPLAINED} nodes"
+    )
+    parser.add_argument("--port", type=int, metavar="N", help="port of the page on 127.0.0.1; default: a free one")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address of the page")
+    parser.add_argument("--json", action="store_true", help="print the doctor's findings as JSON")
+    parser.add_argument("--dry-run", action="store_true", help="only print what uninstall would remove")
+    parser.add_argument(
+        "--all", default="", metavar=REALLY, help="uninstall from labelled nodes too, which ends sharing there"
+    )
+    parser.add_argument("--version", action="version", version=f"gpu-device-plugin {__version__}")
+    add_settings(parser, knobs_of(ResourceSettings))
+    passed_on = parser.add_argument_group("flags that are passed on to kubectl")
+    for name in _OF_KUBECTL:
+        short = ("-s",) if name == "server" else ()
+        passed_on.add_argument(*short, f"--{name}", dest=f"kubectl {name}", metavar="VALUE", action="append")
+    for name in _SWITCHES_OF_KUBECTL:
+        passed_on.add_argument(f"--{name}", dest=f"kubectl {name}", action="append_const", const="true")
+    return parser
+
+
+def passed_on(arguments: argparse.Namespace) -> list[str]:
+    """Return the flags of kubectl among the arguments."""
+    return [
+        f"--{name.removeprefix('kubectl ')}={value}"
+        for name, values in vars(arguments).items()
+        if name.startswith("kubectl ")
+        for value in values or ()
+    ]

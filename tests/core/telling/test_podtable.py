@@ -1,0 +1,112 @@
+"""The pods with GPUs, each on its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.keys import OVER_USE
+from gpu_device_plugin.core.model.limits import Held, Rung
+from gpu_device_plugin.core.model.pods import Pod
+from gpu_device_plugin.core.telling.podtable import SORTS, PodRow, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.tones import Tone, columns
+from tests.reports import SINCE, part, report
+from tests.views import node_view, pod_on
+
+
+def test_a_pod_is_shown_with_what_it_was_given_and_uses() -> None:
+    parts = (
+        replace(part("web", used=1024), rung=Rung.DRIVER, held=Held.HELD),
+        replace(part("web", used=512), rung=Rung.DRIVER, held=Held.HELD, container="side"),
+    )
+    (row,) = pod_rows([node_view("n", (15,), pod_on("web", {0: 4}), report=report(*parts))])
+    assert row == PodRow("default/web", "n", "0", "4G", 4096, 1536, "driver: held")
+    assert row.percent == 37
+
+
+def test_a_pod_with_several_gpus_has_a_row_for_each() -> None:
+    rows = pod_rows([node_view("n", (15, 15, 15), pod_on("web", {0: 4, 2: 4}), pod_on("all", None, 1))])
+    assert [(row.pod, row.gpu, row.given, row.given_mib) for row in rows] == [
+        ("default/web", "0", "4G", 4096),
+        ("default/all", "1", "whole", 15360),
+        ("default/web", "2", "4G", 4096),
+    ]
+
+
+def test_over_use_trespass_and_loose_limits_are_said() -> None:
+    parts = (
+        replace(part("over", used=9000), over_since=SINCE, held=Held.DIFFERS, rung=Rung.DRIVER),
+        part("thief", granted=0, used=100),
+        part("idle", granted=0, used=0),
+    )
+    view = node_view("n", (15,), pod_on("over", {0: 4}, deleting=True), report=report(*parts))
+    over, thief = pod_rows([view])
+    assert (over.state, over.bad) == ("over; limit not held; ending", True)
+    assert (thief.pod, thief.given, thief.state, thief.percent) == ("default/thief", "nothing", "not given", None)
+
+
+def test_the_use_of_one_container_that_is_not_known_makes_that_of_the_pod_unknown() -> None:
+    parts = (part("web", used=100), replace(part("web", used=None), container="side"))
+    (row,) = pod_rows([node_view("n", (15,), pod_on("web", {0: 4}), report=report(*parts))])
+    assert row.used_mib is None
+
+
+def test_stale_figures_accuse_nobody() -> None:
+    parts = (replace(part("web", used=9000), over_since=SINCE), part("thief", granted=0, used=100))
+    (row,) = pod_rows([node_view("n", (15,), pod_on("web", {0: 4}), report=report(*parts, age_s=5000))])
+    assert (row.used_mib, row.state) == (None, "")
+
+
+def test_pods_of_one_namespace_can_be_chosen() -> None:
+    view = node_view("n", (15,), pod_on("a/web", {0: 4}), pod_on("ab/web", {0: 4}))
+    assert [row.pod for row in pod_rows([view], "a")] == ["a/web"]
+    assert len(pod_rows([view])) == 2
+
+
+def test_pods_on_unknown_gpus_and_nodes_without_share_size_are_shown() -> None:
+    (loose,) = pod_rows([node_view("n", (15,), pod_on("web", loose=4))])
+    assert (loose.gpu, loose.given, loose.state) == ("?", "4 GiB", "GPU not known yet")
+    (bare,) = pod_rows([node_view("n", (15,), pod_on("web", {0: 4}), share_mib=None)])
+    assert (bare.given, bare.given_mib) == ("4", 0)
+
+
+def test_of_pods_alone_their_annotations_are_known() -> None:
+    plain = Pod("u1", "ml", "a", "n1", "Running")
+    over = Pod("u2", "ml", "b", "n2", "Running", annotations={OVER_USE: "uses more"})
+    usage = Usage(((0, 1), (2, 3)), (4,), unplaced_shares=5, unplaced_gpus=2)
+    rows = rows_alone([(plain, usage), (over, Usage(((0, 1),)))])
+    assert [(row.gpu, row.given) for row in rows] == [
+        ("0", "1 unit"),
+        ("2", "3 units"),
+        ("4", "whole"),
+        ("?", "5 units"),
+        ("?", "2 whole"),
+        ("0", "1 unit"),
+    ]
+    assert [(row.state, row.bad) for row in (rows[0], rows[-1])] == [("Running", False), ("over", True)]
+
+
+@pytest.mark.parametrize(
+    ("word", "order"), [("name", "abc"), ("given", "cab"), ("used", "bca"), ("percent", "bca"), ("over", "abc")]
+)
+def test_rows_are_sorted_by_a_word(word: str, order: str) -> None:
+    rows = [
+        PodRow("a", "n", "0", "", 2048, None, bad=True),
+        PodRow("b", "n", "0", "", 1024, 1000),
+        PodRow("c", "n", "0", "", 4096, 900),
+    ]
+    assert "".join(row.pod for row in sorted(rows, key=SORTS[word])) == order
+
+
+def test_the_table_fits_the_terminal() -> None:
+    rows = [
+        PodRow("namespace/" + "p" * 253, "n" * 253, "0", "4G", 4096, 9000, "driver: held", "over", bad=True),
+        PodRow("a/b", "", "?", "4G", 0),
+    ]
+    lines = pod_table(rows, 80)
+    assert max(columns(line.text) for line in lines) <= 80
+    assert [line.tone for line in lines] == [Tone.HEADING, Tone.BAD, Tone.PLAIN]
+    assert lines[1].text.split()[-1] == "over"
+    assert "219" in lines[1].text
