@@ -137,9 +137,7 @@ class Client:
         """Return what a pod answers to a GET, through the API server's proxy. Our token does not reach the pod.
 
         Args:
-            namespace: the pod's.
-            pod: its name.
-            port: its port.
+            namespace: that of `pod`, which answers at `port`.
             path: like ``/metrics``.
             most: the longest answer that is read, in bytes.
             timeout_s: for the whole call.
