@@ -136,11 +136,7 @@ class Client:
     async def from_pod(self, namespace: str, pod: str, port: int, path: str, *, most: int, timeout_s: float) -> bytes:
         """Return what a pod answers to a GET, through the API server's proxy. Our token does not reach the pod.
 
-        Args:
-            namespace: that of `pod`, which answers at `port`.
-            path: like ``/metrics``.
-            most: the longest answer that is read, in bytes.
-            timeout_s: for the whole call.
+        The path is like ``/metrics``, and `timeout_s` holds for the whole call.
 
         Raises:
             ForbiddenError: our account may not get pods/proxy.
