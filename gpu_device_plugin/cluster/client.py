@@ -22,7 +22,7 @@ import aiohttp
 import msgspec
 from aiohttp.client_exceptions import UnixClientConnectorError
 
-from gpu_device_plugin.cluster.api import Page, WatchEvent, version_number
+from gpu_device_plugin.cluster.api import PODS, Page, WatchEvent, version_number
 from gpu_device_plugin.cluster.config import ClusterConfigError
 from gpu_device_plugin.cluster.credentials import Credentials
 from gpu_device_plugin.cluster.errors import ApiError, Call, UnauthorizedError, UnavailableError, error_from
@@ -132,6 +132,35 @@ class Client:
     async def get(self, kind: Kind, name: str, *, namespace: str = "", timeout_s: float = math.inf) -> bytes:
         """Return the current state of one object. `timeout_s`, here and below, can shorten the timeouts of `Timing`."""
         return await self._call("get", kind, name, namespace=namespace, timeout_s=timeout_s)
+
+    async def from_pod(self, namespace: str, pod: str, port: int, path: str, *, most: int, timeout_s: float) -> bytes:
+        """Return what a pod answers to a GET, through the API server's proxy. Our token does not reach the pod.
+
+        Args:
+            namespace: the pod's.
+            pod: its name.
+            port: its port.
+            path: like ``/metrics``.
+            most: the longest answer that is read, in bytes.
+            timeout_s: for the whole call.
+
+        Raises:
+            ForbiddenError: our account may not get pods/proxy.
+            UnavailableError: the pod does not answer, or with more than `most` bytes.
+        """
+        call = Call("get", "pods/proxy", "", namespace, pod)
+        url = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource="proxy") + path
+        timeout = aiohttp.ClientTimeout(
+            total=min(timeout_s, self._timing.request_s), sock_connect=self._timing.connect_s
+        )
+        async with self._answer(call, "GET", url, timeout=timeout) as response:
+            answer = bytearray()
+            with _translated(call):
+                while chunk := await response.content.readany():
+                    answer += chunk
+                    if len(answer) > most:
+                        raise UnavailableError(call, f"the answer is longer than {most >> 10} KiB")
+            return bytes(answer)
 
     async def server(self) -> Server:
         """Return the server's version and clock."""

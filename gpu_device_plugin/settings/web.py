@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from gpu_device_plugin.core.cluster.agentpods import HOME
 from gpu_device_plugin.settings.common import ProgramSettings
-from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server
+from gpu_device_plugin.settings.forms import ADDRESS, OPTIONAL_PATH, Address, api_server, object_name
 from gpu_device_plugin.settings.knobs import SettingsError, knob
 
 if TYPE_CHECKING:
@@ -44,10 +46,26 @@ class WebSettings(ProgramSettings):
         "http:// address, or auto: in-cluster.",
     )
 
+    agents_namespace: str = knob(
+        "",
+        object_name("namespace", "use one that kubectl get namespaces lists"),
+        "Namespace of the node agents, whose metrics have the use of GPUs as it is now; empty: that of this pod, else "
+        "gpushare. Only agents there are believed.",
+    )
+
     def _contradictions(self) -> Iterator[SettingsError]:
         yield from ProgramSettings._contradictions(self)  # super() knows no class with slots
         if (self.tls_cert is None) != (self.tls_key is None):
             yield SettingsError("a certificate and its key go together; give both or neither", ("tls_cert", "tls_key"))
+
+    def home(self, service_account: Path) -> str:
+        """Return the namespace of the agents; `service_account` is the mount point of a pod's, and need not exist."""
+        if self.agents_namespace:
+            return self.agents_namespace
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if own := (service_account / "namespace").read_text(encoding="utf-8").strip():
+                return own
+        return HOME
 
     @property
     def exposed(self) -> bool:

@@ -19,6 +19,7 @@ from aiohttp import web
 from gpu_device_plugin.testing.cluster_evictions import evict
 from gpu_device_plugin.testing.cluster_kinds import KINDS, LEASES, PODS, RefusedError, Served, invalid, kind_of
 from gpu_device_plugin.testing.cluster_patches import merge, strategic_merge
+from gpu_device_plugin.testing.cluster_proxy import proxied, to_pod
 from gpu_device_plugin.testing.cluster_reads import Reads
 from gpu_device_plugin.testing.cluster_requests import Request, refusal, reset, understood
 from gpu_device_plugin.testing.cluster_reviews import (
@@ -80,6 +81,8 @@ class ApiServer:
         self.allowed = None if allowed is None else frozenset(allowed)
         self.requests: list[Request] = []
         """All requests so far, including refused ones."""
+        self.network: dict[str, str] = {}
+        """The addresses of pods, like ``10.0.0.1:9445``, with the base URLs of the servers that stand for them."""
         self._reads = Reads(lambda: self.store, bookmark_s=bookmark_s, patience_s=patience_s)
         self._tls = tls
         self._faults: list[Fault] = []
@@ -265,6 +268,8 @@ class ApiServer:
     async def _answer(self, http: web.Request) -> web.StreamResponse:
         if (page := await self._beside_objects(http)) is not None:
             return page
+        if (request := to_pod(http)) is not None:
+            return await self._proxy(http, request)
         served, request = understood(http)
         trouble = self._noted(request)
         if isinstance(trouble, Answer | Hang | Reset) and trouble.done:
@@ -286,6 +291,19 @@ class ApiServer:
                 self._late.append((http, served, request))
                 await asyncio.Event().wait()
         return await self._do(http, served, request)
+
+    async def _proxy(self, http: web.Request, request: Request) -> web.Response:
+        match self._noted(request):
+            case Answer() as answer:
+                return _ordered(answer)
+            case Hang():
+                await asyncio.Event().wait()
+            case Garbage(body):
+                return web.Response(body=body, content_type="text/plain")
+        self._admit(request)
+        pod_name = request.name.partition(":")[0]
+        found = self.store.get(PODS, (request.namespace, pod_name))
+        return await proxied(http, found, request.name, self.network)
 
     def _noted(self, request: Request) -> Trouble | None:
         """Record a request, and return the trouble that matches it."""

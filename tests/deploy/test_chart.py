@@ -25,6 +25,7 @@ from gpu_device_plugin.settings.knobs import flag, knobs_of
 from gpu_device_plugin.settings.mps import MpsSettings
 from gpu_device_plugin.settings.node import NodeSettings, settings_for
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.settings.web import WebSettings
 from tests.cluster.conftest import real_server  # noqa: F401 - a fixture, asked for by its name below
 from tests.configmap import texts_of
 from tests.deploy.patches import patched
@@ -80,6 +81,7 @@ SAME: list[tuple[Json, tuple[str, ...]]] = [
     ({"networkPolicy": {"enabled": True}}, (*ALL, "optional/networkpolicy")),
     ({"mps": {"enabled": True}}, (*ALL, "optional/mps", "patches/mps-agent")),
     ({"agent": {"evict": True, "nodeCondition": True}}, (*ALL, "optional/evict")),
+    ({"web": {"enabled": True}}, (*ALL, "optional/web")),
     (LOOPBACK, ("viewer", "daemonset", "policies", "optional/extender-loopback")),
     (SERVICE, ("viewer", "daemonset", "policies", "optional/extender-alone")),
     (NONE, ("viewer", "daemonset", "policies")),
@@ -161,6 +163,7 @@ def test_everything_moves_to_another_namespace(values: Json) -> None:
         "prometheusRule": {"enabled": True},
         "dashboard": {"enabled": True},
         "networkPolicy": {"enabled": True},
+        "web": {"enabled": True},
         "policies": {"setSchedulerName": values == SECOND},
     }
     objects = CHART.render({**values, **everything, "namespace": "gpus"})
@@ -470,6 +473,9 @@ def test_the_charts_own_values_follow_the_schema_and_each_of_them_has_a_place_in
         {"agent": {"podAnnotations": {"a": 1}}},
         {"mps": {"args": ["--share-size=1GiB"]}},
         {"mps": {"shmSize": "1GiB"}},
+        {"web": {"args": ["--share-size=1GiB"]}},
+        {"web": {"allowFrom": [{"namespace": "ingress"}]}},
+        {"web": {"tlsSecretName": "A secret"}},
         {"agent": {"podLabels": {"app.kubernetes.io/name": "other"}}},
         {"scheduler": {"podLabels": {"app.kubernetes.io/component": "other"}}},
         {"agent": {"priorityClassName": "System Node"}},
@@ -577,6 +583,7 @@ def schema_of(form: Form[Any]) -> Json:
         ("agent", "agent", knobs_of(NodeSettings)),
         ("scheduler", "extender", knobs_of(ExtenderSettings)),
         ("mps", "mps", knobs_of(MpsSettings)),
+        ("web", "web", knobs_of(WebSettings)),
     ],
 )
 def test_a_flag_that_no_program_has_is_refused_by_helm(part: str, program: str, knobs: Iterable[Knob]) -> None:

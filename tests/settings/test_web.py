@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from gpu_device_plugin.settings.forms import Address
 from gpu_device_plugin.settings.knobs import SettingsError
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.settings.web import WebSettings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def read(**flags: str) -> WebSettings:
@@ -30,3 +35,10 @@ def test_a_certificate_or_loopback_keeps_tokens_from_the_network() -> None:
 def test_a_certificate_and_its_key_go_together(flag: str) -> None:
     with pytest.raises(SettingsError, match="a certificate and its key go together"):
         read(**{flag: "/x.pem"})
+
+
+def test_agents_are_where_the_setting_says_else_beside_the_server(tmp_path: Path) -> None:
+    assert read().home(tmp_path) == "gpushare"
+    (tmp_path / "namespace").write_text("gpus\n")
+    assert read().home(tmp_path) == "gpus"
+    assert read(agents_namespace="others").home(tmp_path) == "others"

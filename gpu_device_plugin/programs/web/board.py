@@ -13,6 +13,7 @@ import msgspec
 
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
+from gpu_device_plugin.core.contract.scrapeduse import completed
 from gpu_device_plugin.core.telling.page import node_document
 from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
@@ -156,7 +157,8 @@ class Board:
                 return False
         else:
             if use is not None:
-                view = replace(view, report=NodeReport(view.report.limits, use, 0.0))
+                now = completed(use, view.report.use)
+                view = replace(view, report=NodeReport(view.report.limits, now, 0.0))
             spaces = {pod.namespace for pod in view.pods} | {part.namespace for part in view.report.current}
             document = msgspec.json.encode(node_document(view, live=use is not None))
             self._shown[name] = Shown(view, frozenset(spaces), use is not None, document)
@@ -232,7 +234,11 @@ class Board:
         if name == "notes":
             return self.notes() if sight.nodes else [_NO_NODES]
         state = self._figures()
-        return {"source": state.source, **({"why": state.why} if state.why else {})}
+        if not sight.nodes:
+            return {"source": "none"}
+        # Why an agent cannot be read names it and its node.
+        why = "; ".join(filter(None, (state.why, state.detail if sight.everything else "")))
+        return {"source": state.source, **({"why": why} if why else {})}
 
     def notes(self) -> Sequence[str]:
         """Return what is not shown, and why, in sentences."""

@@ -18,6 +18,7 @@ from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundE
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.kubectl_proxy import ProxyError, running
 from gpu_device_plugin.programs.web.local import LocalCallers
 from gpu_device_plugin.programs.web.routes import About
@@ -107,6 +108,7 @@ async def _serve(
                 resources,
                 callers,
                 about=lambda: about,
+                figures=AgentFigures(client),
                 namespace=chosen.namespace,
                 timings=timings,
             )

@@ -60,7 +60,9 @@ class FiguresState:
     source: str
     """``agents``: read from agents now; ``nodes``: from the nodes' annotations, up to some minutes old; ``none``."""
     why: str = ""
-    """Why not from agents, as a sentence."""
+    """Why not from agents, as a sentence without names of pods and nodes."""
+    detail: str = ""
+    """More of it, for callers who see everything."""
 
 
 class Figures(Protocol):

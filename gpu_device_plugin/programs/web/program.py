@@ -13,10 +13,11 @@ from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import ListenError, written
 from gpu_device_plugin.aio.tls import server_tls
 from gpu_device_plugin.cluster.client import Client
-from gpu_device_plugin.cluster.config import ClusterConfigError, config_for
+from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfigError, config_for
 from gpu_device_plugin.programs.lifetime import until_stopped
 from gpu_device_plugin.programs.rereading import Rereading
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
+from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.routes import About
 from gpu_device_plugin.programs.web.server import DEFAULT_TIMINGS, PageServer, Timings
 from gpu_device_plugin.settings.knobs import UsageError, reload
@@ -48,7 +49,9 @@ def main(sources: Sources[WebSettings], texts: Texts, settings: WebSettings) -> 
         config = config_for(settings.api, os.environ)
     except ClusterConfigError as error:
         raise UsageError(f"api: {error}") from error
-    page = ClusterPage(settings, config, callers=ReviewedCallers)
+    home = settings.home(SERVICE_ACCOUNT)
+    figures = partial(AgentFigures, namespace=home)
+    page = ClusterPage(settings, config, callers=ReviewedCallers, figures=figures)
     rereading = Rereading(sources, texts, take=page.reload, refuse=page.keep_settings)
     look = partial(rereading.look, anyway=True)
     return asyncio.run(until_stopped(rereading.beside(page.run()), "page", {signal.SIGHUP: look}))

@@ -92,9 +92,9 @@ class PageServer:
         self.board.changed()
 
     def _figures_state(self) -> FiguresState:
-        if self._figures is not None:
-            return self._figures.state
-        return FiguresState("nodes") if self.watched.nodes_readable else FiguresState("none", "nodes cannot be read")
+        if not self.watched.nodes_readable:
+            return FiguresState("none", "nodes cannot be read")
+        return FiguresState("nodes") if self._figures is None else self._figures.state
 
     @asynccontextmanager
     async def serving(self, address: Address, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:

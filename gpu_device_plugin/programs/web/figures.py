@@ -1,0 +1,280 @@
+"""Read the use of nodes from their agents' metrics through the API server, for as long as somebody looks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+
+from gpu_device_plugin.cluster.api import PODS, ObjectMeta
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, agents
+from gpu_device_plugin.core.cluster.turns import DEFAULT_PACE, NEVER, Attempt, due
+from gpu_device_plugin.core.contract.samples import MalformedMetricsError
+from gpu_device_plugin.core.contract.scrapeduse import scraped_use
+from gpu_device_plugin.programs.web.ports import FiguresState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.core.cluster.turns import Pace
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+
+    Deliver = Callable[[str, NodeUse | None], None]
+
+_LABELS = "app.kubernetes.io/name=gpushare,app.kubernetes.io/component=node"
+"""Of an agent's pod, in our manifests."""
+_PORT = "http"
+"""The name of the port with its metrics."""
+_MOST_BYTES = 4 << 20
+"""Of one page. A node with 1,000 containers has less than 1 MiB."""
+_MOST_PODS = 20_000
+_OURS = "; the figures are those of the nodes' annotations, which are up to some minutes old"
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresTiming:
+    """The intervals of reading, in seconds."""
+
+    pace: Pace = DEFAULT_PACE
+    at_once: int = 8
+    """Agents that are read at the same time."""
+    round_s: float = 0.8
+    """The least time between the beginnings of two rounds of `at_once`: ten agents a second, in any cluster."""
+    answer_s: float = 5.0
+    lasts_s: float = 90.0
+    """Figures that were not read again for so long are given up."""
+    pods_s: float = 60.0
+    """How old the list of the agents' pods may be."""
+    refused_s: float = 300.0
+    """How long nothing is asked after the API server has refused it."""
+    idle_s: float = 0.5
+
+
+DEFAULT_TIMING = FiguresTiming()
+
+
+class AgentFigures:
+    """Reads agents in turn. An agent answers at most every ten seconds, a silent one is asked ever more rarely."""
+
+    def __init__(self, client: Client, *, namespace: str = "", timing: FiguresTiming = DEFAULT_TIMING) -> None:
+        """Read nothing before `follow`.
+
+        Args:
+            client: of the API server, with the rights that decide what is read.
+            namespace: of the agents; empty: wherever they are, see `core.cluster.agentpods`.
+            timing: the intervals.
+        """
+        self._client = client
+        self._namespace = namespace
+        self._timing = timing
+        self._agents = Agents({})
+        self._listed_s = float("-inf")
+        self._refused_s = float("-inf")
+        self._nothing = ""
+        """Why no agent is read; empty: some are, or nobody looks."""
+        self._last: dict[str, Attempt] = {}
+        self._read_s: dict[str, float] = {}
+        """When the present figures of a node were read."""
+        self._problems: dict[str, str] = {}
+        """Why a node's agent cannot be read."""
+        self._wanted = 0
+
+    def __repr__(self) -> str:
+        return f"<AgentFigures of {len(self._read_s)} nodes, {len(self._problems)} silent>"
+
+    @property
+    def state(self) -> FiguresState:
+        """Where the figures come from at present."""
+        problems = sorted(self._problems.items())
+        first = f"node {problems[0][0]}: {problems[0][1]}" if problems else ""
+        if self._nothing:
+            rivals = ", ".join(self._agents.rivals)
+            return FiguresState("nodes", f"{self._nothing}{_OURS}", f"namespaces: {rivals}" if rivals else "")
+        if not self._read_s:
+            return FiguresState("nodes", f"no node agent can be read{_OURS}" if problems else "", first)
+        if problems:
+            known = len(problems) + len(self._read_s.keys() - self._problems.keys())
+            return FiguresState("agents", f"{len(problems)} of {known} node agents cannot be read", first)
+        most = self._most
+        more = (
+            f"{self._wanted} nodes are too many to read all; the first {most} are read" if self._wanted > most else ""
+        )
+        return FiguresState("agents", more)
+
+    @property
+    def _most(self) -> int:
+        """The most nodes that are read: those of which each is read again before its figures are given up."""
+        timing = self._timing
+        return int(timing.at_once * timing.lasts_s / timing.round_s / 2)
+
+    async def follow(self, nodes: Callable[[], Collection[str]], deliver: Deliver) -> NoReturn:
+        """Read the use of nodes again and again. Ends only by cancellation.
+
+        Args:
+            nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
+            deliver: takes the use of a node; None: its agent's figures cannot be read any more.
+        """
+        timing = self._timing
+        while True:
+            began_s = time.monotonic()
+            names = nodes()
+            if names and began_s - self._refused_s >= timing.refused_s:
+                await self._round(names, deliver)
+            self._give_up(names, deliver)
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(timing.round_s - took_s, 0) if names else timing.idle_s)
+
+    async def _round(self, names: Collection[str], deliver: Deliver) -> None:
+        """Read the agents whose turn it is."""
+        timing = self._timing
+        self._wanted = len(names)
+        try:
+            await self._find_agents()
+        except ForbiddenError as error:
+            self._refuse(error)
+            return
+        except ApiError as error:
+            # Those that are known are read on; soon the list is asked for again.
+            self._listed_s = time.monotonic() - timing.pods_s + timing.pace.every_s
+            if not self._agents.by_node:
+                self._nothing = f"the pods of the node agents cannot be listed ({error})"
+                return
+        self._nothing = self._agents.why
+        known = [name for name in sorted(names)[: self._most] if name in self._agents.by_node]
+        chosen = due(known, self._last, time.monotonic(), timing.pace, timing.at_once)
+        answers = await asyncio.gather(*(self._read(name) for name in chosen))
+        for name, answer in zip(chosen, answers, strict=True):
+            if isinstance(answer, ForbiddenError):
+                self._refuse(answer)
+                return
+            if answer is not None:
+                self._read_s[name] = time.monotonic()
+                deliver(name, answer)
+
+    def _refuse(self, error: ForbiddenError) -> None:
+        self._nothing = _missing(error)
+        self._refused_s, self._listed_s = time.monotonic(), float("-inf")
+        self._last.clear()
+        self._problems.clear()
+
+    async def _read(self, name: str) -> NodeUse | ForbiddenError | None:
+        """Read one agent; None: it does not say who uses what."""
+        agent, timing = self._agents.by_node[name], self._timing
+        before = self._last.get(name, NEVER)
+        use, why, failures = None, "", before.failures + 1
+        try:
+            page = await self._client.from_pod(
+                agent.namespace, agent.name, agent.port or 0, "/metrics", most=_MOST_BYTES, timeout_s=timing.answer_s
+            )
+            at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            # A page of many containers takes longer than others should wait.
+            use = await asyncio.to_thread(lambda: scraped_use(page.decode("utf-8", "replace"), at))
+            if use is None:
+                why = "its agent does not tell who uses what; it may be older than this program"
+        except ForbiddenError as error:
+            return error
+        except MalformedMetricsError as error:
+            why = f"its agent's page of metrics cannot be read: {error}"
+        except ApiError as error:
+            why = str(error)
+            if not error.sent:  # no agent was asked
+                failures = before.failures
+        if why:
+            self._problems[name] = why
+        else:
+            self._problems.pop(name, None)
+        self._last[name] = Attempt(time.monotonic(), failures if why else 0)
+        return use
+
+    def _give_up(self, names: Collection[str], deliver: Deliver) -> None:
+        """Forget figures that were not read again, and nodes that are not there any more."""
+        until_s = time.monotonic() - self._timing.lasts_s
+        for name in [name for name, read_s in self._read_s.items() if self._nothing or read_s <= until_s]:
+            del self._read_s[name]
+            deliver(name, None)
+        if names:
+            for known in (self._last, self._problems):
+                for name in known.keys() - names:
+                    del known[name]
+
+    async def _find_agents(self) -> None:
+        """List the agents' pods, unless that was done a moment ago.
+
+        Raises:
+            ApiError: they cannot be listed.
+        """
+        if time.monotonic() - self._listed_s < self._timing.pods_s:
+            return
+        try:
+            found = await self._listed(self._namespace)
+        except ForbiddenError:
+            if self._namespace:
+                raise
+            found = await self._listed(HOME)  # where the user may see pods, if not everywhere
+        before, self._agents = self._agents.by_node, agents(found)
+        self._listed_s = time.monotonic()
+        for node, pod in self._agents.by_node.items():
+            if before.get(node) != pod:  # a new agent has not failed yet
+                self._last.pop(node, None)
+                self._problems.pop(node, None)
+
+    async def _listed(self, namespace: str) -> list[AgentPod]:
+        found: list[AgentPod] = []
+        async for page in self._client.pages(PODS, namespace=namespace, labels=_LABELS, since="0"):
+            for raw in page.items or ():
+                try:
+                    found.append(_agent(msgspec.json.decode(raw, type=_Pod)))
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    continue  # it is no agent's
+            if len(found) > _MOST_PODS:
+                break
+        return found
+
+
+def _missing(error: ForbiddenError) -> str:
+    call = error.call
+    where = f"in the namespace {call.namespace}" if call.namespace else "in the whole cluster"
+    return f"the right to {call.verb} {call.resource} {where} is missing"
+
+
+class _Port(msgspec.Struct, rename="camel"):
+    container_port: int = 0
+    name: str = ""
+
+
+class _Container(msgspec.Struct):
+    ports: list[_Port] | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    node_name: str | None = None
+    containers: list[_Container] | None = None
+
+
+class _Status(msgspec.Struct):
+    phase: str = ""
+
+
+class _Pod(msgspec.Struct):
+    metadata: ObjectMeta
+    spec: _Spec = msgspec.field(default_factory=_Spec)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+def _agent(pod: _Pod) -> AgentPod:
+    meta = pod.metadata
+    ports = [port for container in pod.spec.containers or () for port in container.ports or ()]
+    return AgentPod(
+        meta.namespace,
+        meta.name,
+        pod.spec.node_name or "",
+        next((port.container_port for port in ports if port.name == _PORT), None),
+        pod.status.phase == "Running" and meta.deletion_timestamp is None,
+        meta.creation_timestamp or "",
+    )

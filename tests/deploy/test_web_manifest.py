@@ -1,0 +1,117 @@
+"""The page in the cluster: its server may do what it does and nothing else, and nobody reaches it by accident."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpu_device_plugin import cli
+from gpu_device_plugin.settings.sources import Texts
+from gpu_device_plugin.settings.web import WebSettings
+from tests.deploy.templates import Chart, by_name
+
+Json = dict[str, Any]
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+TEXT = (DEPLOY / "optional" / "web.yaml").read_text(encoding="utf-8")
+OBJECTS = by_name(yaml.safe_load_all(TEXT))
+DEPLOYMENT = OBJECTS["Deployment", "gpushare", "gpushare-web"]
+POD: Json = DEPLOYMENT["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+CHART = Chart(DEPLOY / "chart")
+TLS = re.compile(r"^( *)# ((?:- --tls|scheme:|volume|- name: tls|  ).*\n)", re.MULTILINE)
+
+
+def uncommented() -> str:
+    """Return the manifest with its lines about TLS in use."""
+    head, kind, rest = TEXT.partition("kind: Deployment")
+    return head + kind + TLS.sub(r"\1\2", rest)
+
+
+def settings(of: Json) -> WebSettings:
+    return cli.sources_of(WebSettings, cli.parse(of["args"]), {}).read(texts=Texts())
+
+
+def granted() -> set[tuple[str, str]]:
+    """Return what the account may do, as verb and resource."""
+    roles = [each for (kind, _, _), each in OBJECTS.items() if kind in {"Role", "ClusterRole"}]
+    return {
+        (verb, name) for role in roles for rule in role["rules"] for verb in rule["verbs"] for name in rule["resources"]
+    }
+
+
+def test_everything_finds_its_port() -> None:
+    (port,) = CONTAINER["ports"]
+    assert port["containerPort"] == settings(CONTAINER).http.port
+    (served,) = OBJECTS["Service", "gpushare", "gpushare-web"]["spec"]["ports"]
+    assert served["targetPort"] == port["name"]
+    for name in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert CONTAINER[name]["httpGet"]["port"] == port["name"]
+
+
+def test_a_selector_takes_the_pods_of_the_page_and_no_others() -> None:
+    labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    service = OBJECTS["Service", "gpushare", "gpushare-web"]["spec"]["selector"]
+    policy = OBJECTS["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]
+    assert labels == DEPLOYMENT["spec"]["selector"]["matchLabels"] == service == policy["podSelector"]["matchLabels"]
+    assert labels["app.kubernetes.io/component"] == "web"
+
+
+def test_no_pod_reaches_it_until_somebody_says_which() -> None:
+    policy = OBJECTS["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]
+    assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [])
+    assert OBJECTS["Service", "gpushare", "gpushare-web"]["spec"]["type"] == "ClusterIP"
+    allowed = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ingress-nginx"}}}]
+    rendered = CHART.render({"web": {"enabled": True, "allowFrom": allowed}})
+    told = re.search(r"  #   (ingress:\n(?:  #    .*\n)+)", TEXT)
+    assert told is not None
+    assert (
+        rendered["NetworkPolicy", "gpushare", "gpushare-web"]["spec"]["ingress"]
+        == (yaml.safe_load(told[1].replace("  #   ", ""))["ingress"])
+    )
+
+
+def test_the_account_changes_nothing() -> None:
+    writing = {(verb, name) for verb, name in granted() if verb not in {"get", "list", "watch"}}
+    assert writing == {("create", "tokenreviews"), ("create", "subjectaccessreviews")}
+    assert not any("secrets" in name for _, name in granted())
+
+
+def test_the_lines_about_tls_are_what_the_chart_writes_with_a_secret() -> None:
+    found = by_name(yaml.safe_load_all(uncommented()))
+    key = "Deployment", "gpushare", "gpushare-web"
+    assert found[key] == CHART.render({"web": {"enabled": True, "tlsSecretName": "gpushare-web-tls"}})[key]
+    (made,) = found[key]["spec"]["template"]["spec"]["containers"]
+    assert not settings(made).exposed
+    assert settings(CONTAINER).exposed
+    (mount,) = made["volumeMounts"]
+    assert settings(made).tls_cert == Path(mount["mountPath"]) / "tls.crt"
+    assert {made[name]["httpGet"]["scheme"] for name in ("startupProbe", "livenessProbe", "readinessProbe")} == {
+        "HTTPS"
+    }
+
+
+def test_pods_carry_what_a_cluster_asks_of_them() -> None:
+    values = {
+        "podLabels": {"example.com/cost": "7"},
+        "podAnnotations": {"example.com/team": "gpus"},
+        "nodeSelector": {"pool": "system"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "replicas": 2,
+        "args": ["--log-level=debug"],
+    }
+    image = {"pullSecrets": ["one"]}
+    made = CHART.render({"web": {"enabled": True, **values}, "image": image})["Deployment", "gpushare", "gpushare-web"]
+    template = made["spec"]["template"]
+    assert made["spec"]["replicas"] == 2
+    assert template["metadata"]["labels"]["example.com/cost"] == "7"
+    assert template["metadata"]["annotations"] == values["podAnnotations"]
+    assert (template["spec"]["nodeSelector"], template["spec"]["tolerations"]) == (
+        {"pool": "system"},
+        values["tolerations"],
+    )
+    assert template["spec"]["imagePullSecrets"] == [{"name": "one"}]
+    assert settings(template["spec"]["containers"][0]).log_level == "debug"

@@ -1,0 +1,331 @@
+"""The use of nodes from their agents' own pages, and what is shown where it cannot be read."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+
+from gpu_device_plugin.cluster.client import Client
+from gpu_device_plugin.cluster.config import ClusterConfig
+from gpu_device_plugin.core.cluster.turns import Pace
+from gpu_device_plugin.programs.web.figures import AgentFigures, FiguresTiming
+from gpu_device_plugin.testing.builders import node, pod
+from gpu_device_plugin.testing.cluster import Answer, ApiServer, Hang
+from tests.patience import eventually
+from tests.programs.web.harness import served_by
+from tests.programs.web.test_page_server import Users, bearer, bound
+from tests.reports import SINCE, part, written
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable
+
+    from gpu_device_plugin.core.contract.nodeuse import NodeUse
+
+MIB = 1 << 20
+LABELS = {"app.kubernetes.io/name": "gpushare", "app.kubernetes.io/component": "node"}
+QUICK = FiguresTiming(
+    pace=Pace(every_s=0.01, longest_s=0.05), round_s=0.01, lasts_s=0.3, pods_s=0.05, refused_s=0.05, idle_s=0.01
+)
+
+
+def page(used: int = 3000, name: str = "a", more: str = "") -> str:
+    """Return the page of an agent with one GPU, whose pod was given 5 GiB, memory in MiB."""
+    who = f'container="main",gpu="GPU-0",namespace="default",pod="{name}"'
+    return (
+        'gpushare_build_info{version="0.1.0"} 1\n'
+        'gpushare_gpu_info{driver="",gpu="GPU-0",index="0",model="",rung="",share_bytes="1"} 1\n'
+        f'gpushare_gpu_memory_used_bytes{{gpu="GPU-0"}} {(used + 100) * MIB}\n'
+        f"gpushare_container_gpu_memory_allocated_bytes{{{who}}} {5120 * MIB}\n"
+        f"gpushare_container_gpu_memory_used_bytes{{{who}}} {used * MIB}\n{more}"
+    )
+
+
+@dataclass
+class World:
+    """An API server with agents whose pages can be changed."""
+
+    api: ApiServer
+    port: int = 0
+    pages: dict[str, str] = field(default_factory=dict)
+    """By node."""
+    asked: list[str] = field(default_factory=list)
+    at_once: int = 0
+    most_at_once: int = 0
+    delivered: dict[str, list[NodeUse | None]] = field(default_factory=dict)
+
+    def agent(self, at: str, text: str, namespace: str = "gpushare", **meta: Any) -> None:
+        """Add a running agent that shows this page."""
+        address = f"10.0.0.{len(self.api.network) + 1}"
+        body = pod(f"agent-{at}", node=at, namespace=namespace, labels=LABELS, phase="Running")
+        body["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 9445}]
+        body["status"]["podIP"] = address
+        body["metadata"] |= meta
+        self.api.add(body)
+        self.api.network[f"{address}:9445"] = f"http://127.0.0.1:{self.port}/{at}"
+        self.pages[at] = text
+
+    async def answer(self, http: web.Request) -> web.Response:
+        """Answer for an agent."""
+        name = http.match_info["node"]
+        self.asked.append(name)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            return web.Response(text=self.pages[name])
+        finally:
+            self.at_once -= 1
+
+    def take(self, name: str, use: NodeUse | None) -> None:
+        self.delivered.setdefault(name, []).append(use)
+
+    @asynccontextmanager
+    async def following(
+        self, nodes: Callable[[], Iterable[str]], timing: FiguresTiming = QUICK, namespace: str = ""
+    ) -> AsyncIterator[AgentFigures]:
+        async with Client(ClusterConfig(self.api.url)) as client:
+            figures = AgentFigures(client, namespace=namespace, timing=timing)
+            following = asyncio.create_task(figures.follow(lambda: list(nodes()), self.take))
+            try:
+                yield figures
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+                assert following.cancelled(), following.exception()
+
+    def latest(self, name: str) -> NodeUse | None:
+        return self.delivered.get(name, [None])[-1]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with ApiServer() as api:
+        made = World(api)
+        app = web.Application()
+        app.router.add_get("/{node}/metrics", made.answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        made.port = runner.addresses[0][1]
+        yield made
+        await runner.cleanup()
+
+
+async def test_the_page_shows_what_agents_say_and_the_annotation_adds_since_when(world: World) -> None:
+    annotations = written(part("a", granted=5120, used=6000, over_since=SINCE), age_s=100)
+    world.api.add(node("gpu-1", mem=30, count=2, annotations=annotations))
+    world.api.add(bound("a", 5))
+    world.agent("gpu-1", page(6500))
+    async with (
+        Client(ClusterConfig(world.api.url)) as client,
+        served_by(client, figures=AgentFigures(client, timing=QUICK)) as shown,
+        shown.live() as stream,
+    ):
+        now = await stream.until(lambda known: known["nodes"]["gpu-1"].get("use", {}).get("live"))
+        (seen,) = now["nodes"]["gpu-1"]["gpus"][0]["pods"]
+        assert (seen["usedMiB"], seen["over"]) == (6500, SINCE)
+        assert now["nodes"]["gpu-1"]["gpus"][0]["usedMiB"] == 6600
+        assert (await stream.until(lambda known: known["figures"]["source"] == "agents"))["figures"] == {
+            "source": "agents"
+        }
+        world.pages["gpu-1"] = page(4000)
+        now = await stream.until(lambda known: known["nodes"]["gpu-1"]["gpus"][0]["pods"][0].get("usedMiB") == 4000)
+        assert "over" not in now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]
+        world.pages["gpu-1"] = "<html>"
+        now = await stream.until(lambda known: not known["nodes"]["gpu-1"]["use"].get("live"))
+        assert now["nodes"]["gpu-1"]["gpus"][0]["pods"][0]["usedMiB"] == 6000
+
+
+async def test_nothing_is_asked_while_nobody_looks_and_old_figures_are_given_up(world: World) -> None:
+    world.agent("gpu-1", page())
+    wanted: list[str] = []
+    async with world.following(lambda: wanted):
+        await asyncio.sleep(5 * QUICK.idle_s)
+        assert world.asked == []
+        assert world.api.requests == []
+        wanted.append("gpu-1")
+        await eventually(lambda: world.latest("gpu-1") is not None)
+        wanted.clear()
+        await eventually(lambda: world.delivered["gpu-1"][-1] is None)
+
+
+async def test_only_agents_of_wanted_nodes_are_asked_and_few_at_a_time(world: World) -> None:
+    names = [f"gpu-{number:02}" for number in range(30)]
+    for name in (*names, "unwanted"):
+        world.agent(name, page())
+    async with world.following(lambda: names, replace(QUICK, lasts_s=60.0)):
+        await eventually(lambda: len([name for name in names if world.latest(name)]) == 30)
+    assert "unwanted" not in world.asked
+    assert 1 <= world.most_at_once <= QUICK.at_once
+
+
+async def test_a_cluster_that_is_too_large_has_its_first_nodes_read_and_says_so(world: World) -> None:
+    names = [f"gpu-{number}" for number in range(9)]
+    for name in names:
+        world.agent(name, page())
+    timing = replace(QUICK, at_once=2, round_s=0.02, lasts_s=0.06)
+    async with world.following(lambda: names, timing) as figures:
+        await eventually(lambda: figures.state.source == "agents" and figures.state.why)
+        assert figures.state.why == "9 nodes are too many to read all; the first 3 are read"
+        await eventually(lambda: min(world.asked.count(f"gpu-{number}") for number in range(3)) > 3)
+    assert set(world.asked) == {"gpu-0", "gpu-1", "gpu-2"}
+
+
+async def test_without_the_right_the_figures_are_the_nodes_own_until_it_is_given(world: World) -> None:
+    world.agent("gpu-1", page())
+    world.api.allowed = frozenset({("list", "pods")})
+    async with world.following(lambda: ["gpu-1"]) as figures:
+        await eventually(lambda: figures.state.why)
+        assert figures.state.source == "nodes"
+        assert figures.state.why.startswith(
+            "the right to get pods/proxy in the namespace gpushare is missing; the figures are those of the nodes'"
+        )
+        assert world.asked == []
+        world.api.allowed = None
+        await eventually(lambda: figures.state.source == "agents")
+        world.api.allowed = frozenset({("list", "pods")})
+        await eventually(lambda: figures.state.source == "nodes")
+        assert world.latest("gpu-1") is None, "what was read with the right is not shown without it"
+
+
+async def test_a_refusal_is_not_asked_for_again_and_again(world: World) -> None:
+    world.agent("gpu-1", page())
+    world.api.allowed = frozenset({("list", "pods")})
+    async with world.following(lambda: ["gpu-1"], replace(QUICK, refused_s=3600.0)) as figures:
+        await eventually(lambda: figures.state.why)
+        await asyncio.sleep(10 * QUICK.round_s)
+        assert world.api.count("get", "pods/proxy") == 1
+
+
+async def test_who_may_list_pods_in_one_namespace_only_reads_the_agents_there(world: World) -> None:
+    world.agent("gpu-1", page())
+    world.api.fail(Answer(403), verbs=["list"], resources=["pods"], times=1)
+    async with world.following(lambda: ["gpu-1"]):
+        await eventually(lambda: world.latest("gpu-1") is not None)
+    lists = [request.namespace for request in world.api.requests if request.verb == "list"]
+    assert lists[:2] == ["", "gpushare"]
+
+
+async def test_pods_that_pretend_to_be_agents_elsewhere_are_not_asked(world: World) -> None:
+    world.agent("gpu-1", page(3000))
+    world.agent("gpu-2", page(1), namespace="a-tenant")
+    async with world.following(lambda: ["gpu-1", "gpu-2"]):
+        await eventually(lambda: world.latest("gpu-1") is not None)
+    async with world.following(lambda: ["gpu-1", "gpu-2"], namespace="gpushare"):
+        await eventually(lambda: world.asked.count("gpu-1") > 3)
+    assert "gpu-2" not in world.asked
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("<html>", "its agent's page of metrics cannot be read: line 1 is none of Prometheus' text format"),
+        ("go_goroutines 7\n", "its agent's page of metrics cannot be read: it has no metrics of a node agent"),
+        ('gpushare_build_info{version="0"} 1\n', "its agent does not tell who uses what"),
+        ("#" * (5 << 20), "the answer is longer than 4096 KiB"),
+    ],
+)
+async def test_nonsense_of_one_agent_concerns_its_node_alone(world: World, text: str, why: str) -> None:
+    world.agent("gpu-1", text)
+    world.agent("gpu-2", page())
+    async with world.following(lambda: ["gpu-1", "gpu-2"]) as figures:
+        await eventually(lambda: world.latest("gpu-2") is not None and "1 of 2" in figures.state.why)
+        assert figures.state.source == "agents"
+        assert why in figures.state.detail
+        assert "gpu-1" not in figures.state.why
+        assert world.latest("gpu-1") is None
+
+
+async def test_an_agent_that_hangs_holds_up_nobody_for_long_and_is_asked_rarely(world: World) -> None:
+    world.agent("gpu-1", page())
+    world.agent("gpu-2", page())
+    world.api.fail(Hang(), resources=["pods/proxy"], times=1)
+    timing = replace(QUICK, answer_s=0.2, lasts_s=60.0)
+    async with world.following(lambda: ["gpu-1", "gpu-2"], timing) as figures:
+        await eventually(lambda: figures.state.why or world.latest("gpu-1"))
+        await eventually(lambda: world.latest("gpu-1") and world.latest("gpu-2"))
+        await eventually(lambda: figures.state.why == "")
+
+
+async def test_an_agent_that_was_replaced_is_found(world: World) -> None:
+    world.agent("gpu-1", page())
+    async with world.following(lambda: ["gpu-1"], replace(QUICK, lasts_s=60.0)):
+        await eventually(lambda: world.latest("gpu-1") is not None)
+        world.api.delete("pods", "agent-gpu-1", "gpushare")
+        world.agent("gpu-1", page(77))
+        await eventually(lambda: (use := world.latest("gpu-1")) is not None and use.parts[0].used_mib == 77)
+
+
+async def test_without_agents_it_says_so(world: World) -> None:
+    async with world.following(lambda: ["gpu-1"]) as figures:
+        await eventually(lambda: figures.state.why)
+        assert figures.state.source == "nodes"
+        assert figures.state.why.startswith("no node agent with metrics runs; the figures are those of the nodes'")
+
+
+async def test_an_api_server_that_is_away_ends_nothing(world: World) -> None:
+    world.agent("gpu-1", page())
+    async with world.following(lambda: ["gpu-1"]) as figures:
+        await eventually(lambda: world.latest("gpu-1") is not None)
+        await world.api.stop()
+        await eventually(lambda: world.latest("gpu-1") is None)
+        await eventually(lambda: figures.state.source == "nodes")
+        assert figures.state.why.startswith("no node agent can be read; the figures are those of the nodes'")
+        assert figures.state.detail.startswith("node gpu-1: get pods/proxy gpushare/agent-gpu-1: ")
+        await world.api.start()
+        await eventually(lambda: figures.state.source == "agents")
+
+
+async def test_a_list_that_fails_is_asked_for_again(world: World) -> None:
+    world.agent("gpu-1", page())
+    world.api.fail(Answer(503), verbs=["list"])
+    async with world.following(lambda: ["gpu-1"]) as figures:
+        await eventually(lambda: "the pods of the node agents cannot be listed" in figures.state.why)
+        world.api.heal()
+        await eventually(lambda: world.latest("gpu-1") is not None)
+
+
+async def test_who_does_not_see_everything_is_told_no_name_of_an_agent(world: World) -> None:
+    world.api.add(node("gpu-1", mem=30, count=2))
+    world.agent("gpu-1", "<html>")
+    callers = Users(all={""}, some={"default"})
+    async with (
+        Client(ClusterConfig(world.api.url)) as client,
+        served_by(client, callers=callers, figures=AgentFigures(client, timing=QUICK)) as shown,
+    ):
+        async with shown.live(Authorization=bearer("all")) as stream:
+            known = await stream.until(lambda known: "why" in known["figures"])
+            assert "; node gpu-1: its agent's page of metrics cannot be read" in known["figures"]["why"]
+        async with shown.live(Authorization=bearer("some")) as stream:
+            known = await stream.until(lambda known: "why" in known["figures"])
+            assert known["figures"]["why"].startswith("no node agent can be read; the figures are those of the nodes'")
+            assert "gpu-1" not in known["figures"]["why"]
+
+
+async def test_who_sees_no_nodes_is_told_nothing_of_agents(world: World) -> None:
+    world.api.add(node("gpu-1", mem=30, count=2))
+    world.agent("gpu-1", page())
+
+    class NoNodes(Users):
+        async def caller(self, token: str) -> Any:
+            found = await super().caller(token)
+            assert found is not None
+            found.may_see_nodes = no  # type: ignore[method-assign]
+            return found
+
+    async def no() -> bool:
+        return False
+
+    async with (
+        Client(ClusterConfig(world.api.url)) as client,
+        served_by(client, callers=NoNodes(some={"default"}), figures=AgentFigures(client, timing=QUICK)) as shown,
+        shown.live(Authorization=bearer("some")) as stream,
+    ):
+        known = await stream.until(lambda known: known)
+        assert known["figures"] == {"source": "none"}
