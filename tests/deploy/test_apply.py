@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import yaml
 
 from tests.cluster.conftest import processes
 from tests.patience import stretched
+from tools.publishing import Published, install
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,8 +124,9 @@ class Kubectl:
         return dict(line.split(",") for line in lines)
 
 
-@pytest.fixture(scope="module")
-def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+@contextmanager
+def api_server(home: Path, *controllers: str) -> Iterator[Kubectl]:
+    """Run an API server with these of Kubernetes' controllers; skip the test where a program is missing."""
     folder = os.environ.get("KUBE_BIN", "")
     if not folder:
         pytest.skip("set KUBE_BIN to a folder with the programs of Kubernetes and etcd to apply deploy/")
@@ -133,19 +136,24 @@ def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     if missing := [name for name, found in programs.items() if found is None]:
         pytest.skip(f"to apply deploy/ needs {', '.join(missing)} in KUBE_BIN or on the PATH")
     found = {name: str(program) for name, program in programs.items()}
-    home = tmp_path_factory.mktemp("apply")
     with processes(home, found) as server:
         kubeconfig = written(server.config, server.config.token, home / "kubeconfig")
         command = [found["kube-controller-manager"], f"--kubeconfig={kubeconfig}", "--leader-elect=false"]
         with (home / "controllers.log").open("wb") as log:
-            controllers = subprocess.Popen(
-                [*command, "--controllers=namespace-controller", "--secure-port=0"], stdout=log, stderr=log
+            running = subprocess.Popen(
+                [*command, f"--controllers={','.join(controllers)}", "--secure-port=0"], stdout=log, stderr=log
             )
         try:
             yield Kubectl(found["kubectl"], kubeconfig)
         finally:
-            controllers.terminate()
-            controllers.wait(20)
+            running.terminate()
+            running.wait(20)
+
+
+@pytest.fixture(scope="module")
+def kubectl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
+    with api_server(tmp_path_factory.mktemp("apply"), "namespace-controller") as running:
+        yield running
 
 
 def written(config: ClusterConfig, token: str, file: Path) -> Path:
@@ -198,6 +206,23 @@ def test_the_same_by_server_side_apply(kubectl: Kubectl, everything_before: dict
     assert len(made.keys() - everything_before.keys()) == COUNT
     kubectl(*APPLY, "--server-side")
     assert changes(made, kubectl.everything()) == []
+
+
+def test_the_one_manifest_of_a_release_installs_the_same(
+    kubectl: Kubectl, everything_before: dict[str, str], tmp_path: Path
+) -> None:
+    """But for the images, which are the published ones; what it installed, deploy/ updates and removes."""
+    whole = tmp_path / "install.yaml"
+    text = install(DEPLOY, Published("https://git.example/people/gpu", "registry.example/people"))
+    whole.write_text(text, encoding="utf-8")
+    said = kubectl("apply", "--validate=strict", f"--filename={whole}")
+    assert {line.rpartition(" ")[2] for line in said} == {"created"}
+    assert len(kubectl.everything().keys() - everything_before.keys()) == COUNT
+    assert kubectl("diff", f"--filename={whole}") == []
+    made = kubectl.everything()
+    kubectl(*APPLY)
+    workloads = ["DaemonSet gpushare gpushare-node", "Deployment gpushare gpushare-scheduler"]
+    assert changes(made, kubectl.everything()) == workloads
 
 
 def changes(old: dict[str, str], new: dict[str, str]) -> list[str]:

@@ -49,6 +49,22 @@ def sources() -> list[str]:
     return sorted(name for name in found if name != ".git")
 
 
+def files_of(version: str) -> set[str]:
+    """All files of a release but their checksums."""
+    return {
+        f"gpu-device-plugin-{version}-manifests.tar.gz",
+        f"gpu_device_plugin-{version}-py3-none-any.whl",
+        f"gpu_device_plugin-{version}.tar.gz",
+        f"gpushare-{version}.tgz",
+        f"gpu-device-plugin-{version}.cdx.json",
+        "inspect-gpushare.krew.yaml",
+        "install.yaml",
+        "kubectl-inspect_gpushare",
+        "kubectl-inspect_gpushare.cdx.json",
+        f"kubectl-inspect_gpushare-{version}.tar.gz",
+    }
+
+
 # --- Places ----------------------------------------------------------------------------------------------------------
 
 
@@ -205,18 +221,7 @@ def test_the_tests_of_versions_pass_after_a_release(released: Checkout) -> None:
 
 def test_the_checksums_hold_for_every_file(released: Checkout) -> None:
     dist = released.root / "dist"
-    assert set(released.sums) == {
-        f"gpu-device-plugin-{VERSION}-manifests.tar.gz",
-        f"gpu_device_plugin-{VERSION}-py3-none-any.whl",
-        f"gpu_device_plugin-{VERSION}.tar.gz",
-        f"gpushare-{VERSION}.tgz",
-        f"gpu-device-plugin-{VERSION}.cdx.json",
-        "inspect-gpushare.krew.yaml",
-        "install.yaml",
-        "kubectl-inspect_gpushare",
-        "kubectl-inspect_gpushare.cdx.json",
-        f"kubectl-inspect_gpushare-{VERSION}.tar.gz",
-    }
+    assert set(released.sums) == files_of(VERSION)
     assert {*released.sums, "SHA256SUMS"} == {path.name for path in dist.iterdir()}
     for name, digest in released.sums.items():
         assert hashlib.sha256((dist / name).read_bytes()).hexdigest() == digest

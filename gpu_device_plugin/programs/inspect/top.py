@@ -103,15 +103,16 @@ class _Screen:
 
     def draw(self, lines: Iterable[Line]) -> None:
         """Draw from the top left corner, each line over the one before."""
-        text = "".join(f"{painted(line, self._output, colour=self._colour)}\x1b[K\r\n" for line in lines)
-        self._output.write(f"\x1b[H{text.removesuffix(chr(13) + chr(10))}\x1b[J")
+        text = "\x1b[K\n".join(painted(line, self._output, colour=self._colour) for line in lines)
+        self._output.write(f"\x1b[H{text}\x1b[J")
         self._output.flush()
 
     @property
     def size(self) -> tuple[int, int]:
         """Columns and lines."""
-        found = shutil.get_terminal_size()
-        return max(_NARROWEST, found.columns), found.lines
+        # Not shutil's: the variables COLUMNS and LINES do not change with the terminal.
+        found = os.get_terminal_size(self._output.fileno())
+        return max(_NARROWEST, found.columns), max(1, found.lines)
 
     def key_within(self, seconds: float | None) -> str:
         """Wait for a key, a new size or a reading; return the keys, or nothing."""

@@ -85,6 +85,9 @@ fields = {{
     "spec.nodeName": lambda one: one["spec"].get("nodeName", ""),
     "status.phase": lambda one: one["status"].get("phase", ""),
 }}
+if "labelSelector" in query:
+    key, _, value = query["labelSelector"].partition("=")
+    found = [one for one in found if one["metadata"].get("labels", {{}}).get(key) == value]
 if "fieldSelector" in query:
     found = list(filter(field_selector(query["fieldSelector"], fields), found))
 start, limit = int(query.get("continue", 0)), min(int(query.get("limit", 10**6)), script["page"])
@@ -849,7 +852,17 @@ def test_the_nearest_ten_nodes_are_told_or_all(world: World, capsys: pytest.Capt
         (["why"], "why: name a pod: kubectl inspect gpushare why POD [-n NAMESPACE]"),
         (["why", "a", "b"], "why a b: too many arguments; see kubectl inspect gpushare --help"),
         (["why", "a", "-d"], "why: -d and -o are for the overview; leave them out"),
-        (["-n", "x"], "-n and --all-nodes go with why POD; the overview shows the pods of all namespaces"),
+        (["--all-nodes"], "--all-nodes goes with why POD; leave it out"),
+        (["doctor", "-n", "x"], "doctor: it takes no -n; leave it out"),
+        (["-n", "x", "node-a"], "-n: the pods of a namespace are shown wherever they run; leave out the node and -l"),
+        (["-n", "x", "-o", "json"], "-n: -d and -o show the pods of all namespaces; leave one of the two out"),
+        (["why", "a", "-l", "zone=b"], "why: -l selects nodes of the overview and of top; leave it out"),
+        (["doctor", "-w"], "doctor: -w draws the overview again and again; leave it out"),
+        (["--sort-by", "used"], "--sort-by goes with top and -w; leave it out"),
+        (["--interval", "2"], "--interval goes with top and -w; leave it out"),
+        (["top", "--interval", "0"], "--interval: 0 s; choose 0.5 to 3600 seconds"),
+        (["top", "-d"], "top: -d and -o are for the overview; leave them out"),
+        (["tpo", "x"], "tpo x: there is no such command; did you mean top?"),
         (["--contxt=x"], "--contxt: there is no such argument; did you mean --context?"),
         (["-A"], "-A: the overview shows the pods of all namespaces; leave it out"),
         (["--all-namespaces"], "--all-namespaces: the overview shows the pods of all namespaces; leave it out"),

@@ -1,0 +1,361 @@
+"""`kubectl inspect gpushare` on a terminal: it fits, it is drawn again, and it leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gpu_device_plugin.core.contract.nodeuse import UsedGpu
+from gpu_device_plugin.core.telling.tones import columns
+from gpu_device_plugin.programs.inspect.program import main
+from tests.patience import stretched
+from tests.programs.inspect.test_program import World, gpu, node, pod
+from tests.reports import SINCE, part, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+COMMAND = [sys.executable, "-c", "import sys; from gpu_device_plugin import cli; sys.exit(cli.inspect_plugin())"]
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def _plain_environ() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES", "NO_COLOR"}}
+
+
+class Terminal:
+    """A terminal, and a command that runs in it."""
+
+    def __init__(self, world: World, words: Sequence[str], size: tuple[int, int], environ: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        self.resize(*size)
+        self.before = termios.tcgetattr(slave)
+        self.process = subprocess.Popen(
+            [*COMMAND, *words],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**_plain_environ(), "PATH": f"{world.home}:{os.environ['PATH']}", "TERM": "xterm", **environ},
+            start_new_session=True,
+        )
+        self._slave = slave
+        self.written = ""
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Read until a text comes, and return everything since the last call."""
+        since = len(self.written)
+        deadline = time.monotonic() + stretched(20)
+        while text not in self.written[since:]:
+            assert self._read(deadline - time.monotonic()), f"{text!r} never came in {self.written[since:]!r}"
+        return self.written[since:]
+
+    def _read(self, seconds: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], max(0.0, seconds))
+        if ready:
+            self.written += os.read(self._master, 65536).decode()
+        return bool(ready)
+
+    def end(self) -> int:
+        """Wait for the end of the command; return its exit code."""
+        deadline = time.monotonic() + stretched(20)
+        while self.process.poll() is None:
+            assert time.monotonic() < deadline, "it does not end"
+            self._read(0.05)
+        while self._read(0.0):
+            pass
+        return self.process.returncode
+
+    def attributes(self) -> list[Any]:
+        return termios.tcgetattr(self._slave)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@pytest.fixture
+def world(tmp_path: Any) -> World:
+    return World(tmp_path)
+
+
+@contextlib.contextmanager
+def terminal(
+    world: World, *words: str, width: int = 80, height: int = 24, environ: dict[str, str] | None = None
+) -> Iterator[Terminal]:
+    opened = Terminal(world, words, (width, height), environ or {})
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def plain(text: str) -> list[str]:
+    return [line.rstrip() for line in _ESCAPES.sub("", text).replace("\r", "").splitlines()]
+
+
+def eight(name: str = "gpu-1", **annotations: str) -> dict[str, Any]:
+    made = node(name, *(gpu(at) for at in range(8)))
+    made["metadata"]["annotations"] |= annotations
+    return made
+
+
+# --- The overview -----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_does_not_fit_is_folded(world: World) -> None:
+    world.has(eight(), pod("a", 5, on="gpu-1", idx=0))
+    with terminal(world) as shown:
+        assert shown.end() == 0
+        lines = plain(shown.written)
+        assert lines[0].split() == ["NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS"]
+        assert lines[1].split()[:2] == ["gpu-1", "0"]
+        assert lines[2].split()[:2] == ["1-7", "7x"]
+        assert max(map(columns, lines)) <= 80
+
+
+@pytest.mark.parametrize("words", [["-o", "gpushare"], []])
+def test_gpushares_layout_stays_where_it_is_asked_for_or_fits(world: World, words: list[str]) -> None:
+    world.has(eight() if words else node("gpu-1", gpu(0)))
+    with terminal(world, *words) as shown:
+        assert shown.end() == 0
+        assert plain(shown.written)[0].startswith("NAME   IPADDRESS  GPU0(Allocated/Total)")
+
+
+def test_gpushares_layout_stays_where_the_output_is_no_terminal(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.has(eight())
+    assert world.inspect() == 0
+    plain_one = capsys.readouterr().out
+    assert world.inspect("-o", "gpushare") == 0
+    assert capsys.readouterr().out == plain_one
+    assert plain_one.splitlines()[0].count("(Allocated/Total)") == 8
+
+
+def test_nodes_are_selected_by_labels(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    other = node("gpu-2", gpu(0))
+    other["metadata"]["labels"] = {"zone": "a"}
+    world.has(node("gpu-1", gpu(0)), other)
+    assert world.inspect("-l", "zone=a") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:2]] == ["gpu-2"]
+    assert world.inspect("-l", "zone=z") == 0
+    assert "No node with the labels zone=z shares GPUs." in capsys.readouterr().err
+
+
+# --- One namespace, and few rights ------------------------------------------------------------------------------------
+
+
+def test_the_pods_of_one_namespace_are_shown_with_their_use(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    uses = written(part("ml/big", used=1024, granted=9216), gpus={0: UsedGpu(1024)})
+    world.has(eight(**uses), pod("big", 9, on="gpu-1", idx=0, namespace="ml"), pod("a", 5, on="gpu-1", idx=1))
+    assert world.inspect("-n", "ml") == 0
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT"]
+    assert row.split() == ["ml/big", "gpu-1", "0", "9G", "1G", "11", "-"]
+    assert world.inspect("-n", "nobody") == 0
+    assert capsys.readouterr().err == "No pod of nobody has a GPU.\n"
+
+
+def test_with_the_right_to_pods_of_one_namespace_alone_these_are_shown(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    denied = [["list", "nodes", ""], ["list", "pods", ""]]
+    world.has(eight(), pod("a", 5, on="gpu-1", idx=1), forbidden=denied)
+    for words in ([], ["-n", "default"]):
+        assert world.inspect(*words) == 0
+        printed = capsys.readouterr()
+        assert printed.out.splitlines()[1].split() == [
+            "default/a",
+            "gpu-1",
+            "1",
+            "5",
+            "units",
+            "-",
+            "-",
+            "-",
+            "Running",
+        ]
+        assert "warning: the right to list nodes in the whole cluster is missing" in printed.err
+        assert "ClusterRole gpushare-viewer" in printed.err
+
+
+def test_with_the_right_to_nodes_and_to_pods_of_one_namespace_gpus_may_be_fuller(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0), forbidden=[["list", "pods", ""]])
+    assert world.inspect() == 0
+    printed = capsys.readouterr()
+    assert "5/15" in printed.out
+    assert "only pods of default are counted, so GPUs may be fuller" in printed.err
+
+
+def test_without_any_right_kubectls_message_and_ours_stand(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    denied = [["list", kind, where] for kind in ("nodes", "pods") for where in ("", "default")]
+    world.has(node("gpu-1", gpu(0)), forbidden=denied)
+    assert world.inspect() == 1
+    assert "kubectl could not read /api/v1/nodes" in capsys.readouterr().err
+    assert world.inspect("-n", "default") == 1
+
+
+def test_a_cluster_that_does_not_answer_is_no_missing_right(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(fail="Unable to connect to the server: dial tcp: lookup x: no such host")
+    assert world.inspect() == 1
+    assert "warning" not in capsys.readouterr().err
+
+
+# --- Why, and the doctor ----------------------------------------------------------------------------------------------
+
+
+def test_why_answers_over_many_nodes_in_one_screen(world: World) -> None:
+    nodes = [eight(f"n{at:03}") for at in range(120)]
+    pods = [pod(f"p{at}-{g}", 10, on=f"n{at:03}", idx=g) for at in range(120) for g in range(8)]
+    world.has(*nodes, *pods, pod("want", 8))
+    with terminal(world, "why", "want", height=24) as shown:
+        assert shown.end() == 0
+        lines = plain(shown.written)
+    assert len(lines) <= 24
+    assert "  120  no GPU has 8 GiB free" in lines
+    assert any("There would be room if this pod ended" in line for line in lines)
+    assert lines[-1].endswith("--all-nodes shows each, GPU by GPU.")
+    with terminal(world, "why", "want", "--all-nodes") as shown:
+        assert shown.end() == 0
+        assert len(plain(shown.written)) > 1000
+
+
+def test_the_doctor_has_colours_for_who_wants_them(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "doctor") as shown:
+        assert shown.end() == 3
+        assert "\x1b[33mwarning" in shown.written
+        assert "\x1b[32mok" in shown.written
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with terminal(world, "doctor", environ={name: value}) as shown:
+            assert shown.end() == 3
+            assert "warning" in shown.written
+            assert "\x1b" not in shown.written
+    with terminal(world, "doctor", "--json") as shown:
+        assert shown.end() == 3
+        assert "\x1b" not in shown.written
+
+
+# --- Top --------------------------------------------------------------------------------------------------------------
+
+
+def test_top_is_drawn_again_when_the_cluster_changes(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0), pod("want", 3))
+    with terminal(world, "top", "--interval", "0.5") as shown:
+        first = shown.until("default/a")
+        assert "1 pod waits" in first
+        world.has(pod("b", 4, on="gpu-1", idx=0))
+        assert "9G/15G" in shown.until("default/b")
+        shown.press("q")
+        assert shown.end() == 0
+
+
+@pytest.mark.parametrize("how", ["q", "Q", "\x04", signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signals) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "-w") as shown:
+        shown.until("gpu-1")
+        assert shown.attributes() != shown.before
+        if isinstance(how, str):
+            shown.press(how)
+        else:
+            shown.process.send_signal(how)
+        assert shown.end() == 0
+        assert shown.attributes() == shown.before
+        begun, ended = shown.written.count("\x1b[?1049h"), shown.written.count("\x1b[?1049l")
+        assert begun == ended == 1
+        assert shown.written.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_top_fits_every_size_that_the_terminal_takes(world: World) -> None:
+    world.has(eight(), *(pod(f"p{at}", at + 1, on="gpu-1", idx=at) for at in range(8)))
+    with terminal(world, "top", width=100, height=40) as shown:
+        shown.until("default/p7")
+        shown.resize(60, 12)
+        shown.process.send_signal(signal.SIGWINCH)
+        drawn = shown.until("more rows of pods").rpartition("\x1b[H")[2]
+        assert max(map(columns, plain(drawn))) <= 60
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_top_keeps_the_last_picture_while_the_cluster_cannot_be_read(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0))
+    with terminal(world, "top", "--interval", "0.5", width=120) as shown:
+        shown.until("default/a")
+        world.has(fail="Unable to connect to the server")
+        drawn = shown.until("Not current: ")
+        shown.until("default/a")
+        assert "Unable to connect" in drawn + shown.written
+        world.has(fail="")
+        while "Not current" in shown.until("\x1b[J"):
+            pass
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_top_has_over_use_in_red_and_in_words(world: World) -> None:
+    uses = written(part("a", used=9000, granted=5120, over_since=SINCE), gpus={0: UsedGpu(9000)})
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0))
+    world.script["objects"][0]["metadata"]["annotations"] |= uses
+    world.has()
+    with terminal(world, "top", "--sort-by", "over", width=120) as shown:
+        assert re.search(r"\x1b\[31mdefault/a .* over\x1b\[0m", shown.until("default/a") + shown.until("\x1b[J"))
+        shown.press("q")
+        assert shown.end() == 0
+
+
+def test_top_without_a_terminal_prints_one_picture_after_the_other(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0))
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--interval", "0.5"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PATH": f"{world.home}:{os.environ['PATH']}"},
+    )
+    assert process.stdout is not None
+    heads = 0
+    printed = ""
+    while heads < 2:
+        line = process.stdout.readline()
+        printed += line
+        heads += line.startswith("GPU shares, read at")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(stretched(20)) == 0
+    process.stdout.close()
+    assert "\x1b" not in printed
+    assert "default/a" in printed
+
+
+def test_top_of_one_node_and_of_one_that_is_not_there(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(node("gpu-1", gpu(0)), node("gpu-2", gpu(0)))
+    with terminal(world, "top", "gpu-2") as shown:
+        assert "gpu-1" not in shown.until("1 node, 1 GPU")
+        shown.press("q")
+        assert shown.end() == 0
+    assert main(["top", "gpu-9"], kubectl=str(world.kubectl), environ={}) == 1
+    assert 'nodes "gpu-9" not found' in capsys.readouterr().err

@@ -1,0 +1,112 @@
+"""A tag is published from the repository that release.env names, with its own version, and with its changes told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_device_plugin import __version__
+from tools.publishing import PARAMETERS
+from tools.release import CHANGELOG, INIT
+from tools.tagged import NotPublishedError, facts, notes, written
+
+ROOT = Path(__file__).parents[2]
+HERE = "https://git.example/People/gpu"
+TOLD = f"# Changelog\n\n## {__version__}, 2026-02-03\n\nMore.\n\nAnd more.\n\n## 0.0.1, 2026-01-01\n\nAll.\n"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout of a release, by its owner."""
+    (tmp_path / INIT).parent.mkdir()
+    shutil.copy(ROOT / INIT, tmp_path / INIT)
+    (tmp_path / CHANGELOG).write_text(TOLD, encoding="utf-8")
+    owned(tmp_path, HERE, "registry.example:5000/people")
+    return tmp_path
+
+
+def owned(tree: Path, repository: str, registry: str) -> None:
+    (tree / PARAMETERS).write_text(f"REPOSITORY={repository}\nREGISTRY={registry}\n", encoding="utf-8")
+
+
+def test_the_jobs_learn_version_registry_and_what_changed(tree: Path) -> None:
+    assert facts(tree, f"v{__version__}", "https://git.example/people/GPU") == {
+        "version": __version__,
+        "registry": "registry.example:5000/people",
+        "host": "registry.example:5000",
+        "notes": "More.\n\nAnd more.",
+    }
+
+
+@pytest.mark.parametrize("tag", [__version__, "v9.9.9", f"v{__version__}-rc1", "vague"])
+def test_a_tag_of_another_version_is_not_published(tree: Path, tag: str) -> None:
+    with pytest.raises(NotPublishedError, match=rf"the tag is {tag}, and the programs have version {__version__}"):
+        facts(tree, tag, HERE)
+
+
+def test_a_copy_of_the_repository_does_not_publish_under_the_names_of_another(tree: Path) -> None:
+    with pytest.raises(NotPublishedError, match=r"REPOSITORY=https://git\.example/People/gpu, and this is https://git"):
+        facts(tree, f"v{__version__}", "https://git.example/other/gpu")
+
+
+@pytest.mark.parametrize("registry", ["ghcr.io/OWNER", "https://ghcr.io/people", "ghcr.io/people/", "-/people"])
+def test_a_registry_that_cannot_begin_an_images_name_is_refused_before_the_build(tree: Path, registry: str) -> None:
+    owned(tree, HERE, registry)
+    with pytest.raises(NotPublishedError, match="cannot begin the name of an image"):
+        facts(tree, f"v{__version__}", HERE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", TOLD.replace(f"{__version__}, 2026", f"After {__version__}, 2026"), f"## {__version__}, 2026-02-03\n\n"],
+)
+def test_a_release_without_its_changes_is_not_published(text: str) -> None:
+    with pytest.raises(NotPublishedError, match=f"has no section of {__version__}"):
+        notes(text, __version__)
+
+
+def test_another_version_that_begins_alike_is_another() -> None:
+    assert notes("## 1.2.30, x\n\nNo.\n\n## 1.2.3, x\n\nYes.\n", "1.2.3") == "Yes."
+
+
+def test_values_of_several_lines_reach_the_runner_whole() -> None:
+    """By the rule of its documentation: NAME<<END, the lines, END ("Workflow commands", multiline strings)."""
+    found = {"one": "1", "many": "a\nEOF\nb<<c\n", "none": ""}
+    lines = written(found).splitlines()
+    read = {}
+    while lines:
+        name, _, end = lines.pop(0).partition("<<")
+        value = lines[: lines.index(end)]
+        del lines[: len(value) + 1]
+        read[name] = "\n".join(value)
+    assert read == found | {"many": "a\nEOF\nb<<c\n"}
+
+
+def asked(**variables: str) -> subprocess.CompletedProcess[str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+    command = [sys.executable, "-m", "tools.tagged"]
+    return subprocess.run(command, cwd=ROOT, env={**own, **variables}, capture_output=True, text=True, check=False)
+
+
+def test_this_tree_says_what_hinders_its_publication() -> None:
+    runner = {
+        "GITHUB_SERVER_URL": "https://git.example",
+        "GITHUB_REPOSITORY": "people/gpu",
+        "GITHUB_REF_NAME": "v9.9.9",
+    }
+    done = asked(**runner)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("not published: the tag is v9.9.9")
+
+
+def test_outside_of_a_workflow_it_says_so() -> None:
+    done = asked()
+    assert (done.returncode, done.stderr) == (
+        1,
+        "not published: the variable GITHUB_SERVER_URL is not set; GitHub's runner sets it\n",
+    )

@@ -1,0 +1,257 @@
+"""The workflow that publishes a release: pinned actions, no right too many, and names that there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.tools.test_release import files_of
+from tools.tagged import facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / ".github" / "workflows" / "release.yml"
+TEXT = FILE.read_text(encoding="utf-8")
+WORKFLOW: dict[Any, Any] = yaml.safe_load(TEXT)
+JOBS: dict[str, dict[str, Any]] = WORKFLOW["jobs"]
+VERSION = "9.9.9"
+SIGNED = {"id-token": "write", "attestations": "write"}
+RIGHTS = {
+    "build": {"contents": "read"},
+    "image": {"contents": "read", "packages": "write", **SIGNED},
+    "chart": {"packages": "write", **SIGNED},
+    "files": {"contents": "write", **SIGNED},
+    "pypi": {"id-token": "write"},
+}
+TOLD = {"needs.build": {"version", "registry", "host", "notes"}, "steps.image": {"digest"}, "steps.chart": {"digest"}}
+"""The outputs that jobs and steps have; those of an action by its action.yml."""
+FIRST = f"#!{sys.executable}\nimport pathlib, sys\n"
+
+
+def steps(job: str = "") -> Iterator[dict[str, Any]]:
+    for name, each in JOBS.items():
+        if job in {"", name}:
+            yield from each["steps"]
+
+
+def scripts() -> list[str]:
+    return [step["run"] for step in steps() if "run" in step]
+
+
+def script(job: str, name: str) -> str:
+    (found,) = [step["run"] for step in steps(job) if step.get("name") == name]
+    return str(found)
+
+
+# --- Rights ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_runs_for_tags_alone() -> None:
+    assert WORKFLOW[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+
+
+def test_a_job_has_the_rights_that_it_needs_and_no_other() -> None:
+    assert WORKFLOW["permissions"] == {}
+    assert {name: job["permissions"] for name, job in JOBS.items()} == RIGHTS
+
+
+def test_only_the_job_that_may_but_read_runs_code_of_the_repository() -> None:
+    """The image is built in BuildKit's containers, which see none of the job's tokens."""
+    own = re.compile(r"\b(make|python3?|pip|\.venv|tools|docker)\b")
+    running = {name for name in JOBS for step in steps(name) if own.search(step.get("run", ""))}
+    assert running == {"build"}
+    assert "write" not in RIGHTS["build"].values()
+    checked_out = {name for name in JOBS for step in steps(name) if "checkout" in step.get("uses", "")}
+    assert checked_out == {"build", "image"}
+
+
+def test_no_checkout_leaves_its_token_behind() -> None:
+    kept = [step["with"]["persist-credentials"] for step in steps() if "checkout" in step.get("uses", "")]
+    assert kept == [False, False]
+
+
+def test_every_action_is_pinned_to_a_commit_and_names_its_version() -> None:
+    used = re.findall(r"^ *(?:- )?uses: (.*)$", TEXT, re.MULTILINE)
+    assert len(used) == sum("uses" in step for step in steps())
+    pins = {}
+    for each in used:
+        found = re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)", each)
+        assert found, each
+        assert pins.setdefault(found[1], found.groups()) == found.groups(), "one version of each action"
+
+
+def test_nothing_from_outside_becomes_part_of_a_script() -> None:
+    """A tag's name in `${{ }}` would be run; as a variable it is a value."""
+    assert [text for text in scripts() if "${{" in text] == []
+
+
+# --- Names -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_target_of_make_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(VENV)", ".venv")
+    targets = re.findall(r"\bmake (\S+)", "\n".join(scripts()))
+    assert targets == [".venv/.ready", "test", "dist"]
+    assert [name for name in targets if not re.search(rf"(?m)^{re.escape(name)}:", makefile)] == []
+
+
+def test_every_module_is_there() -> None:
+    modules = re.findall(r"python -m (\S+)", "\n".join(scripts()))
+    assert modules == ["tools.tagged"]
+    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+
+
+def test_files_are_those_of_a_release() -> None:
+    made = {f"dist/{name}" for name in {*files_of(VERSION), "SHA256SUMS"}}
+    plain = re.sub(r"\$\{\{ needs\.build\.outputs\.version \}\}|\$VERSION", VERSION, TEXT)
+    named = {each.rstrip("\"',)") for each in re.findall(r"\bdist/[^\s\"]+", plain)}
+    assert len(named) > 5
+    assert [name for name in named if not any(fnmatch(file, name) for file in made)] == []
+
+
+def test_every_value_comes_from_a_step_or_a_job_that_has_it() -> None:
+    assert {name: set(JOBS[name].get("outputs", ())) for name in ("build",)} == {"build": TOLD["needs.build"]}
+    for name, job in JOBS.items():
+        text = yaml.safe_dump(job)
+        for kind, source, output in re.findall(r"\b(needs|steps)\.(\w+)\.outputs\.(\w+)", text):
+            if kind == "needs":
+                assert source in job["needs"], f"{name} does not wait for {source}"
+                assert output in TOLD[f"needs.{source}"]
+            else:
+                assert source in {step.get("id") for step in job["steps"]}, f"{name} has no step {source}"
+                assert output in (TOLD["needs.build"] if source == "tag" else TOLD[f"steps.{source}"])
+
+
+def test_the_first_job_tells_what_the_tag_says(tmp_path: Path) -> None:
+    (tmp_path / "gpu_device_plugin").mkdir()
+    (tmp_path / "gpu_device_plugin/__init__.py").write_text(f'__version__ = "{VERSION}"\n', encoding="utf-8")
+    (tmp_path / "CHANGELOG.md").write_text(f"## {VERSION}, 2026-01-01\n\nAll.\n", encoding="utf-8")
+    (tmp_path / "release.env").write_text("REPOSITORY=https://a/b/c\nREGISTRY=d/b\n", encoding="utf-8")
+    assert facts(tmp_path, f"v{VERSION}", "https://a/b/c").keys() == TOLD["needs.build"]
+
+
+def test_jobs_wait_for_what_they_publish_or_name() -> None:
+    assert {name: set(job.get("needs", ())) for name, job in JOBS.items()} == {
+        "build": set(),
+        "image": {"build"},
+        "chart": {"build", "image"},
+        "files": {"build", "image", "chart"},
+        "pypi": {"build", "files"},
+    }
+
+
+def test_the_image_is_built_for_the_machines_of_the_locks() -> None:
+    from tests.deploy.locks import MACHINES  # noqa: PLC0415 - it needs pip's packages
+
+    (build,) = [step["with"] for step in steps("image") if "build-push" in step.get("uses", "")]
+    names = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+    assert build["platforms"].split(",") == [names[machine] for machine in MACHINES]
+    assert build["provenance"] == "mode=max"
+    assert build["sbom"] is True
+
+
+# --- Scripts ---------------------------------------------------------------------------------------------------------
+
+
+def test_scripts_are_those_of_bash() -> None:
+    assert WORKFLOW["defaults"]["run"]["shell"] == "bash"
+    for text in scripts():
+        done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), text
+
+
+class Runner:
+    """A folder with the files of a release, and the programs of GitHub's runner that a test makes up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._programs = folder / "programs"
+        self._programs.mkdir()
+        (folder / "dist").mkdir()
+        for name in files_of(VERSION):
+            (folder / "dist" / name).write_text(name, encoding="utf-8")
+        names = sorted(files_of(VERSION))
+        sums = subprocess.run(["sha256sum", *names], cwd=folder / "dist", capture_output=True, check=True)
+        (folder / "dist/SHA256SUMS").write_bytes(sums.stdout)
+
+    def program(self, name: str, body: str) -> None:
+        file = self._programs / name
+        file.write_text(FIRST + body, encoding="utf-8")
+        file.chmod(0o755)
+
+    def run(self, text: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """As the runner does with `shell: bash`."""
+        output = self.folder / "output.txt"
+        output.touch()
+        environ = {"PATH": f"{self._programs}:/usr/bin:/bin", "GITHUB_OUTPUT": str(output), **variables}
+        command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text]
+        return subprocess.run(command, cwd=self.folder, env=environ, capture_output=True, text=True, check=False)
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"], ids=["helm 3", "helm 4"])
+def test_the_digest_of_the_chart_is_the_one_that_helm_prints(runner: Runner, stream: str) -> None:
+    said = f"Pushed: registry.example/people/gpushare:{VERSION}\\nDigest: {DIGEST}\\n"
+    body = f'pathlib.Path("asked.txt").write_text(" ".join(sys.argv[1:]))\nsys.{stream}.write("{said}")\n'
+    runner.program("helm", body)
+    done = runner.run(script("chart", "Push the chart"), REGISTRY="registry.example/people", VERSION=VERSION)
+    assert done.returncode == 0, done.stderr
+    assert runner.output == f"digest={DIGEST}\n"
+    asked = (runner.folder / "asked.txt").read_text(encoding="utf-8")
+    assert asked == f"push dist/gpushare-{VERSION}.tgz oci://registry.example/people"
+
+
+@pytest.mark.parametrize("body", ["sys.exit(1)", "print('Pushed: something')"], ids=["fails", "says nothing"])
+def test_a_chart_that_was_not_pushed_is_not_attested(runner: Runner, body: str) -> None:
+    runner.program("helm", body)
+    done = runner.run(script("chart", "Push the chart"), REGISTRY="registry.example/people", VERSION=VERSION)
+    assert done.returncode == 1
+    assert runner.output == ""
+
+
+def test_the_release_has_every_file_and_the_words_of_the_changelog(runner: Runner) -> None:
+    runner.program("gh", 'pathlib.Path("asked.txt").write_text("\\0".join(sys.argv[1:]))\n')
+    words = 'More.\n\nWith "quotes" and $HOME.'
+    done = runner.run(script("files", "Publish them"), TAG=f"v{VERSION}", NOTES=words)
+    assert done.returncode == 0, done.stderr
+    asked = (runner.folder / "asked.txt").read_text(encoding="utf-8").split("\0")
+    assert asked[:3] == ["release", "create", f"v{VERSION}"]
+    assert {name for name in asked if name.startswith("dist/")} == {
+        f"dist/{name}" for name in {*files_of(VERSION), "SHA256SUMS"}
+    }
+    assert asked[-5:] == ["--verify-tag", "--title", f"v{VERSION}", "--notes", words]
+
+
+def test_a_file_that_changed_on_the_way_is_not_published(runner: Runner) -> None:
+    runner.program("gh", 'pathlib.Path("asked.txt").touch()\n')
+    (runner.folder / "dist/install.yaml").write_text("changed", encoding="utf-8")
+    done = runner.run(script("files", "Publish them"), TAG=f"v{VERSION}", NOTES="All.")
+    assert done.returncode == 1
+    assert not (runner.folder / "asked.txt").exists()
+
+
+def test_pypi_gets_wheel_and_source(runner: Runner) -> None:
+    done = runner.run(script("pypi", "Take wheel and source"), VERSION=VERSION)
+    assert done.returncode == 0, done.stderr
+    there = {path.name for path in (runner.folder / "packages").iterdir()}
+    assert there == {f"gpu_device_plugin-{VERSION}-py3-none-any.whl", f"gpu_device_plugin-{VERSION}.tar.gz"}
