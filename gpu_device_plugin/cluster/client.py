@@ -136,13 +136,7 @@ class Client:
     async def from_pod(self, namespace: str, pod: str, port: int, path: str, *, most: int, timeout_s: float) -> bytes:
         """Return what a pod answers to a GET, through the API server's proxy. Our token does not reach the pod.
 
-        Args:
-            namespace: the pod's.
-            pod: its name.
-            port: its port.
-            path: like ``/metrics``.
-            most: the longest answer that is read, in bytes.
-            timeout_s: for the whole call.
+        The path is like ``/metrics``, and `timeout_s` holds for the whole call.
 
         Raises:
             ForbiddenError: our account may not get pods/proxy.
@@ -150,10 +144,7 @@ class Client:
         """
         call = Call("get", "pods/proxy", "", namespace, pod)
         url = PODS.path(namespace=namespace, name=f"{pod}:{port}", subresource="proxy") + path
-        timeout = aiohttp.ClientTimeout(
-            total=min(timeout_s, self._timing.request_s), sock_connect=self._timing.connect_s
-        )
-        async with self._answer(call, "GET", url, timeout=timeout) as response:
+        async with self._answer(call, "GET", url, timeout=self._limit(timeout_s)) as response:
             answer = bytearray()
             with _translated(call):
                 while chunk := await response.content.readany():
@@ -165,8 +156,7 @@ class Client:
     async def server(self) -> Server:
         """Return the server's version and clock."""
         call = Call("get", "/version")
-        timeout = aiohttp.ClientTimeout(total=self._timing.request_s, sock_connect=self._timing.connect_s)
-        async with self._answer(call, "GET", "/version", timeout=timeout) as response:
+        async with self._answer(call, "GET", "/version", timeout=self._limit()) as response:
             with _translated(call):
                 answer = await response.read()
             date = response.headers.get("Date", "")
@@ -325,12 +315,12 @@ class Client:
         resource = f"{kind.plural}/{subresource}" if subresource else kind.plural
         call = Call(verb, resource, kind.group, namespace, name)
         path = kind.path(namespace=namespace, name=name, subresource=subresource)
-        timeout = aiohttp.ClientTimeout(
-            total=min(timeout_s, self._timing.request_s), sock_connect=self._timing.connect_s
-        )
-        async with self._answer(call, _METHODS[verb], path, timeout=timeout, **rest) as response:
+        async with self._answer(call, _METHODS[verb], path, timeout=self._limit(timeout_s), **rest) as response:
             with _translated(call):
                 return await response.read()
+
+    def _limit(self, seconds: float = math.inf) -> aiohttp.ClientTimeout:
+        return aiohttp.ClientTimeout(total=min(seconds, self._timing.request_s), sock_connect=self._timing.connect_s)
 
     @asynccontextmanager
     async def _answer(self, call: Call, method: str, path: str, **rest: Any) -> AsyncIterator[aiohttp.ClientResponse]:
