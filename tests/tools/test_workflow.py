@@ -82,7 +82,7 @@ def test_no_checkout_leaves_its_token_behind() -> None:
 def test_every_action_is_pinned_to_a_commit_and_names_its_version() -> None:
     used = re.findall(r"^ *(?:- )?uses: (.*)$", TEXT, re.MULTILINE)
     assert len(used) == sum("uses" in step for step in steps())
-    pins = {}
+    pins: dict[str, tuple[str, ...]] = {}
     for each in used:
         found = re.fullmatch(r"([\w.-]+/[\w.-]+)@([0-9a-f]{40})  # (v\d+\.\d+\.\d+)", each)
         assert found, each

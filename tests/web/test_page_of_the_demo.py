@@ -50,7 +50,7 @@ async def test_the_page_follows_the_demo(browser: Browser) -> None:
             await tab.until("!!document.querySelector('.bar-bad')")
             await text_has(tab, "XID 48")
             seen.append("failed")
-            await tab.open("about:blank")  # the demo ends, and its server with it
+            await tab.call("Page.navigate", url="about:blank")  # the demo ends, and its server with it
 
         titles = list(SCENES)
         after = {2: look, 3: over, 4: gone, 5: whole, 7: failed}

@@ -2,12 +2,13 @@
 
 const KEY = "gpushare-token";
 
-/** An answer that is not the one asked for. `status` 0: there was none. */
+/** An answer that is not the one asked for. `status` 0: there was none. `token`: the one that was sent, or null. */
 export class Refused extends Error {
-  constructor(status, sentence, login) {
+  constructor(status, sentence, login, token = null) {
     super(sentence);
     this.status = status;
     this.login = login;
+    this.token = token;
   }
 }
 
@@ -22,6 +23,11 @@ export function takeToken() {
 
 export function setToken(token) {
   sessionStorage.setItem(KEY, token);
+}
+
+/** Whether a refusal is about the token of now: one that was asked with an older token comes too late to say anything. */
+export function isAboutNow(refused) {
+  return refused.token === sessionStorage.getItem(KEY);
 }
 
 export function hasToken() {
@@ -46,5 +52,5 @@ export async function ask(path, { signal } = {}) {
   }
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login);
+  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login, token);
 }
