@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpu_device_plugin.core.contract.nodeuse import UsedGpu
-from gpu_device_plugin.core.model.limits import Held, Rung
+from gpu_device_plugin.core.model.limits import GpuRung, Held, Rung
+from gpu_device_plugin.core.telling.folded import folded
+from gpu_device_plugin.core.telling.top import NODE_SORTS
 from gpu_device_plugin.programs.inspect.arguments import parse
 from tests.docs.pages import DOCS, blocks, text_of
 from tests.programs.inspect.test_program import World, gpu, node, pod
-from tests.reports import SINCE, part, written
+from tests.reports import SINCE, part, report, written
+from tests.views import node_view, pod_on
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,4 +92,20 @@ def test_every_command_is_shown() -> None:
     (block,) = (each for each in blocks(PAGE, "console") if "uninstall" in each.text)
     shown = [re.sub(r"[\[\]]", "", command).split()[3:] for command, _ in block.commands]
     commands = {parse("kubectl inspect gpushare", words).command for words in shown}
-    assert commands == {"overview", "why", "web", "doctor", "uninstall"}
+    assert commands == {"overview", "top", "why", "web", "doctor", "uninstall"}
+
+
+def test_the_folded_table_is_shown_as_it_is_drawn() -> None:
+    """Of a node with four GPUs, in a terminal of 80 columns."""
+    (shown,) = (block.text for block in blocks(PAGE, "text") if "3x Tesla T4" in block.text)
+    over = replace(part("web-0", granted=5120, used=9011), over_since=SINCE)
+    gpus = {0: UsedGpu(13_633), 1: UsedGpu(1024), 2: UsedGpu(1024), 3: UsedGpu(1024)}
+    rungs = dict.fromkeys(range(4), GpuRung(Rung.ADVISORY, "the driver is older than r615"))
+    pods = [pod_on("web-0", {0: 5}), pod_on("web-1", {0: 5}), *(pod_on(f"n{at}", {at: 9}) for at in (1, 2, 3))]
+    view = node_view("node-a", (15,) * 4, *pods, report=report(over, gpus=gpus, rungs=rungs))
+    assert [line.text for line in folded([view], 80)] == shown.splitlines()
+
+
+def test_every_word_to_sort_by_is_named() -> None:
+    for word in NODE_SORTS:
+        assert f"`{word}`" in PAGE
