@@ -90,13 +90,14 @@ class _Rights:
         return fresh
 
     async def hold(self, sight: Sight) -> None:
-        """Look again, if it is time, while an event is written that was begun for `sight`.
+        """Give others a turn, and look again if it is time, while an event is written that was begun for `sight`.
 
         A reader may take its time for each chunk of it, and for all of them longer than rights last.
 
         Raises:
             _EndedError: the event must not go on.
         """
+        await asyncio.sleep(0)  # thousands of nodes are written anew for each reader who may not see all pods
         if self.due and not sight.still_granted(await self.look()):
             raise _EndedError
 

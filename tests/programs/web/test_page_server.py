@@ -638,3 +638,20 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         del users.namespaces["ann"]
         with pytest.raises(StopAsyncIteration):
             await anext(events)
+
+
+async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServer) -> None:
+    for number in range(2):
+        api.add(node(f"gpu-{number}", mem=15, count=1))
+    users = Users(ann={""})
+    async with served(api, callers=users) as page:
+        await eventually(lambda: page.server.board.complete)
+        caller = await users.caller("ann")
+        assert caller is not None
+        events = Streams(page.server.board, page.server.watched, chunk=1).events(caller, lambda: users.caller("ann"))
+        await anext(events)
+        turns: list[bool] = []
+        asyncio.get_running_loop().call_soon(turns.append, True)
+        assert b"gpu-1" in await anext(events)
+        assert turns
+        await events.aclose()
