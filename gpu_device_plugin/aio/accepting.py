@@ -44,6 +44,7 @@ class Accepting(Server):
         limits: Limits | None,
         tls: ssl.SSLContext | None,
         handshake_within_s: float,
+        handshakes_only: bool = False,
         **more: Any,
     ) -> None:
         """Accept from now on, until `stop`.
@@ -51,15 +52,17 @@ class Accepting(Server):
         Args:
             handler: answers requests.
             listening: the listening socket; this server closes it.
-            limits: how many connections are kept, None: all. With `tls`, only unfinished handshakes count.
+            limits: how many connections are kept, None: all.
             tls: the certificates; None: plain HTTP.
             handshake_within_s: how long a TLS handshake may take.
+            handshakes_only: a connection counts until its TLS handshake is finished.
             more: further arguments for aiohttp.
         """
         super().__init__(self._answering(handler), **more)
         self._listening = listening
         listening.setblocking(False)
         self._limited = limits is not None
+        self._handshakes_only = handshakes_only
         self._limit = ConnectionLimit(limits)
         self._tls = tls
         self._handshake_within_s = None if tls is None else handshake_within_s
@@ -163,7 +166,7 @@ class Accepting(Server):
         finally:
             if transport is None:
                 self.connection_lost(handler)
-            elif self._tls is not None:
+            elif self._handshakes_only:
                 self._forget(connection)
             elif connection in self._ways_to_end:  # not yet lost
                 self._ways_to_end[connection] = transport.abort

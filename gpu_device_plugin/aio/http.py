@@ -180,6 +180,7 @@ async def serving_routes(
         limits=HANDSHAKES if tls is not None and limits is None else limits,
         tls=tls,
         handshake_within_s=handshake_within_s,
+        handshakes_only=limits is None,
         access_log=None,
         logger=_Terse(_log, {}),
         **(

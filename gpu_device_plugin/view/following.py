@@ -108,6 +108,8 @@ class FollowedCluster:
         self._mark = 0
         self.waiting_version = 0
         """Grows with every change of a waiting pod."""
+        self._sorted: tuple[int, Sequence[FollowedPod]] = (0, ())
+        """The waiting pods as of a version: every reader of a page asks for them."""
         self.nodes: Store[FollowedNode] = _Nodes(self)
         self.pods: Store[FollowedPod] = _Pods(self)
 
@@ -185,7 +187,11 @@ class FollowedCluster:
     @property
     def waiting(self) -> Sequence[FollowedPod]:
         """The pods without a node that ask for GPUs, the oldest first."""
-        return sorted(self._waiting.values(), key=lambda each: (each.pod.created, each.pod.uid))
+        version, found = self._sorted
+        if version != self.waiting_version:
+            found = sorted(self._waiting.values(), key=lambda each: (each.pod.created, each.pod.uid))
+            self._sorted = self.waiting_version, found
+        return found
 
     def problems(self) -> Iterator[str]:
         """Yield a sentence for each annotation of a node that cannot be parsed."""

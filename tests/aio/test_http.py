@@ -547,6 +547,19 @@ async def test_a_scheduler_is_served_beside_any_number_of_peers_that_shake_no_ha
 
 
 @needs_openssl
+async def test_where_limits_are_given_those_that_shook_hands_count_too(tmp_path: Path, come: Come) -> None:
+    certificate(tmp_path, "server")
+    tls = server_tls(tmp_path / "server.crt", tmp_path / "server.key")
+    known = client(tmp_path, "server")
+    async with serving_routes("127.0.0.1", 0, ROUTES, tls=tls, limits=FEW) as port:
+        first = await come(port, ATTACKER, tls=known)
+        assert await served(first)
+        others = [await come(port, ATTACKER, tls=known) for _ in range(FEW.each)]
+        assert await served(others[-1])
+        assert await ended(first)
+
+
+@needs_openssl
 async def test_a_handshake_has_its_time(tmp_path: Path, come: Come) -> None:
     for who in ("server", "scheduler"):
         certificate(tmp_path, who)

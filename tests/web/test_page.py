@@ -540,6 +540,18 @@ async def test_a_page_opened_without_its_token_says_what_to_do(browser: Browser)
         assert not await tab.run("document.querySelector('#token').checkVisibility()")
 
 
+async def test_a_new_address_pasted_into_an_old_tab_is_followed(browser: Browser) -> None:
+    """Only its fragment is another, so the browser loads nothing."""
+    server = PageServer(small(), login="")
+    async with server.serving(), browser.tab() as tab:
+        tab.expected = ("401",)
+        await tab.open(server.url(token=None))
+        await tab.until("!document.querySelector('#login').hidden")
+        await tab.run(f"location.hash = 'token={TOKEN}'")
+        await tab.until("document.querySelector('#login').hidden && document.querySelector('.card')")
+        assert await tab.run("location.hash") == ""
+
+
 async def test_the_token_leaves_the_address_at_once(browser: Browser) -> None:
     async with opened(browser, small(), "?ns=serving") as (tab, _):
         assert await tab.run("location.hash") == ""

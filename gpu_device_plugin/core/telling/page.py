@@ -98,6 +98,7 @@ def _parts(held: Iterable[Held], current: Iterable[UsedPart], may_see: Callable[
     used: dict[tuple[str, str], list[UsedPart]] = defaultdict(list)
     for part in current:
         used[part.namespace, part.pod].append(part)
+    # Hidden pods come last: all are in the order of their names, and names nearby would tell something of theirs.
     found = [
         {
             **_name(each.pod.namespace, each.pod.name, may_see),
@@ -105,9 +106,10 @@ def _parts(held: Iterable[Held], current: Iterable[UsedPart], may_see: Callable[
             **_given({"whole": each.whole, "deleting": each.pod.terminating}),
             **_used(used.pop((each.pod.namespace, each.pod.name), [])),
         }
-        for each in held
+        for each in sorted(held, key=lambda each: not may_see(each.pod.namespace))
     ]
-    strangers = {name: parts for name, parts in sorted(used.items()) if any(map(trespasses, parts))}
+    others = sorted(used.items(), key=lambda other: (not may_see(other[0][0]), other[0]))
+    strangers = {name: parts for name, parts in others if any(map(trespasses, parts))}
     return found + [
         {**_name(*name, may_see), "shares": 0, "trespass": True, **_used(parts)} for name, parts in strangers.items()
     ]

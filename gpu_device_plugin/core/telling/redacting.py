@@ -18,12 +18,15 @@ HIDDEN = "(hidden)"
 def redacted(node: NodeView, may_see: Callable[[str], bool]) -> NodeView:
     """Return a node with the same amounts, in which pods of namespaces that the reader may not see have no names.
 
+    They come last: in the order of all names, names nearby would tell something of theirs.
+
     Args:
         node: the node.
         may_see: returns whether the reader may see the pods of a namespace.
     """
     pods = tuple(
-        pod if may_see(pod.namespace) else replace(pod, uid="", namespace=HIDDEN, name=HIDDEN) for pod in node.pods
+        pod if may_see(pod.namespace) else replace(pod, uid="", namespace=HIDDEN, name=HIDDEN)
+        for pod in sorted(node.pods, key=lambda pod: not may_see(pod.namespace))
     )
     return replace(node, pods=pods, report=_report(node.report, may_see))
 
@@ -33,6 +36,6 @@ def _report(report: NodeReport, may_see: Callable[[str], bool]) -> NodeReport:
         return report
     parts = tuple(
         part if may_see(part.namespace) else replace(part, namespace=HIDDEN, pod=HIDDEN, container="")
-        for part in report.use.parts
+        for part in sorted(report.use.parts, key=lambda part: not may_see(part.namespace))
     )
     return replace(report, use=replace(report.use, parts=parts))

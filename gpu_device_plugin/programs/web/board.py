@@ -14,12 +14,12 @@ import msgspec
 from gpu_device_plugin.aio.latest import Latest
 from gpu_device_plugin.core.contract.nodereport import NodeReport
 from gpu_device_plugin.core.contract.scrapeduse import completed
-from gpu_device_plugin.core.telling.page import node_document
+from gpu_device_plugin.core.telling.page import everyone, node_document
 from gpu_device_plugin.core.telling.redacting import redacted
 from gpu_device_plugin.programs.web.waiting import Nodes, Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.contract.nodeuse import NodeUse
@@ -56,6 +56,17 @@ class Shown:
     """Its JSON, with all names."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Limited:
+    """The nodes as JSON for one limited sight."""
+
+    sight: Sight
+    learned: int
+    """What the sight knew then."""
+    documents: dict[str, tuple[bytes, bytes]]
+    """By node: the JSON with all names, and without those that may not be seen."""
+
+
 class Board:
     """What the page shows."""
 
@@ -75,6 +86,7 @@ class Board:
         self._looked_s = wall_s()
         self._use: dict[str, NodeUse] = {}
         self._used: set[str] = set()
+        self._namespaces: frozenset[str] = frozenset()
         self._shown: dict[str, Shown] = {}
         self._changes: OrderedDict[str, int] = OrderedDict()
         self._forgotten = 0
@@ -84,7 +96,7 @@ class Board:
         """Everything that may be read was read and written."""
         self._marks = dict.fromkeys(PARTS, 0)
         self._seen: dict[str, object] = {}
-        self._limited: OrderedDict[int, tuple[Sight, dict[str, tuple[bytes, bytes]]]] = OrderedDict()
+        self._limited: OrderedDict[int, _Limited] = OrderedDict()
         self.mark: Latest[int] = Latest(0)
         """The number of the last change."""
         self.waiting = Waiting(watched.cluster, self._nodes, self.changed)
@@ -143,6 +155,7 @@ class Board:
         changed = [part for part in PARTS if self._seen.get(part) != parts[part]]
         self._seen.update(parts)
         self._marks.update(dict.fromkeys(changed, number))
+        self._namespaces = self._found_namespaces()
         if completed:
             self.complete, self._begun = True, number
         if any_node or changed or completed:
@@ -197,8 +210,11 @@ class Board:
         """Return the JSON of a node for a reader."""
         if sight.everything or all(map(sight.may_see, shown.namespaces)):
             return shown.document
-        _, known = self._limited.setdefault(id(sight), (sight, {}))
-        self._limited.move_to_end(id(sight))
+        at = id(sight)
+        if at not in self._limited or self._limited[at].learned != sight.learned:
+            self._limited[at] = _Limited(sight, sight.learned, {})
+        known = self._limited[at].documents
+        self._limited.move_to_end(at)
         if len(self._limited) > _MOST_SIGHTS:
             self._limited.popitem(last=False)
         whole, limited = known.get(shown.view.name, (b"", b""))
@@ -214,8 +230,12 @@ class Board:
         views = [self._shown[name].view for name in sorted(self._shown)]
         return views if sight.everything else [redacted(view, sight.may_see) for view in views]
 
-    def namespaces(self) -> Iterable[str]:
-        """Return the namespaces of all pods with GPUs."""
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """The namespaces of all pods with GPUs, as of the last `refresh`."""
+        return self._namespaces
+
+    def _found_namespaces(self) -> frozenset[str]:
         found = frozenset[str]().union(*(shown.namespaces for shown in self._shown.values()))
         return (
             found
@@ -230,9 +250,9 @@ class Board:
             # Why a pod waits is told by nodes.
             return waiting if sight.nodes else [{**each, "why": "", "room": ""} for each in waiting]
         if name == "alone":
-            return [each for each in self._alone(anyway=not sight.nodes) if sight.may_see(each["ns"])]
+            return self._alone(sight.may_see, anyway=not sight.nodes)
         if name == "notes":
-            return self.notes() if sight.nodes else [_NO_NODES]
+            return self.notes(sight.may_see) if sight.nodes else [_NO_NODES]
         state = self._figures()
         if not sight.nodes:
             return {"source": "none"}
@@ -240,16 +260,17 @@ class Board:
         why = "; ".join(filter(None, (state.why, state.detail if sight.everything else "")))
         return {"source": state.source, **({"why": why} if why else {})}
 
-    def notes(self) -> Sequence[str]:
+    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
         """Return what is not shown, and why, in sentences."""
-        found = [*self._watched.notes(), *self.waiting.notes()]
+        found = [*self._watched.notes(), *self.waiting.notes(may_see)]
         return [f"{each[:1].upper()}{each[1:]}" for each in found]
 
-    def _alone(self, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
+    def _alone(self, may_see: Callable[[str], bool] = everyone, *, anyway: bool = False) -> Sequence[Mapping[str, Any]]:
         if self._watched.nodes_readable and not anyway:
             return []
         entries = sorted(
-            self._watched.cluster.fleet.entries.values(), key=lambda each: (each.namespace, each.name, each.uid)
+            (each for each in self._watched.cluster.fleet.entries.values() if may_see(each.namespace)),
+            key=lambda each: (each.namespace, each.name, each.uid),
         )
         found = []
         for entry in entries[:_MOST_ALONE]:

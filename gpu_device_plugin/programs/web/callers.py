@@ -28,6 +28,8 @@ _KNOWN_S = 30.0
 _REFUSED_S = 5.0
 """The same for a token that is not valid: an account may just have been made."""
 _MOST_TOKENS = 1024
+_MOST_ASKED = 64
+"""Tokens that are reviewed at a time. Whoever reaches the port can send any number of invented ones."""
 _NOBODY = frozenset({"", "system:anonymous"})
 _MOST_NAMESPACES = 4096
 """Of one caller, whose answers are remembered."""
@@ -137,6 +139,10 @@ class ReviewedCallers:
             return known
         # A page opens several connections at once: one question is enough for all of them.
         if digest not in self._asked:
+            if len(self._asked) >= _MOST_ASKED:
+                raise UnavailableError(
+                    Call("create", _TOKENS.plural, _TOKENS.group), "too many tokens are reviewed now"
+                )
             self._asked[digest] = asyncio.create_task(self._review(token, digest), name="review a token")
             self._asked[digest].add_done_callback(lambda _: self._asked.pop(digest))
         return await asyncio.shield(self._asked[digest])

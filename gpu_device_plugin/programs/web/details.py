@@ -75,7 +75,7 @@ class Details:
         status = replace(status, events=events(raw_events, status))
         views = self._board.views(sight)
         policy = await self._policy(views)
-        shown = self._board.node(pod.node_name)
+        shown = self._board.node(pod.node_name) if sight.nodes else None
         fields = {
             "node": pod.node_name,
             "phase": pod.phase,

@@ -6,12 +6,14 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import webbrowser
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from gpu_device_plugin.aio.children import signal_child
 from gpu_device_plugin.aio.http import ListenError
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
+_CHOSEN_S = 10.0
+"""How long kubectl may take to read the kubeconfig."""
 
 
 def main(
@@ -67,7 +71,8 @@ def main(
         say(sys.stdout, "It shows what your kubeconfig may read, to whoever has this address. Ctrl-C ends it.")
         sys.stdout.flush()
         if browser and _graphical(environ):
-            open_url(url)
+            # A browser that begins may take its time, and some of them stay: nothing waits for it.
+            threading.Thread(target=open_url, args=(url,), name="browser", daemon=True).start()
 
     work = _serve(flags, resources, port=port, kubectl=kubectl, ready=ready)
     try:
@@ -114,11 +119,7 @@ async def _serve(
             )
             async with server.serving(Address(_HOST, port)) as bound:
                 about = About("kubeconfig", chosen.context, frozenset({f"{_HOST}:{bound}", f"localhost:{bound}"}))
-                # A browser that begins may take its time, and some of them stay.
-                opening = asyncio.get_running_loop().run_in_executor(
-                    None, ready, f"http://{_HOST}:{bound}/#token={callers.token}"
-                )
-                await opening
+                ready(f"http://{_HOST}:{bound}/#token={callers.token}")
                 await proxy.keep()
     raise AssertionError  # pragma: no cover (the proxy is kept until we are cancelled)
 
@@ -171,7 +172,15 @@ async def _chosen(flags: Sequence[str], kubectl: str) -> _Chosen:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    text, _ = await process.communicate()
+    text = b""
+    try:
+        async with asyncio.timeout(_CHOSEN_S):
+            text, _ = await process.communicate()
+    except TimeoutError:
+        pass  # only names for the page are missing
+    finally:
+        signal_child(process.pid, process.returncode, signal.SIGKILL)
+        await process.wait()
     try:
         found = msgspec.json.decode(text, type=_View).contexts or []
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -17,7 +17,7 @@ from gpu_device_plugin.aio.within import within
 from gpu_device_plugin.cluster.config import ClusterConfig
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 _GUARD = 'read -r line; kill "$1"; rm -f "$2/socket"; rmdir "$2"'
 """Reads from a pipe of which only we have the other end, so that it goes on when we have ended, however that was."""
@@ -28,6 +28,39 @@ _RESTART_S = 2.0
 
 class ProxyError(Exception):
     """`kubectl proxy` does not run. The message is a sentence for the user, with the last of what kubectl said."""
+
+
+class _Output:
+    """A pipe into which a process writes.
+
+    Not asyncio's: with that, a process ends only when what it leaves behind has closed the pipe, too, and the browser
+    of a login stays for days.
+    """
+
+    def __init__(self, take: Callable[[bytes], None]) -> None:
+        """Read from now on, until `close`; `take` gets what comes."""
+        self._take = take
+        self._end, self.other_end = os.pipe()
+        os.set_blocking(self._end, False)
+        asyncio.get_running_loop().add_reader(self._end, self._read)
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._end, _MOST_SAID)
+        except BlockingIOError:
+            return False
+        if chunk:
+            self._take(chunk)
+        else:
+            asyncio.get_running_loop().remove_reader(self._end)
+        return bool(chunk)
+
+    def close(self) -> None:
+        """Take what has come, and read no more."""
+        if self._read():
+            self._read()
+        asyncio.get_running_loop().remove_reader(self._end)
+        os.close(self._end)
 
 
 class KubectlProxy:
@@ -48,7 +81,9 @@ class KubectlProxy:
         self._said = b""
         self._process: asyncio.subprocess.Process | None = None
         self._guard: asyncio.subprocess.Process | None = None
-        self._copying: asyncio.Task[None] | None = None
+        self._ended: asyncio.Task[int] | None = None
+        self._outputs: tuple[_Output, ...] = ()
+        self._serving = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<KubectlProxy in {self._folder}: {self._process!r}>"
@@ -67,19 +102,20 @@ class KubectlProxy:
         """
         (self._folder / "socket").unlink(missing_ok=True)
         self._said = b""
+        self._serving.clear()
+        self._outputs = out, err = _Output(self._printed), _Output(self._complained)
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-            )
+            process = await asyncio.create_subprocess_exec(*self._command, stdout=out.other_end, stderr=err.other_end)
         except OSError as error:
             why = "is not on the PATH" if isinstance(error, FileNotFoundError) else os.strerror(error.errno or 0)
             raise ProxyError(
                 f"{self._program}: {why}; the cluster is read through it: install it "
                 "(https://kubernetes.io/docs/tasks/tools/)"
             ) from error
+        finally:
+            for each in self._outputs:
+                os.close(each.other_end)
         self._process = process
-        if process.stdout is None or process.stderr is None:
-            raise AssertionError  # both are pipes
         self._guard = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", _GUARD, "sh", str(process.pid), str(self._folder)),
             stdin=asyncio.subprocess.PIPE,
@@ -87,15 +123,10 @@ class KubectlProxy:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for us, and must not end the guard
         )
-        self._copying = asyncio.create_task(self._copy(process.stderr), name="kubectl's messages")
-        serving = False
-
-        async def until_it_serves(stdout: asyncio.StreamReader) -> None:
-            nonlocal serving
-            serving = bool(await stdout.readline())
-
-        in_time = await within(within_s, until_it_serves(process.stdout))
-        if not serving:
+        self._ended = asyncio.create_task(process.wait(), name="kubectl's end")
+        self._ended.add_done_callback(lambda _: self._serving.set())
+        in_time = await within(within_s, self._serving.wait())
+        if process.returncode is not None or not in_time or not (self._folder / "socket").exists():
             await self.stop()
             why = f"it did not serve within {within_s:g} s" if not in_time else self._how_it_ended()
             raise ProxyError(f"{self._program} proxy: {why}")
@@ -116,15 +147,19 @@ class KubectlProxy:
             if process is not None:
                 signal_child(process.pid, process.returncode, signal.SIGKILL)
                 await process.wait()
-        if self._copying is not None:
-            await within(1.0, self._copying)
-            self._copying.cancel()
-        self._guard = self._copying = None
+        for each in self._outputs:
+            each.close()
+        self._guard, self._outputs = None, ()
 
-    async def _copy(self, stderr: asyncio.StreamReader) -> None:
+    def _printed(self, _chunk: bytes) -> None:
+        """Learn that it has printed something: it does so once it serves, and wrappers of it do before."""
+        if (self._folder / "socket").exists():
+            self._serving.set()
+
+    def _complained(self, chunk: bytes) -> None:
         """Show what kubectl says: a login plugin may ask for something, without the end of a line."""
-        while chunk := await stderr.read(4096):
-            self._said = (self._said + chunk)[-_MOST_SAID:]
+        self._said = (self._said + chunk)[-_MOST_SAID:]
+        with contextlib.suppress(OSError):  # nobody reads it any more, but kubectl must not wait for a reader
             sys.stderr.write(chunk.decode(errors="replace"))
             sys.stderr.flush()
 
@@ -154,5 +189,7 @@ async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterat
         await proxy.start()
         yield proxy
     finally:
-        await proxy.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            await proxy.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)

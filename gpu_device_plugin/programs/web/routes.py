@@ -142,7 +142,7 @@ class Routes:
 
     async def _sight(self, caller: Caller, *more: str) -> Sight:
         sight = Sight(caller)
-        await sight.learn({*self._board.namespaces(), *more})
+        await sight.learn({*self._board.namespaces, *more})
         return sight
 
     # --- The rest -----------------------------------------------------------------------------------------------------
@@ -156,9 +156,9 @@ class Routes:
 
 
 def _token(request: Request) -> str:
-    """Return the token of a request, empty without one."""
+    """Return the token of a request, empty without one. Every token consists of ASCII characters (RFC 6750)."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
+    return token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
 
 
 def _unread(error: ApiError | UnreadableObjectError) -> Page:

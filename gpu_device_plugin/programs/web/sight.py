@@ -39,6 +39,11 @@ class Sight:
         return self._known.get(ALL_NAMESPACES, False)
 
     @property
+    def learned(self) -> int:
+        """Grows with what is known."""
+        return len(self._known)
+
+    @property
     def nodes(self) -> bool:
         """Whether nodes may be seen; false before `learn` has asked."""
         return bool(self._nodes)
@@ -46,6 +51,12 @@ class Sight:
     def may_see(self, namespace: str) -> bool:
         """Return whether the pods of a namespace may be seen; false before `learn` has asked about it."""
         return self.everything or (namespace != ALL_NAMESPACES and self._known.get(namespace, False))
+
+    def still_granted(self, now: Sight) -> bool:
+        """Return whether `now`, which may know fewer namespaces, takes nothing of this away."""
+        if self.nodes and not now.nodes:
+            return False
+        return all(now.may_see(each) for each, allowed in self._known.items() if allowed and each in now._known)
 
     async def learn(self, namespaces: Iterable[str]) -> bool:
         """Ask about the namespaces that are not known yet; return whether any was unknown.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 _CHUNK = 128 << 10
 """Bytes that are written at once. A reader has to take each chunk within a time, and never more is kept for it."""
 
+_MOST_UNSURE = 5
+"""After so many intervals in which the API server did not say what a reader may see, its stream ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamTiming:
@@ -42,10 +46,70 @@ class StreamTiming:
 DEFAULT_TIMING = StreamTiming()
 
 
+class _EndedError(Exception):
+    """A reader has lost rights."""
+
+
+class _Rights:
+    """The rights of one reader, looked at again and again."""
+
+    def __init__(
+        self, sight: Sight, again: Callable[[], Awaitable[Caller | None]], board: Board, every_s: float
+    ) -> None:
+        self._sight = sight
+        self._again = again
+        self._board = board
+        self._every_s = every_s
+        self._confirmed_at = self._looked_at = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look."""
+        return time.monotonic() >= self._looked_at + self._every_s
+
+    async def look(self) -> Sight:
+        """Return what the reader may see now.
+
+        Raises:
+            _EndedError: its token is not valid any more, or nobody has said for long what it may see.
+        """
+        self._looked_at = time.monotonic()
+        try:
+            caller = await self._again()
+            if caller is None:
+                raise _EndedError
+            fresh = Sight(caller)
+            await fresh.learn(self._board.namespaces)
+        except ApiError:
+            # The page says that the API server is not heard. But it may answer all except whose token this is.
+            if time.monotonic() - self._confirmed_at >= _MOST_UNSURE * self._every_s:
+                raise _EndedError from None
+            return self._sight
+        self._confirmed_at = time.monotonic()
+        self._sight = fresh
+        return fresh
+
+    async def hold(self, sight: Sight) -> None:
+        """Give others a turn, and look again if it is time, while an event is written that was begun for `sight`.
+
+        A reader may take its time for each chunk of it, and for all of them longer than rights last.
+
+        Raises:
+            _EndedError: the event must not go on.
+        """
+        await asyncio.sleep(0)  # thousands of nodes are written anew for each reader who may not see all pods
+        if self.due and not sight.still_granted(await self.look()):
+            raise _EndedError
+
+
 class Streams:
     """Writes streams. A slow reader gets fewer and larger changes; nothing is queued for it."""
 
-    def __init__(self, board: Board, watched: Watched, timing: StreamTiming = DEFAULT_TIMING) -> None:
+    def __init__(
+        self, board: Board, watched: Watched, timing: StreamTiming = DEFAULT_TIMING, *, chunk: int = _CHUNK
+    ) -> None:
+        """Write `chunk` bytes or a node more at once; a reader has to take each chunk within a time."""
+        self._chunk = chunk
         self._board = board
         self._watched = watched
         self._timing = timing
@@ -66,8 +130,9 @@ class Streams:
         """
         self.readers += 1
         try:
-            async for part in self._events(caller, again):
-                yield part
+            with suppress(_EndedError):
+                async for part in self._events(caller, again):
+                    yield part
         finally:
             self.readers -= 1
 
@@ -77,46 +142,34 @@ class Streams:
         board, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
         sight = Sight(caller)
-        await sight.learn(board.namespaces())
+        await sight.learn(board.namespaces)
+        rights = _Rights(sight, again, board, timing.rights_s)
         mark = board.mark.value
         for chunk in self._whole(sight):
             yield chunk
-        rights_at, pulse_at = time.monotonic() + timing.rights_s, time.monotonic() + timing.pulse_s
+            await rights.hold(sight)
+        pulse_at = time.monotonic() + timing.pulse_s
         while True:
             await within(pulse_at - time.monotonic(), board.mark.after(mark))
-            if time.monotonic() >= rights_at:
-                rights_at = time.monotonic() + timing.rights_s
-                now = await self._looked_at_again(sight, again)
-                if now is None:
-                    return
+            if rights.due:
+                now = await rights.look()
                 if now != sight:
                     sight, mark = now, -1
             if board.mark.value > mark:
                 since, mark = mark, board.mark.value
                 for chunk in await self._changes(sight, since):
                     yield chunk
+                    await rights.hold(sight)
                 await asyncio.sleep(timing.between_changes_s)
             if time.monotonic() >= pulse_at:
                 pulse_at = time.monotonic() + timing.pulse_s
                 yield _message("pulse", b'{"read":' + self._read() + b"}")
 
-    async def _looked_at_again(self, sight: Sight, again: Callable[[], Awaitable[Caller | None]]) -> Sight | None:
-        """Return what the reader may see now; None: its token is not valid any more."""
-        try:
-            caller = await again()
-            if caller is None:
-                return None
-            fresh = Sight(caller)
-            await fresh.learn(self._board.namespaces())
-        except ApiError:
-            return sight  # the page says that the API server is not heard; rights are looked at again in a while
-        return fresh
-
     async def _changes(self, sight: Sight, since: int) -> Iterator[bytes]:
         """Return the event after a change: the whole cluster for a reader who lags too far behind."""
         names, parts = self._board.changed_since(since)
         try:
-            learned = await sight.learn(self._board.namespaces())
+            learned = await sight.learn(self._board.namespaces)
         except ApiError:
             learned = False  # pods in namespaces of which nothing is known stay hidden
         if names is None or not sight.nodes:
@@ -162,7 +215,7 @@ class Streams:
             chunk += (separator, document)
             separator = b","
             size += len(document)
-            if size > _CHUNK:
+            if size > self._chunk:
                 yield b"".join(chunk)
                 chunk, size = [], 0
         chunk.append(b"]")

@@ -6,9 +6,11 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gpu_device_plugin.core.cluster.asking import ask
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.telling.page import everyone
 from gpu_device_plugin.core.telling.printing import counted
 from gpu_device_plugin.core.telling.waiting import asked_amounts, what_makes_room, why_waits
 from gpu_device_plugin.view.why import why
@@ -72,11 +74,8 @@ class Waiting:
 
     def documents(self, may_see: Callable[[str], bool]) -> list[dict[str, Any]]:
         """Return the oldest waiting pods in the page's form, of the namespaces that the reader may see."""
-        return [
-            self._document(each, may_see)
-            for each in self._cluster.waiting[:MOST_WAITING]
-            if may_see(each.pod.namespace)
-        ]
+        seen = (each for each in self._cluster.waiting if may_see(each.pod.namespace))
+        return [self._document(each, may_see) for each in islice(seen, MOST_WAITING)]
 
     def _document(self, each: FollowedPod, may_see: Callable[[str], bool]) -> dict[str, Any]:
         pod, reasons = each.pod, self._reasons.get(each.uid)
@@ -89,9 +88,9 @@ class Waiting:
         }
         return {"ns": pod.namespace, "pod": pod.name, **{key: value for key, value in fields.items() if value}}
 
-    def notes(self) -> Sequence[str]:
-        """Return a sentence if not all waiting pods are shown."""
-        more = len(self._cluster.waiting) - MOST_WAITING
+    def notes(self, may_see: Callable[[str], bool] = everyone) -> Sequence[str]:
+        """Return a sentence if not all waiting pods that the reader may see are shown."""
+        more = sum(may_see(each.pod.namespace) for each in self._cluster.waiting) - MOST_WAITING
         return [f"{counted(more, 'more pod waits', 'more pods wait')}; the oldest {MOST_WAITING} are shown."] * (
             more > 0
         )
@@ -139,7 +138,9 @@ def _explained(
             break
         if each.status is None:
             continue
-        kind = (ask(each.pod, resources), each.status)
+        asked = ask(each.pod, resources)
+        # Of a demand that no node can meet the explanation names the pod, and not everybody may see all pods.
+        kind = (asked if isinstance(asked, Ask) and asked.parts else each.uid, each.status)
         known = next((reasons for other, reasons in kinds if other == kind), None)
         if known is None:
             said = why(each.pod, each.status, resources, nodes.views, nodes.around, most=1)

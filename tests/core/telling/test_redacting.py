@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpu_device_plugin.core.telling.page import node_document
 from gpu_device_plugin.core.telling.redacting import HIDDEN, redacted
 from tests.reports import part, report
@@ -29,3 +31,20 @@ def test_a_node_without_a_report_stays_without() -> None:
     shown = redacted(node_view("n", (15,)), lambda _: False)
     assert shown.report.use is None
     assert node_document(shown) == node_document(node_view("n", (15,)))
+
+
+def test_the_order_tells_nothing_of_hidden_names() -> None:
+    used = report(part("a/1"), part("m/1"))
+    node = node_view("n", (15,), pod_on("a/1", {0: 4}), pod_on("m/1", {0: 5}), report=used)
+    shown = redacted(node, "m".__eq__)
+    assert [pod.namespace for pod in shown.pods] == ["m", HIDDEN]
+    assert shown.report.use is not None
+    assert [each.namespace for each in shown.report.use.parts] == ["m", HIDDEN]
+    strangers = report(part("b/1", granted=0), part("c/1", granted=0))
+    told = node_document(replace(node, report=strangers), {"m", "c"}.__contains__)
+    assert [(each.get("ns"), each["shares"]) for each in told["gpus"][0]["pods"]] == [
+        ("m", 5),
+        (None, 4),
+        ("c", 0),
+        (None, 0),
+    ]

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,14 @@ def main(home: Path, words: list[str]) -> int:
         return 1
     match [word for word in words if not word.startswith("--")]:
         case ["proxy"]:
+            sys.stdout.write(script.get("banner", ""))
+            sys.stdout.flush()
+            if script.get("leaves"):  # like the browser of a login
+                left = subprocess.Popen(["/bin/sleep", "600"])
+                (home / "left").write_text(str(left.pid))
             asyncio.run(serve(script, flags))
+        case ["config", "view"] if script.get("stuck"):
+            signal.pause()
         case ["config", "view"]:
             context = {"name": flags.get("--context", "dev"), "context": script.get("context", {})}
             sys.stdout.write(json.dumps({"kind": "Config", "contexts": [context]}))

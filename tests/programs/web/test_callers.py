@@ -10,11 +10,12 @@ import pytest
 
 from gpu_device_plugin.cluster.client import Client
 from gpu_device_plugin.cluster.config import ClusterConfig
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
+from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, UnavailableError
 from gpu_device_plugin.programs.web.callers import ReviewedCallers
 from gpu_device_plugin.programs.web.ports import ALL_NAMESPACES
 from gpu_device_plugin.programs.web.sight import Sight
 from gpu_device_plugin.testing.cluster import Account, Answer, ApiServer, Garbage, Slow
+from tests.patience import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -213,3 +214,15 @@ async def test_a_sight_is_what_the_reviews_allow(world: World) -> None:
     assert (sight.nodes, sight.everything, sight.may_see("a"), sight.may_see("b")) == (True, False, True, False)
     assert (little.nodes, little.may_see("a")) == (False, True)
     assert sight != little
+
+
+async def test_invented_tokens_ask_no_more_than_a_number_of_questions_at_a_time(world: World) -> None:
+    world.api.fail(Slow(60), verbs=["create"], resources=["tokenreviews"])
+    asked = [asyncio.create_task(world.callers.caller(f"invented-{number}")) for number in range(64)]
+    await eventually(lambda: world.reviews() == 64)
+    with pytest.raises(UnavailableError, match="too many tokens are reviewed now"):
+        await world.callers.caller("one-more")
+    assert world.reviews() == 64
+    for each in asked:
+        each.cancel()
+    await asyncio.wait(asked)

@@ -185,6 +185,65 @@ async def test_a_proxy_that_ends_is_started_again(home: Home, api: ApiServer) ->
         assert (await session(command))["mode"] == "kubeconfig"
 
 
+async def test_what_kubectl_prints_before_it_serves_is_no_matter(home: Home, api: ApiServer) -> None:
+    home.write(server=api.url, banner="Welcome!\n" + "x" * 200_000)
+    async with running(home, "--no-browser") as command:
+        assert (await session(command))["mode"] == "kubeconfig"
+
+
+async def test_what_kubectl_leaves_behind_is_not_waited_for(home: Home, api: ApiServer) -> None:
+    """The browser of a login holds kubectl's output open for days."""
+    home.write(server=api.url, leaves=True)
+    left: list[int] = []
+    try:
+        async with running(home, "--no-browser") as command:
+            left.append(int((home.path / "left").read_text()))
+            (first,) = home.proxies()
+            os.kill(first, signal.SIGKILL)
+            watches = api.count("watch", "nodes")
+            await eventually(lambda: api.count("watch", "nodes") > watches, "the nodes are followed again")
+            left.append(int((home.path / "left").read_text()))
+            command.process.terminate()
+            async with asyncio.timeout(stretched()):
+                _, said = await command.process.communicate()
+            assert (command.process.returncode, said.decode()) == (0, "")
+        assert home.folders() == []
+    finally:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_signal_ends_a_kubectl_that_is_stuck(home: Home, api: ApiServer) -> None:
+    home.write(server=api.url, stuck=True)
+    process = await started(home, "--no-browser")
+    await eventually(lambda: [words for _, *words in home.calls() if "view" in words], "the kubeconfig is read")
+    process.terminate()
+    async with asyncio.timeout(stretched()):
+        _, said = await process.communicate()
+    assert (process.returncode, said.decode()) == (0, "")
+    assert not any(alive(pid) for pid, *_ in home.calls())
+    assert home.folders() == []
+
+
+async def test_a_browser_that_stays_is_not_waited_for(home: Home, api: ApiServer) -> None:
+    home.write(server=api.url)
+    browser = home.path / "bin" / "browser"
+    pid = home.path / "browsing"
+    browser.write_text(f"#!/bin/sh\necho $$ > {pid}.new && mv {pid}.new {pid}\nexec sleep 600 >/dev/null 2>&1\n")
+    browser.chmod(0o755)
+    async with running(home, environ={"BROWSER": f"{browser} %s"}) as command:
+        await eventually(pid.exists, "the browser is called")
+        try:
+            os.kill(home.proxies()[0], signal.SIGKILL)
+            await eventually(lambda: len(home.proxies()) == 2, "another proxy")
+            command.process.terminate()
+            async with asyncio.timeout(stretched()):
+                await command.process.communicate()
+            assert command.process.returncode == 0
+        finally:
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
 async def test_what_kubectl_says_is_said_when_it_fails(home: Home) -> None:
     home.write(fail='error: context "nowhere" does not exist')
     process = await started(home, "--context=nowhere")

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from gpu_device_plugin.cluster.errors import Call, UnavailableError
-from gpu_device_plugin.core.contract.keys import ALLOCATION
+from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
 from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer
@@ -543,3 +545,113 @@ async def test_a_long_token_is_read_and_one_without_end_is_not(api: ApiServer) -
             headers = {"Authorization": f"Bearer {'x' * size}"}
             async with page.http.get(f"http://127.0.0.1:{page.port}/api/v1/session", headers=headers) as answer:
                 assert answer.status == status
+
+
+async def test_a_token_that_is_no_text_is_a_wrong_one(api: ApiServer) -> None:
+    async with served(api) as page:
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(b"GET /api/v1/session HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+        async with asyncio.timeout(stretched()):
+            line = await reader.readline()
+        writer.close()
+    assert line == b"HTTP/1.1 401 Unauthorized\r\n"
+
+
+async def test_a_demand_that_nobody_can_meet_names_its_own_pod_only(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    api.add(pod("secret-pod", container(mem=10 << 30), namespace="secret-team", created="2026-01-01T00:00:00Z"))
+    api.add(pod("mine", container(mem=20 << 30), namespace="team", created="2026-01-02T00:00:00Z"))
+    async with served(api, callers=Users(ann={"team"})) as page, page.live(Authorization=bearer("ann")) as stream:
+        shown = await stream.until(lambda known: known["waiting"] and known["waiting"][0].get("why"))
+    (waiting,) = shown["waiting"]
+    assert waiting["why"].startswith("team/mine asks for GPUs that no node can provide")
+    assert waiting["asks"] == f"{GPU_MEM}: {20 << 30}"
+
+
+async def test_pods_of_others_push_none_of_mine_off_the_page(api: ApiServer) -> None:
+    api.add(node("gpu-1", mem=15, count=1))
+    for number in range(MOST_WAITING + 5):
+        theirs = pod(f"theirs-{number}", container(mem=3), namespace="other", created="2026-01-01T00:00:00Z")
+        api.add(theirs)
+    api.add(pod("mine", container(mem=3), namespace="team", created="2026-02-01T00:00:00Z"))
+    users = Users(ann={"team"}, root={""})
+    async with served(api, callers=users) as page:
+        async with page.live(Authorization=bearer("ann")) as stream:
+            _, event = await stream.next()
+        assert ([each["pod"] for each in event["waiting"]], event["notes"]) == (["mine"], [])
+        async with page.live(Authorization=bearer("root")) as stream:
+            _, event = await stream.next()
+        assert len(event["waiting"]) == MOST_WAITING
+        assert event["notes"] == ["6 more pods wait; the oldest 200 are shown."]
+
+
+class NoNodes(User):
+    async def may_see_nodes(self) -> bool:
+        return False
+
+
+async def test_without_the_right_to_nodes_a_pod_is_told_without_its_gpus(api: ApiServer) -> None:
+    gpus = NodeGpus((ListedGpu(0, 15, "GPU-1", "Tesla T4", 15360),), share_mib=1024)
+    api.add(node("gpu-1", mem=15, count=1, annotations={NODE_GPUS: write_node_gpus(gpus)}))
+    api.add(bound("a", 5, namespace="team"))
+
+    class Few(Users):
+        async def caller(self, token: str) -> User | None:
+            return NoNodes(token, self.namespaces)
+
+    async with served(api, callers=Few(ann={"team"})) as page:
+        await eventually(lambda: page.server.board.complete)
+        status, answer = await page.get("api/v1/pods/team/a", Authorization=bearer("ann"))
+    assert status == 200
+    assert answer["containers"][0]["gpus"] == [{"index": 0, "shares": 5}]
+    assert answer["containers"][0]["variables"] == {}
+
+
+async def test_a_stream_ends_when_nobody_says_for_long_what_its_reader_may_see(api: ApiServer) -> None:
+    """The API server goes on to send pods, but reviews no tokens."""
+    api.add(node("gpu-1", mem=15, count=1))
+    users = Users(ann={""})
+    async with served(api, callers=users) as page, page.live(Authorization=bearer("ann")) as stream:
+        await stream.until(lambda known: known["nodes"])
+        users.broken = True
+        name = "cluster"
+        async with asyncio.timeout(stretched()):
+            while name:
+                name, _ = await stream.next()
+
+
+async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: ApiServer) -> None:
+    """The first event has many parts, of which the reader takes one."""
+    timing = StreamTiming(pulse_s=60, first_s=stretched(), rights_s=0)
+    for number in range(3):
+        api.add(node(f"gpu-{number}", mem=15, count=1))
+    users = Users(ann={""})
+    async with served(api, callers=users) as page:
+        await eventually(lambda: page.server.board.complete)
+        caller = await users.caller("ann")
+        assert caller is not None
+        events = Streams(page.server.board, page.server.watched, timing, chunk=1).events(
+            caller, lambda: users.caller("ann")
+        )
+        assert (await anext(events)).startswith(b"event: cluster")
+        assert b"gpu-1" in await anext(events)
+        del users.namespaces["ann"]
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+
+
+async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServer) -> None:
+    for number in range(2):
+        api.add(node(f"gpu-{number}", mem=15, count=1))
+    users = Users(ann={""})
+    async with served(api, callers=users) as page:
+        await eventually(lambda: page.server.board.complete)
+        caller = await users.caller("ann")
+        assert caller is not None
+        events = Streams(page.server.board, page.server.watched, chunk=1).events(caller, lambda: users.caller("ann"))
+        await anext(events)
+        turns: list[bool] = []
+        asyncio.get_running_loop().call_soon(turns.append, True)
+        assert b"gpu-1" in await anext(events)
+        assert turns
+        await events.aclose()

@@ -278,6 +278,8 @@ function listen() {
     show();
     showDrawer();
   });
+  // A new address of a command that was started again, pasted into this tab: the page is not loaded again for that.
+  addEventListener("hashchange", () => takeToken() && begin());
   $("theme").addEventListener("change", (event) => {
     localStorage.setItem("gpushare-theme", event.target.value);
     setTheme(event.target.value);

@@ -12,13 +12,14 @@ export class Refused extends Error {
   }
 }
 
-/** Takes the token out of the address, where the command put it, before anything else can read it there. */
+/** Takes the token out of the address, where the command put it, before anything else can read it; says if there was one. */
 export function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (given) {
     setToken(given);
     history.replaceState(null, "", location.pathname + location.search);
   }
+  return Boolean(given);
 }
 
 export function setToken(token) {
