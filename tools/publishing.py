@@ -42,6 +42,15 @@ class Published:
             )
         return cls(found["REPOSITORY"], found["REGISTRY"])
 
+    @property
+    def unfilled(self) -> str:
+        """What is still to be written into `PARAMETERS`, as a sentence; empty: nothing."""
+        texts = {"REPOSITORY": self.repository, "REGISTRY": self.registry}
+        names = [name for name, text in texts.items() if "OWNER" in text.split("/")]
+        if not names:
+            return ""
+        return f"{PARAMETERS} still names OWNER in {' and '.join(names)}: install.yaml and krew's manifest lead nowhere"
+
 
 def install(deploy: Path, published: Published) -> str:
     """Return the manifests of agent, scheduler, policies and viewers as one, with the published image.

@@ -274,6 +274,8 @@ def main() -> str | None:
     except ReleaseError as refusal:
         return f"no release: {refusal}"
     print((ROOT / "dist" / SUMS).read_text(encoding="utf-8"), end="")
+    if unfilled := publishing.Published.of(ROOT).unfilled:
+        print(f"warning: {unfilled}.", file=sys.stderr)
     if version is not None:
         print(f"dist/ has the files of {version}. Look at them and at `git show v{version}`, then:")
         print(f"  git push origin HEAD v{version}")

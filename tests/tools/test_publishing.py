@@ -80,3 +80,11 @@ def test_krew_finds_the_plugin() -> None:
     # krew wants the name of the plugin with underscores for its dashes.
     assert platform["bin"] == "kubectl-" + manifest["metadata"]["name"].replace("-", "_")
     assert {each["from"] for each in platform["files"]} == {platform["bin"], "LICENSE"}
+
+
+def test_an_owner_that_was_not_filled_in_is_told() -> None:
+    assert OURS.unfilled == ""
+    assert Published("https://github.com/people/gpu", "ghcr.io/OWNER").unfilled == (
+        "release.env still names OWNER in REGISTRY: install.yaml and krew's manifest lead nowhere"
+    )
+    assert "REPOSITORY and REGISTRY" in Published("https://github.com/OWNER/gpu", "ghcr.io/OWNER").unfilled

@@ -41,11 +41,14 @@ class Scene:
 
 
 def said(document: Json) -> Json:
-    """Return a document as the contract has it: without the fields that say nothing, but a GPU's number and shares."""
+    """Return a document as the contract has it: without the fields that say nothing, but a GPU's number and amounts.
+
+    Unknown amounts are None.
+    """
     return {
         key: value
         for key, value in document.items()
-        if key in {"name", "i", "shares"} or value not in (None, False, 0, "", [])
+        if value not in (None, False, 0, "", []) or (key in {"name", "i", "shares", "usedMiB"} and value is not None)
     }
 
 

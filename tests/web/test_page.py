@@ -570,6 +570,9 @@ async def test_a_person_who_may_not_read_nodes_sees_his_pods(browser: Browser) -
         assert "default/web-0" in shown
         assert "5 shares" in shown
         assert "2 \u00d7 whole GPU" in shown
+        shown_sums = await sums(tab)
+        assert {shown_sums[name] for name in ("given", "free", "largest", "whole", "attention")} == {"\u2013"}
+        assert "all is as it should be" not in await tab.text("#sums")
 
 
 async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) -> None:
@@ -583,6 +586,18 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
         assert (await sums(tab))["used"] == "not known"
         assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
         assert " used" not in await tab.text(".gpus")
+
+
+async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Browser) -> None:
+    scene = small()
+    gpu = scene.node("t4-1")["gpus"][0]
+    gpu.pop("usedMiB")
+    gpu["pods"][0].pop("usedMiB")
+    async with opened(browser, scene, "?node=t4-1") as (tab, _):
+        assert " used" not in await tab.run("document.querySelector('.part').getAttribute('aria-label')")
+        assert await tab.run("document.querySelector('.part .meter').hidden")
+        assert not await tab.run("document.querySelectorAll('.part .meter')[1].hidden")
+        assert "0 GiB used" not in await tab.text(".gpus")
 
 
 async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:

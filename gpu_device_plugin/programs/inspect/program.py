@@ -318,8 +318,8 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> msgspec.Raw:
         return kubectl.one(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
     except ClusterUnreadableError as error:
         raise ClusterUnreadableError(
-            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; name its namespace with -n, "
-            "as kubectl get pods -A shows it"
+            f"pod {namespace}/{name} cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
         ) from error
 
 

@@ -223,9 +223,13 @@ class Board:
             known[shown.view.name] = shown.document, limited
         return limited
 
+    def shows_nodes(self, sight: Sight) -> bool:
+        """Return whether nodes are read, and the reader may see them."""
+        return self._watched.nodes_readable and sight.nodes
+
     def views(self, sight: Sight) -> Sequence[NodeView] | None:
         """Return all nodes for a reader; None: they cannot be read."""
-        if not (self._watched.nodes_readable and sight.nodes):
+        if not self.shows_nodes(sight):
             return None
         views = [self._shown[name].view for name in sorted(self._shown)]
         return views if sight.everything else [redacted(view, sight.may_see) for view in views]

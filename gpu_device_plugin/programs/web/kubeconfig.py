@@ -19,7 +19,7 @@ from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.commandline import FAILED
 from gpu_device_plugin.programs.lifetime import until_stopped
-from gpu_device_plugin.programs.terminal import say
+from gpu_device_plugin.programs.terminal import discard_output, say
 from gpu_device_plugin.programs.web.figures import AgentFigures
 from gpu_device_plugin.programs.web.kubectl_proxy import ProxyError, running
 from gpu_device_plugin.programs.web.local import LocalCallers
@@ -67,9 +67,13 @@ def main(
     """
 
     def ready(url: str) -> None:
-        say(sys.stdout, f"The page is at {url}")
-        say(sys.stdout, "It shows what your kubeconfig may read, to whoever has this address. Ctrl-C ends it.")
-        sys.stdout.flush()
+        try:
+            say(sys.stdout, f"The page is at {url}")
+            say(sys.stdout, "It shows what your kubeconfig may read, to whoever has this address. Ctrl-C ends it.")
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            discard_output(sys.stdout)
+            raise _EndedError("the page ends, since nobody reads its address: the output is closed") from error
         if browser and _graphical(environ):
             # A browser that begins may take its time, and some of them stay: nothing waits for it.
             threading.Thread(target=open_url, args=(url,), name="browser", daemon=True).start()
@@ -78,7 +82,7 @@ def main(
     try:
         # The terminal is closed: SIGHUP ends us, too.
         return asyncio.run(until_stopped(work, "page", {signal.SIGHUP: lambda: signal.raise_signal(signal.SIGTERM)}))
-    except (ProxyError, _UnreachableError, ListenError) as error:
+    except (ProxyError, _EndedError) as error:
         say(sys.stderr, f"{prog}: {error}")
         return FAILED
 
@@ -88,8 +92,11 @@ def _graphical(environ: Mapping[str, str]) -> bool:
     return sys.platform == "darwin" or any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
-class _UnreachableError(Exception):
-    """The API server does not answer; the message is a sentence for the user."""
+class _EndedError(Exception):
+    """There is no page; the message is a sentence for the user.
+
+    It is no OSError, which a program under a supervisor is restarted after.
+    """
 
 
 async def _serve(
@@ -117,10 +124,13 @@ async def _serve(
                 namespace=chosen.namespace,
                 timings=timings,
             )
-            async with server.serving(Address(_HOST, port)) as bound:
-                about = About("kubeconfig", chosen.context, frozenset({f"{_HOST}:{bound}", f"localhost:{bound}"}))
-                ready(f"http://{_HOST}:{bound}/#token={callers.token}")
-                await proxy.keep()
+            try:
+                async with server.serving(Address(_HOST, port)) as bound:
+                    about = About("kubeconfig", chosen.context, frozenset({f"{_HOST}:{bound}", f"localhost:{bound}"}))
+                    ready(f"http://{_HOST}:{bound}/#token={callers.token}")
+                    await proxy.keep()
+            except ListenError as error:
+                raise _EndedError(str(error)) from error
     raise AssertionError  # pragma: no cover (the proxy is kept until we are cancelled)
 
 
@@ -128,14 +138,14 @@ async def _log_in(client: Client) -> None:
     """Wait until the API server answers, after a login if it needs one.
 
     Raises:
-        _UnreachableError: it does not.
+        _EndedError: it does not.
     """
     try:
         await client.server()
     except (ForbiddenError, NotFoundError):
         return  # it has answered
     except ApiError as error:
-        raise _UnreachableError(
+        raise _EndedError(
             f"the cluster cannot be read ({error}); kubectl's message, if any, stands above. See whether kubectl get "
             "nodes works with the same flags"
         ) from error

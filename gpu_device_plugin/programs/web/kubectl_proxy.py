@@ -183,7 +183,13 @@ async def running(flags: Sequence[str], program: str = "kubectl") -> AsyncIterat
     Raises:
         ProxyError: it does not serve.
     """
-    folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="gpushare-"))  # with mode 0700
+    except OSError as error:
+        raise ProxyError(
+            f"no folder can be made for the socket of {program} proxy ({error.strerror}); name a folder that can be "
+            "written to in TMPDIR"
+        ) from error
     proxy = KubectlProxy(flags, program, folder)
     try:
         await proxy.start()

@@ -13,8 +13,9 @@ import msgspec
 from gpu_device_plugin import __version__
 from gpu_device_plugin.aio.http import JSON, Page, Route, Stream
 from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError, NotFoundError
+from gpu_device_plugin.cluster.errors import ApiError, Call, ForbiddenError, NotFoundError
 from gpu_device_plugin.programs.web.sight import Sight
+from gpu_device_plugin.programs.web.watched import missing_right
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -101,7 +102,7 @@ class Routes:
                     return self._unknown()
                 return await answer(request, caller)
             except (ApiError, UnreadableObjectError) as error:
-                return _unread(error)
+                return self._unread(error)
 
         return Route("GET", f"{_API}{path}", checked, headers=_READ)
 
@@ -116,6 +117,23 @@ class Routes:
             return _error(401, "Give the token of an account of this cluster.", login="token")
         return _error(401, "Open the page by the address that the command printed; it ends in a token.")
 
+    def _unread(self, error: ApiError | UnreadableObjectError) -> Page:
+        match error:
+            case NotFoundError(call=Call(verb="get", resource="pods") as call):
+                return _error(404, f"There is no pod {call.name} in the namespace {call.namespace}; it may be gone.")
+            case NotFoundError():
+                return _error(404, f"There is no such object: {error}.")
+            case ForbiddenError(call=call) if self._about().mode != "cluster":  # of the user, not of our own account
+                return _error(
+                    403, f"This is not shown: {missing_right(call)}; ask an administrator of the cluster for it."
+                )
+            case ForbiddenError():
+                return _error(403, f"{error}.")
+            case ApiError():
+                return _error(502, f"The API server does not answer: {error}.")
+            case _:
+                return _error(502, f"The API server's answer cannot be understood: {error}.")
+
     # --- Data ---------------------------------------------------------------------------------------------------------
 
     async def _session(self, _request: Request, caller: Caller) -> Page:
@@ -128,7 +146,10 @@ class Routes:
 
     async def _node(self, request: Request, caller: Caller) -> Page:
         name = unquote(request.rest)
-        shown = self._details.node(name, await self._sight(caller))
+        sight = await self._sight(caller)
+        if not self._board.shows_nodes(sight):
+            return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
+        shown = self._details.node(name, sight)
         return _error(404, "There is no such node that shares GPUs.") if shown is None else _json(shown)
 
     async def _pod(self, request: Request, caller: Caller) -> Page:
@@ -159,18 +180,6 @@ def _token(request: Request) -> str:
     """Return the token of a request, empty without one. Every token consists of ASCII characters (RFC 6750)."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.isascii() else ""
-
-
-def _unread(error: ApiError | UnreadableObjectError) -> Page:
-    match error:
-        case NotFoundError():
-            return _error(404, f"There is no such object: {error}.")
-        case ForbiddenError():
-            return _error(403, f"{error}.")
-        case ApiError():
-            return _error(502, f"The API server does not answer: {error}.")
-        case _:
-            return _error(502, f"The API server's answer cannot be understood: {error}.")
 
 
 def _json(document: Any) -> Page:

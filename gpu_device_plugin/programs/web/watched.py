@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gpu_device_plugin.cluster.client import Client
+    from gpu_device_plugin.cluster.errors import Call
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.view.following import FollowedNode
 
@@ -167,13 +168,13 @@ class Watched:
                 f"{_sentence(self.nodes.problem)}, so nodes and their GPUs are not shown; ask an administrator of the "
                 "cluster for it."
             )
-        if self.only:
+        if self.pods is not None and not self.pods.synced and isinstance(self.pods.problem, ForbiddenError):
+            yield f"{_sentence(self.pods.problem)}, so no pods are shown."
+        elif self.only:
             yield (
                 "the right to list pods in the whole cluster is missing, so only the pods of the namespace "
                 f"{self.only} are shown, and GPUs may be fuller than they seem."
             )
-        if self.pods is not None and not self.pods.synced and isinstance(self.pods.problem, ForbiddenError):
-            yield f"{_sentence(self.pods.problem)}, so no pods are shown."
         watches: list[Reflector[Any]] = [self.nodes, *([] if self.pods is None else [self.pods])]
         for what, watch in zip(("nodes", "pods"), watches, strict=False):
             if watch.unreadable:
@@ -187,7 +188,11 @@ class Watched:
 def _sentence(problem: ApiError | None) -> str:
     if not isinstance(problem, ForbiddenError):
         return str(problem)
-    call = problem.call
+    return missing_right(problem.call)
+
+
+def missing_right(call: Call) -> str:
+    """Return a call that was forbidden as the right that is missing."""
     resource = f"{call.resource}.{call.group}" if call.group else call.resource
     where = f"in the namespace {call.namespace}" if call.namespace else "in the whole cluster"
     return f"the right to {call.verb} {resource} {where} is missing"

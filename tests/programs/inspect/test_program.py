@@ -556,8 +556,8 @@ def test_a_pod_that_is_not_there(shared: World, capfd: pytest.CaptureFixture[str
     assert printed.err.splitlines() == [
         'Error from server (NotFound): pods "big" not found',
         (
-            f"{PROG}: pod default/big cannot be read, and kubectl's message stands above; name its namespace with "
-            "-n, as kubectl get pods -A shows it"
+            f"{PROG}: pod default/big cannot be read, and kubectl's message stands above; if it is in another "
+            "namespace, name that with -n"
         ),
     ]
     assert shared.inspect("why", "big", "-n", "a/../b") == 1

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
+from gpu_device_plugin.programs.web import kubectl_proxy
 from gpu_device_plugin.testing.builders import container, node, pod
 from gpu_device_plugin.testing.cluster import ApiServer
 from tests.patience import eventually, stretched
@@ -99,7 +101,9 @@ async def running(home: Home, *words: str, environ: dict[str, str] | None = None
         await process.wait()
 
 
-async def started(home: Home, *words: str, environ: dict[str, str] | None = None) -> asyncio.subprocess.Process:
+async def started(
+    home: Home, *words: str, environ: dict[str, str] | None = None, stdout: int = subprocess.PIPE
+) -> asyncio.subprocess.Process:
     graphical = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
     environment = {name: value for name, value in os.environ.items() if name not in graphical} | {
         "PATH": f"{home.kubectl.parent}:{os.environ['PATH']}",
@@ -109,7 +113,7 @@ async def started(home: Home, *words: str, environ: dict[str, str] | None = None
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gpu_device_plugin", "inspect", "web", *words),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         env=environment,
     )
@@ -284,7 +288,37 @@ async def test_a_port_that_is_taken_is_told(home: Home, api: ApiServer) -> None:
         async with asyncio.timeout(stretched()):
             _, said = await second.communicate()
     assert second.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in said.decode()
+    (line,) = said.decode().splitlines()
+    assert re.fullmatch(
+        rf"gpu-device-plugin inspect: cannot listen on 127\.0\.0\.1:{port}: .*; .*choose another port", line
+    )
+
+
+async def test_an_address_that_nobody_can_read_ends_the_page_in_a_sentence(home: Home, api: ApiServer) -> None:
+    home.write(server=api.url)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        process = await started(home, "--no-browser", stdout=writing)
+    finally:
+        os.close(writing)
+    async with asyncio.timeout(stretched()):
+        _, said = await process.communicate()
+    assert process.returncode == 1
+    assert said.decode().splitlines() == [
+        "gpu-device-plugin inspect: the page ends, since nobody reads its address: the output is closed"
+    ]
+    assert home.folders() == []
+
+
+async def test_without_a_folder_for_temporary_files_the_variable_is_named(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(home.path / "nowhere"))  # as where all of them are read-only
+    with pytest.raises(kubectl_proxy.ProxyError, match=r"No such file or directory.*written to in TMPDIR"):
+        async with kubectl_proxy.running([], str(home.kubectl)):
+            pass
+    assert home.calls() == []
 
 
 async def test_the_browser_is_opened_at_the_address(home: Home, api: ApiServer) -> None:

@@ -254,11 +254,16 @@ async def test_pods_of_one_namespace_are_shown_where_only_that_may_be_read(api: 
     )
 
 
-async def test_without_any_right_the_page_says_which_are_missing(api: ApiServer) -> None:
+@pytest.mark.parametrize(("namespace", "where"), [("", "the whole cluster"), ("team", "the namespace team")])
+async def test_without_any_right_the_page_says_which_are_missing(api: ApiServer, namespace: str, where: str) -> None:
     api.allowed = frozenset()
-    async with served(api) as page, page.live() as stream:
-        shown = await stream.until(lambda known: len(known["notes"]) == 2)
-    assert shown["notes"][1] == "The right to list pods in the whole cluster is missing, so no pods are shown."
+    no_pods = f"The right to list pods in {where} is missing, so no pods are shown."
+    async with served(api, namespace=namespace) as page, page.live() as stream:
+        shown = await stream.until(lambda known: no_pods in known["notes"])
+        status, answer = await page.get("api/v1/nodes/gpu-1")
+    assert len(shown["notes"]) == 2
+    assert status == 403
+    assert answer["error"] == "Nodes are not shown: the right to list nodes in the whole cluster is missing."
 
 
 # --- Callers ----------------------------------------------------------------------------------------------------------
@@ -425,8 +430,18 @@ async def test_a_pod_that_cannot_be_read_is_told_with_the_reason(api: ApiServer)
     async with served(api) as page:
         await eventually(lambda: page.server.board.complete)
         api.allowed = frozenset()
-        assert (await page.get("api/v1/pods/default/a"))[0] == 403
+        assert await page.get("api/v1/pods/default/a") == (
+            403,
+            {
+                "error": "This is not shown: the right to get pods in the namespace default is missing; ask an "
+                "administrator of the cluster for it."
+            },
+        )
         api.allowed = None
+        assert await page.get("api/v1/pods/default/a") == (
+            404,
+            {"error": "There is no pod a in the namespace default; it may be gone."},
+        )
         api.fail(Answer(500, reason="InternalError", message="etcd has no leader"), resources=["pods"], verbs=["get"])
         status, answer = await page.get("api/v1/pods/default/a")
     assert status == 502

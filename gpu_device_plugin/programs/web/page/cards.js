@@ -1,7 +1,7 @@
 /** Shows nodes as cards: a bar for each GPU, on it a part for each pod. */
 
 import { amount, memory } from "./amounts.js";
-import { partName, sumsOf, takesPods, unheld, useKnown, usersKnown } from "./cluster.js";
+import { gpuUseKnown, partName, partUseKnown, sumsOf, takesPods, unheld } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { oneStop } from "./keys.js";
@@ -134,7 +134,7 @@ function updateGpu(row, node, gpu, matches) {
   setAttribute(to.free, "aria-hidden", "true");
   setText(to.given, amount(node, taken));
   setText(to.total, ` / ${amount(node, gpu.shares)}`);
-  setText(to.used, useKnown(node) ? t("bar_used", { used: memory(gpu.usedMiB ?? 0) }) : "");
+  setText(to.used, gpuUseKnown(node, gpu) ? t("bar_used", { used: memory(gpu.usedMiB) }) : "");
   const notes = notesOf(node, gpu);
   to.notes.hidden = !notes.length;
   reconcile(to.notes, notes, (note) => `${note.tone} ${note.part ? podOf(note.part) : ""}`, makeNote, updateNote);
@@ -171,7 +171,7 @@ function makePart(on) {
 function updatePart(element, node, gpu, part, matching) {
   const to = pieces.get(element);
   const mine = part.whole ? gpu.memMiB ?? 0 : part.shares * (node.shareMiB ?? 0);
-  const known = usersKnown(node) && mine > 0;
+  const known = partUseKnown(node, part) && mine > 0;
   to.pod = part.pod === undefined || !part.ns ? null : [part.ns, part.pod];
   setClass(
     element, "part", lookOf(part.ns), part.over && "part-over", part.whole && "part-whole", unheld(part) && "part-unheld",
@@ -182,7 +182,7 @@ function updatePart(element, node, gpu, part, matching) {
   element.dataset.pod = partName(part) ?? "";
   setStyle(element, "flex-grow", String(partShares(gpu, part)));
   setText(to.name, part.pod ?? t("hidden"));
-  setText(to.use, known ? memory(part.usedMiB ?? 0) : "");
+  setText(to.use, known ? memory(part.usedMiB) : "");
   to.meter.hidden = !known;
-  if (known) setStyle(to.fill, "width", `${Math.min(100, (100 * (part.usedMiB ?? 0)) / mine).toFixed(1)}%`);
+  if (known) setStyle(to.fill, "width", `${Math.min(100, (100 * part.usedMiB) / mine).toFixed(1)}%`);
 }

@@ -57,14 +57,19 @@ export function isTroubled(node) {
   return Boolean(sum.over || sum.bad || sum.trespass || sum.unheld || node.problem || !node.ready);
 }
 
-/** Whether the memory in use on a node is known. Then a figure that is not there is 0. */
+/** Whether memory in use on a node is known. */
 export function useKnown(node) {
   return Boolean(node.use?.at);
 }
 
-/** Whether it is known by pod, too. */
-export function usersKnown(node) {
-  return useKnown(node) && !node.use.blind;
+/** Whether the memory in use on a GPU of it is known: a figure that is not there is unknown, and 0 is written. */
+export function gpuUseKnown(node, gpu) {
+  return useKnown(node) && gpu.usedMiB !== undefined;
+}
+
+/** Whether the memory that a pod uses of a GPU is known. */
+export function partUseKnown(node, part) {
+  return useKnown(node) && !node.use.blind && part.usedMiB !== undefined;
 }
 
 export function partName(part) {

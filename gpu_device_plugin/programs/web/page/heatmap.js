@@ -1,6 +1,6 @@
 /** Shows every GPU of many nodes as a cell. */
 
-import { takesPods, useKnown } from "./cluster.js";
+import { gpuUseKnown, takesPods } from "./cluster.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { cellSaying } from "./sayings.js";
 
@@ -43,5 +43,5 @@ function updateCell(cell, node, gpu, by) {
 
 function partUsed(node, gpu) {
   const all = gpu.memMiB || gpu.shares * (node.shareMiB ?? 0);
-  return useKnown(node) && all ? (gpu.usedMiB ?? 0) / all : null;
+  return gpuUseKnown(node, gpu) && all ? gpu.usedMiB / all : null;
 }

@@ -1,7 +1,7 @@
 /** Says what a bar, a part or a cell shows: for screen readers, and for the pointer that rests on it. */
 
 import { age, ageOf, amount, memory, percent, secondsSince } from "./amounts.js";
-import { partName, sumsOf, useKnown, usersKnown } from "./cluster.js";
+import { gpuUseKnown, partName, partUseKnown, sumsOf, useKnown } from "./cluster.js";
 import { t } from "./words.js";
 
 function joined(...parts) {
@@ -19,7 +19,7 @@ export function gpuSaying(node, gpu) {
   return joined(
     t("bar_given", { given: amount(node, gpu.taken ?? 0), total: amount(node, gpu.shares) }),
     (gpu.whole || whole) && t("bar_whole"),
-    useKnown(node) && t("bar_used", { used: memory(gpu.usedMiB ?? 0) }),
+    gpuUseKnown(node, gpu) && t("bar_used", { used: memory(gpu.usedMiB) }),
     t("bar_free", { free: amount(node, gpu.free ?? 0) }),
     gpu.bad && t("bar_bad", { why: gpu.bad }),
     gpu.fenced === "whole" && !gpu.bad && t("bar_fenced_whole"),
@@ -37,7 +37,7 @@ export function partSaying(node, part) {
   return joined(
     podOf(part),
     part.trespass ? t("part_trespass") : part.whole ? t("part_whole") : t("part_given", { amount: amount(node, part.shares) }),
-    usersKnown(node) && t("part_used", { amount: memory(part.usedMiB ?? 0) }),
+    partUseKnown(node, part) && t("part_used", { amount: memory(part.usedMiB) }),
     part.sm && t("part_sm", { percent: percent(part.sm / 100) }),
     part.over && overFor(part),
     part.rung && rungSaying(part.rung),

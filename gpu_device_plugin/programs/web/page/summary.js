@@ -38,19 +38,21 @@ export function showSums(root, all, waiting) {
     setText(element.querySelector(".sum-detail"), detail);
     setClass(element, "sum", tone && `sum-${tone}`);
   };
+  const counted = all.nodes > 0; // of nodes that are not there, or may not be read, nothing is known
   const part = (mib) => (all.totalMiB ? mib / all.totalMiB : 0);
-  write("given", memory(all.givenMiB), t("of_total", { total: memory(all.totalMiB) }));
+  write("given", counted ? memory(all.givenMiB) : "–", counted ? t("of_total", { total: memory(all.totalMiB) }) : "");
   const ofGiven = all.givenMiB ? t("of_given", { percent: percent(all.usedMiB / all.givenMiB) }) : "";
   write("used", all.useKnown ? memory(all.usedMiB) : t("used_unknown"), all.useKnown ? ofGiven : t("only_allocation"));
-  write("free", memory(all.freeMiB), t("free_hint"));
+  write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "");
   const at = all.largestAt;
-  write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : t("largest_none"));
-  write("whole", String(all.whole), t("whole_of", { n: all.gpus }));
+  write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
+  write("whole", counted ? String(all.whole) : "–", counted ? t("whole_of", { n: all.gpus }) : "");
   const oldest = Math.max(0, ...waiting.map((wait) => secondsSince(wait.since)).filter((seconds) => !Number.isNaN(seconds)));
   write("waiting", String(waiting.length), waiting.length ? t("waiting_oldest", { age: age(oldest) }) : t("waiting_none"), waiting.length && "warn");
   const counts = ["over", "trespass", "bad", "unheld", "node"].map((key) => [key, key === "node" ? all.troubled : all[key]]);
   const told = counts.filter(([, n]) => n).map(([key, n]) => t(`count_${key}`, { n }));
-  write("attention", String(counts.reduce((sum, [, n]) => sum + n, 0)), told.join(t("list_comma")) || t("attention_none"), told.length && "bad");
+  const troubles = String(counts.reduce((sum, [, n]) => sum + n, 0));
+  write("attention", counted ? troubles : "–", told.join(t("list_comma")) || (counted ? t("attention_none") : ""), told.length && "bad");
   setStyle(tile("given").querySelector(".gauge-fill"), "width", `${100 * part(all.givenMiB)}%`);
   setStyle(tile("used").querySelector(".gauge-fill"), "width", `${all.useKnown ? 100 * part(Math.min(all.usedMiB, all.totalMiB)) : 0}%`);
   setStyle(tile("free").querySelector(".gauge-fill"), "width", `${100 * part(all.freeMiB)}%`);
