@@ -520,7 +520,9 @@ async def test_a_token_is_asked_for_where_there_is_none(browser: Browser) -> Non
         assert "kubectl create token" in await tab.text("#login")
         await tab.type("wrong 令牌")
         await tab.press("Enter")
-        await tab.until("document.querySelector('#login-why').innerText === 'This token was not accepted.'")
+        # Without being shown it has this text before.
+        await tab.until("document.querySelector('#login-why').checkVisibility()")
+        assert await tab.text("#login-why") == "This token was not accepted."
         await tab.type(TOKEN)
         await tab.press("Enter")
         await tab.until("document.querySelector('#login').hidden && document.querySelector('.card')")
