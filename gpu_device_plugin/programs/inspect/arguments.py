@@ -21,6 +21,9 @@ REALLY = "really"
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
 
+COMMANDS = ("top", "why", "web", "doctor", "uninstall")
+"""The words that are no node."""
+
 MOST_EXPLAINED = 10
 """The number of nodes that are explained one by one without --all-nodes."""
 

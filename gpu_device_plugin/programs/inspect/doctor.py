@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_UNFINISHED = ("status.phase!=Succeeded", "status.phase!=Failed")
 _AGENT, _SCHEDULER, _EXTENDER, _SUPERVISOR = "node", "scheduler", "extender", "mps"
 """Values of ``app.kubernetes.io/component`` in our manifests."""
 _ORIGINAL = {"gpushare-device-plugin": _AGENT, "gpushare-schd-extender": _EXTENDER}
@@ -69,15 +68,13 @@ _KUBE_SCHEDULER = "kube-scheduler"
 """The container beside the extender in our own scheduler's pods."""
 
 
-def symptoms(kubectl: Kubectl, resources: Sequence[Resource]) -> ClusterSymptoms:
-    """Read the cluster.
-
-    Raises:
-        ClusterUnreadableError: the nodes or pods cannot be read. Every other symptom may be unknown.
-    """
+def symptoms_in(
+    kubectl: Kubectl, resources: Sequence[Resource], raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw]
+) -> ClusterSymptoms:
+    """Return the symptoms in nodes and pods, and read what else belongs to them, which may be unknown."""
     names = {resource.kind: resource.name for resource in resources}
-    nodes = _nodes(kubectl.items("/api/v1/nodes"), frozenset(names.values()))
-    every = [(decoded(raw, _Pod), raw) for raw in kubectl.items("/api/v1/pods", _UNFINISHED)]
+    nodes = _nodes(raw_nodes, frozenset(names.values()))
+    every = [(decoded(raw, _Pod), raw) for raw in raw_pods]
     pods = [pod for pod, _ in every]
     parts = {pod.name: pod.part for pod in pods if pod.part}
     places = sorted({name.partition("/")[0] for name in parts}) or ["gpushare"]

@@ -24,6 +24,13 @@ _PAGE = 500
 """Objects per request, as kubectl's own --chunk-size."""
 
 
+GRANT = (
+    "an administrator gives it with the ClusterRole gpushare-viewer (deploy/viewer.yaml): "
+    "kubectl create clusterrolebinding gpushare-viewer --clusterrole=gpushare-viewer --user=USER"
+)
+"""How a right comes that a reader lacks."""
+
+
 class ClusterUnreadableError(Exception):
     """The cluster could not be read. The message is for the user and says what to do."""
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from gpu_device_plugin.cluster.api import UnreadableObjectError
-from gpu_device_plugin.core.telling.diagnosing import examine, exit_code, report
-from gpu_device_plugin.core.telling.diagnosing_cluster import CHECKS
+from gpu_device_plugin.core.telling.diagnosing import exit_code, report
 from gpu_device_plugin.core.telling.explaining import explain, explain_briefly
 from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.overview import details, summary
@@ -25,15 +24,15 @@ from gpu_device_plugin.core.telling.reported import at_a_glance
 from gpu_device_plugin.core.telling.tones import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
-from gpu_device_plugin.programs.inspect.arguments import INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
-from gpu_device_plugin.programs.inspect.doctor import symptoms
+from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
+from gpu_device_plugin.programs.inspect.examining import findings
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
 from gpu_device_plugin.programs.inspect.top import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
 from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
-from gpu_device_plugin.settings.knobs import UsageError, knobs_of
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
 from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings
 from gpu_device_plugin.view.why import why
@@ -120,7 +119,8 @@ def _raw_nodes(name: str, kubectl: Kubectl, labels: str = "") -> list[msgspec.Ra
     """
     raw_nodes = kubectl.items(_NODES, [f"metadata.name={_value(name)}"] if name else [], labels=labels)
     if name and not raw_nodes:
-        raise ClusterUnreadableError(f'nodes "{name}" not found; kubectl get nodes lists the existing ones')
+        meant = nearest(name, COMMANDS, "kubectl get nodes lists the existing ones")
+        raise ClusterUnreadableError(f'nodes "{name}" not found; {meant}')
     return raw_nodes
 
 
@@ -277,8 +277,8 @@ def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing:
 
 
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
-    findings = examine(CHECKS, symptoms(kubectl, resources))
-    return report(findings, as_json=arguments.json), exit_code(findings)
+    found = findings(kubectl, resources)
+    return report(found, as_json=arguments.json), exit_code(found)
 
 
 def _web(

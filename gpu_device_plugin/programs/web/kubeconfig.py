@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
 
 _HOST = "127.0.0.1"
+_HTTP = 80
+"""The port that a browser leaves out in the header Host."""
 _LOGIN_S = 300.0
 """How long the first request may take: a login plugin may wait for a person."""
 _CHOSEN_S = 10.0
@@ -126,7 +128,10 @@ async def _serve(
             )
             try:
                 async with server.serving(Address(_HOST, port)) as bound:
-                    about = About("kubeconfig", chosen.context, frozenset({f"{_HOST}:{bound}", f"localhost:{bound}"}))
+                    hosts = {f"{_HOST}:{bound}", f"localhost:{bound}"} | (
+                        {_HOST, "localhost"} if bound == _HTTP else set()
+                    )
+                    about = About("kubeconfig", chosen.context, frozenset(hosts))
                     ready(f"http://{_HOST}:{bound}/#token={callers.token}")
                     await proxy.keep()
             except ListenError as error:

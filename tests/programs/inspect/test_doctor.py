@@ -15,7 +15,7 @@ from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.telling.cluster_symptoms import Lease
 from gpu_device_plugin.core.telling.diagnosing import Unknown
 from gpu_device_plugin.core.telling.diagnosing_cluster import ADMISSION_POLICIES
-from gpu_device_plugin.programs.inspect.doctor import symptoms
+from gpu_device_plugin.programs.inspect.doctor import symptoms_in
 from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl
 from gpu_device_plugin.programs.inspect.program import main
 from tests.names import MEM
@@ -150,7 +150,10 @@ def kubectl(tmp_path: Path, pages: dict[str, Any]) -> str:
 
 
 def read(tmp_path: Path, pages: dict[str, Any]) -> ClusterSymptoms:
-    return symptoms(Kubectl((), kubectl(tmp_path, pages)), RESOURCES)
+    access = Kubectl((), kubectl(tmp_path, pages))
+    unfinished = ("status.phase!=Succeeded", "status.phase!=Failed")
+    raw_nodes, raw_pods = access.items("/api/v1/nodes"), access.items("/api/v1/pods", unfinished)
+    return symptoms_in(access, RESOURCES, raw_nodes, raw_pods)
 
 
 def test_of_a_cluster_that_is_well_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,6 +219,25 @@ def test_without_any_right_kubectls_message_and_ours_stand(world: World, capsys:
     assert world.inspect("-n", "default") == 1
 
 
+def test_the_doctor_examines_what_may_be_read(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(
+        node("gpu-1", gpu(0)), pod("a", 5, on="gpu-1", idx=0), forbidden=[["list", "nodes", ""], ["list", "pods", ""]]
+    )
+    assert world.inspect("doctor") in {0, 3}
+    printed = capsys.readouterr().out
+    assert printed.startswith("unknown  rights")
+    assert "the right to list nodes in the whole cluster is missing; the right to list pods in the whole" in printed
+    assert "--clusterrole=gpushare-viewer" in printed
+    assert "no agent wrote on a pod in namespace default that it uses more" in printed
+    world.has(forbidden=[["list", "pods", ""], ["list", "pods", "default"]])
+    assert world.inspect("doctor") == 1
+
+
+def test_a_word_that_is_nearly_a_command_is_no_node(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    assert world.inspect("doctro") == 1
+    assert 'nodes "doctro" not found; did you mean doctor?' in capsys.readouterr().err
+
+
 def test_a_cluster_that_does_not_answer_is_no_missing_right(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.has(fail="Unable to connect to the server: dial tcp: lookup x: no such host")
     assert world.inspect() == 1
