@@ -143,6 +143,20 @@ def gpu_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> 
     return sorted(found, key=lambda each: (each[0].namespace, each[0].name))
 
 
+def waiting_pods(raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]) -> list[Pod]:
+    """Return the pods without a node that ask for GPUs. Pods that cannot be read are left out."""
+    reader = PodReader([resource.name for resource in resources], READ_BY_AGENT.__contains__)
+    found = []
+    for raw in raw_pods:
+        try:
+            pod, _ = reader.read(raw)
+        except UnreadableObjectError:
+            continue
+        if pod.containers and not (pod.node_name or pod.ended or pod.deleting):
+            found.append(pod)
+    return found
+
+
 # --- For one pod ------------------------------------------------------------------------------------------------------
 
 

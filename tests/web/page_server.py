@@ -44,8 +44,6 @@ class PageServer:
         """No stream says anything any more, but stays open."""
         self.refused = 0
         """The status that the stream is refused with; 0: it is not."""
-        self.late: asyncio.Event | None = None
-        """What a refusal of the session waits for."""
         self.asked: list[str] = []
         """The paths of the API that were asked for."""
         self._streams: set[asyncio.Queue[tuple[str, Any] | None]] = set()
@@ -106,8 +104,6 @@ class PageServer:
         if request.path.startswith("/api/"):
             self.asked.append(request.path)
             if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-                if self.late is not None and request.path.endswith("/session"):
-                    await self.late.wait()
                 body = {"error": "the request has no token of this page"} | (
                     {"login": self.login} if self.login else {}
                 )

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import json
@@ -530,25 +529,6 @@ async def test_a_token_is_asked_for_where_there_is_none(browser: Browser) -> Non
         assert TOKEN not in await tab.run(
             "location.href + document.body.innerHTML + document.querySelector('#token').value"
         )
-
-
-async def test_a_late_refusal_of_an_older_token_does_not_sign_out(browser: Browser) -> None:
-    server = PageServer(small())
-    server.late = asyncio.Event()
-    async with server.serving(), browser.tab() as tab:
-        tab.expected = ("401",)
-        await tab.open(server.url(token=None))
-        await tab.until("document.activeElement.id === 'token'")
-        await tab.type(TOKEN)
-        await tab.press("Enter")
-        await tab.until("document.querySelector('.card')")
-        server.late.set()
-        answered = "performance.getEntriesByType('resource').filter((each) => each.name.endsWith('/session')).length"
-        await tab.until(f"{answered} >= 2")
-        await tab.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
-        assert await tab.run("document.querySelector('#login').hidden")
-        await tab.open(server.url(token=None))
-        await tab.until("document.querySelector('.card')")
 
 
 async def test_a_page_opened_without_its_token_says_what_to_do(browser: Browser) -> None:

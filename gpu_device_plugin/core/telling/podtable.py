@@ -12,6 +12,7 @@ from gpu_device_plugin.core.telling.folded import gib
 from gpu_device_plugin.core.telling.reported import limit
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Tone
+from gpu_device_plugin.core.telling.waiting import asked_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.usage import Usage
     from gpu_device_plugin.core.contract.nodeuse import UsedPart
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.tones import Line
 
 _NOTHING = "-"
@@ -57,6 +59,7 @@ SORTS: Mapping[str, Callable[[PodRow], tuple[object, ...]]] = MappingProxyType(
     {
         "name": lambda row: (row.pod, row.node, row.gpu),
         "given": lambda row: (-row.given_mib, row.pod, row.gpu),
+        "free": lambda row: (row.pod, row.node, row.gpu),
         "used": lambda row: (-(row.used_mib or 0), row.pod, row.gpu),
         "percent": lambda row: (-(row.percent or 0), row.pod, row.gpu),
         "over": lambda row: (not row.bad, -(row.percent or 0), row.pod, row.gpu),
@@ -126,6 +129,14 @@ def rows_alone(pods: Iterable[tuple[Pod, Usage]]) -> list[PodRow]:
             places.append(("?", f"{usage.unplaced_gpus} whole"))
         rows += [PodRow(name, pod.node_name, gpu, given, 0, state=state, bad=over) for gpu, given in places]
     return rows
+
+
+def rows_waiting(pods: Iterable[Pod], resources: Iterable[Resource]) -> list[PodRow]:
+    """Return pods without a node, with what they ask for."""
+    names = tuple(resources)
+    return [
+        PodRow(f"{pod.namespace}/{pod.name}", "", _NOTHING, asked_amounts(pod, names), 0, state="waits") for pod in pods
+    ]
 
 
 def _units(shares: int) -> str:

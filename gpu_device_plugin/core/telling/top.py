@@ -50,6 +50,10 @@ def _used(node: NodeView) -> int:
     return sum(node.report.used(gpu.position).used_mib or 0 for gpu in gpus)
 
 
+def _free(node: NodeView) -> int:
+    return sum(view.free for view in node.gpus()) * (node.candidate.gpus.share_mib or 1)
+
+
 def _part(node: NodeView) -> float:
     return node.used / node.total if node.total else 0.0
 
@@ -58,6 +62,7 @@ NODE_SORTS: Mapping[str, Callable[[NodeView], tuple[object, ...]]] = MappingProx
     {
         "name": lambda node: (node.name,),
         "given": lambda node: (-node.used * (node.candidate.gpus.share_mib or 1), node.name),
+        "free": lambda node: (-_free(node), node.name),
         "used": lambda node: (-_used(node), node.name),
         "percent": lambda node: (-_part(node), node.name),
         "over": lambda node: (-_over(node), node.name),

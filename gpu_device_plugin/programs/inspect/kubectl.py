@@ -52,6 +52,12 @@ class Kubectl:
         self._flags = tuple(flags)
         self._program = program
         self._answer_within_s = answer_within_s
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def abandon(self) -> None:
+        """End the request for which another thread waits, if any."""
+        if (running := self._running) is not None:
+            running.kill()
 
     def namespace(self) -> str:
         """Return the namespace that kubectl uses by default: that of the context, else `default`.
@@ -167,7 +173,16 @@ class Kubectl:
         command = [self._program, *self._flags, *words]
         try:
             # The program is what the user calls kubectl, and no shell reads the words.
-            return subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, check=False, timeout=within_s)  # noqa: S603
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as running:  # noqa: S603
+                self._running = running
+                try:
+                    out, said = running.communicate(timeout=within_s)
+                except BaseException:
+                    running.kill()
+                    raise
+                finally:
+                    self._running = None
+                return subprocess.CompletedProcess(command, running.returncode, out, said)
         except subprocess.TimeoutExpired as error:
             raise ClusterUnreadableError(f"{' '.join(words[:3])}: no answer within {within_s:g} s") from error
         except OSError as error:

@@ -19,14 +19,14 @@ from gpu_device_plugin.core.telling.folded import folded
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
-from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone, rows_waiting
 from gpu_device_plugin.core.telling.reported import at_a_glance
 from gpu_device_plugin.core.telling.tones import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
 from gpu_device_plugin.programs.commandline import FAILED, OK, ending, flags_in
 from gpu_device_plugin.programs.inspect.arguments import COMMANDS, INTERVAL_S, MOST_EXPLAINED, REALLY, parse, passed_on
 from gpu_device_plugin.programs.inspect.examining import findings
-from gpu_device_plugin.programs.inspect.kubectl import ClusterUnreadableError, Kubectl, unread
+from gpu_device_plugin.programs.inspect.kubectl import GRANT, ClusterUnreadableError, Kubectl, unread
 from gpu_device_plugin.programs.inspect.policy import gpu_policy
 from gpu_device_plugin.programs.inspect.top import top
 from gpu_device_plugin.programs.inspect.uninstall import uninstall
@@ -34,7 +34,7 @@ from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
-from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings
+from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings, waiting_pods
 from gpu_device_plugin.view.why import why
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
     except ClusterUnreadableError:
         if not (lacking := kubectl.denied("pods")):
             raise
+        if arguments.output not in {"summary", "details", "gpushare"}:
+            raise ClusterUnreadableError(f"{lacking}, and GPUs would seem freer than they are; {GRANT}") from None
         namespace = kubectl.namespace()
         raw_pods = kubectl.items(_pods_in(namespace), placed, optional=True)
         say(sys.stderr, f"warning: {lacking}: only pods of {namespace} are counted, so GPUs may be fuller ({_VIEWER})")
@@ -181,14 +183,15 @@ def _without_nodes(
 
 def _pods_of(namespace: str, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     """Show the pods of one namespace, with their use if nodes can be read."""
-    raw_pods = kubectl.items(_pods_in(namespace), _COUNTING)
+    raw_pods = kubectl.items(_pods_in(namespace), _COUNTING[1:])
+    waiting = rows_waiting(waiting_pods(raw_pods, resources), resources)
     try:
         found = cluster(kubectl.items(_NODES, optional=True), raw_pods, resources)
     except ClusterUnreadableError as error:
         say(sys.stderr, f"warning: {unread(str(error)).found}: what the pods use is not shown ({_VIEWER})")
-        return _table_of(rows_alone(gpu_pods(raw_pods, resources)), namespace), OK
+        return _table_of([*rows_alone(gpu_pods(raw_pods, resources)), *waiting], namespace), OK
     _warn(found)
-    return _table_of(pod_rows(found.nodes, namespace), namespace), OK
+    return _table_of([*pod_rows(found.nodes, namespace), *waiting], namespace), OK
 
 
 def _table_of(rows: Sequence[PodRow], namespace: str) -> Sequence[Line]:
@@ -208,15 +211,24 @@ def _top(
         # Only the first reading may log in; the messages of later ones would spoil the picture.
         optional, first = not first, False
         fields = [f"metadata.name={_value(arguments.node)}"] if arguments.node else []
-        raw_nodes = kubectl.items(_NODES, fields, labels=arguments.selector, optional=optional)
+        try:
+            raw_nodes = kubectl.items(_NODES, fields, labels=arguments.selector, optional=optional)
+            raw_pods = kubectl.items(_PODS, _COUNTING[1:], optional=optional)
+        except ClusterUnreadableError:
+            if optional or not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+                raise
+            raise ClusterUnreadableError(f"{lacking}: without -w the overview shows what it can; {GRANT}") from None
         if arguments.node and not raw_nodes:
             raise ClusterUnreadableError(f'nodes "{arguments.node}" not found')
-        found = cluster(raw_nodes, kubectl.items(_PODS, _COUNTING[1:], optional=optional), resources)
+        found = cluster(raw_nodes, raw_pods, resources)
         return Picture(found.nodes, found.waiting, time.strftime("%H:%M:%S"), found.warnings[:_MOST_WARNINGS])
 
     wishes = Wishes(arguments.sort_by or "name", arguments.namespace or "")
     interval_s = arguments.interval or INTERVAL_S
-    top(read, wishes, interval_s=interval_s, environ=environ)
+    try:
+        top(read, wishes, interval_s=interval_s, environ=environ)
+    finally:
+        kubectl.abandon()
     return OK
 
 

@@ -30,6 +30,9 @@ _ENDS = frozenset("qQ\x03\x04")
 """Keys that end it: q, and what Ctrl-C and Ctrl-D send where the terminal makes no signal of them."""
 
 
+_SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """The outcome of one reading."""
@@ -133,23 +136,37 @@ def _screen(output: TextIO, environ: Mapping[str, str]) -> Iterator[_Screen]:
     os.set_blocking(waker, False)
     before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     wakeup = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     signal.signal(signal.SIGWINCH, lambda *_: None)  # its number on the pipe is enough
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    try:
+
+    def take() -> None:
         if before is not None:
             tty.setcbreak(sys.stdin)
         output.write("\x1b[?1049h\x1b[?25l")
+
+    def give_back() -> None:
+        output.write("\x1b[?25h\x1b[?1049l")
+        output.flush()
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+    def pause(*_: object) -> None:
+        """Stop, as after Ctrl-Z, with the terminal as it was; go on where the shell continues us."""
+        give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        take()
+
+    signal.signal(signal.SIGTSTP, pause)
+    try:
+        take()
         yield _Screen(output, colour=coloured(output, environ), wake=wake)
     except KeyboardInterrupt:
         pass
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
-            output.write("\x1b[?25h\x1b[?1049l")
-            output.flush()
-            if before is not None:
-                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+            give_back()
         signal.set_wakeup_fd(wakeup)
         for number, handler in handlers.items():
             signal.signal(number, handler)

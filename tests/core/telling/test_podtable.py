@@ -9,10 +9,12 @@ import pytest
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import OVER_USE
 from gpu_device_plugin.core.model.limits import Held, Rung
-from gpu_device_plugin.core.model.pods import Pod
-from gpu_device_plugin.core.telling.podtable import SORTS, PodRow, pod_rows, pod_table, rows_alone
+from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
+from gpu_device_plugin.core.telling.podtable import SORTS, PodRow, pod_rows, pod_table, rows_alone, rows_waiting
 from gpu_device_plugin.core.telling.tones import Tone, columns
+from tests.names import MEM
 from tests.reports import SINCE, part, report
+from tests.resources import RESOURCES
 from tests.views import node_view, pod_on
 
 
@@ -89,7 +91,8 @@ def test_of_pods_alone_their_annotations_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "order"), [("name", "abc"), ("given", "cab"), ("used", "bca"), ("percent", "bca"), ("over", "abc")]
+    ("word", "order"),
+    [("name", "abc"), ("given", "cab"), ("used", "bca"), ("percent", "bca"), ("over", "abc"), ("free", "abc")],
 )
 def test_rows_are_sorted_by_a_word(word: str, order: str) -> None:
     rows = [
@@ -110,3 +113,9 @@ def test_the_table_fits_the_terminal() -> None:
     assert [line.tone for line in lines] == [Tone.HEADING, Tone.BAD, Tone.PLAIN]
     assert lines[1].text.split()[-1] == "over"
     assert "219" in lines[1].text
+
+
+def test_pods_that_wait_have_what_they_ask_for() -> None:
+    waiting = Pod("u1", "ml", "a", containers=(Container("main", ContainerKind.APP, 0, {MEM: 5}),))
+    (row,) = rows_waiting([waiting], RESOURCES)
+    assert (row.pod, row.node, row.gpu, row.given, row.state) == ("ml/a", "", "-", f"{MEM}: 5", "waits")

@@ -56,7 +56,8 @@ def test_nodes_and_pods_stand_below() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "order"), [("name", "abc"), ("given", "cba"), ("used", "acb"), ("percent", "bca"), ("over", "cab")]
+    ("word", "order"),
+    [("name", "abc"), ("given", "cba"), ("used", "acb"), ("percent", "bca"), ("over", "cab"), ("free", "cab")],
 )
 def test_nodes_are_sorted_by_a_word(word: str, order: str) -> None:
     assert "".join(node.name for node in sorted(NODES, key=NODE_SORTS[word])) == order

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,7 @@ import pytest
 from gpu_device_plugin.core.contract.nodeuse import UsedGpu
 from gpu_device_plugin.core.telling.tones import columns
 from gpu_device_plugin.programs.inspect.program import main
-from tests.patience import stretched
+from tests.patience import stretched, until
 from tests.programs.inspect.test_program import World, gpu, node, pod
 from tests.reports import SINCE, part, written
 
@@ -174,6 +175,17 @@ def test_the_pods_of_one_namespace_are_shown_with_their_use(world: World, capsys
     heading, row = capsys.readouterr().out.splitlines()
     assert heading.split() == ["POD", "NODE", "GPU", "GIVEN", "USED", "%", "LIMIT"]
     assert row.split() == ["ml/big", "gpu-1", "0", "9G", "1G", "11", "-"]
+    world.has(pod("want", 3, namespace="ml"))
+    assert world.inspect("-n", "ml") == 0
+    assert capsys.readouterr().out.splitlines()[2].split() == [
+        "ml/want",
+        "-",
+        "-",
+        "aliyun.com/gpu-mem:",
+        "3",
+        *"---",
+        "waits",
+    ]
     assert world.inspect("-n", "nobody") == 0
     assert capsys.readouterr().err == "No pod of nobody has a GPU.\n"
 
@@ -209,6 +221,17 @@ def test_with_the_right_to_nodes_and_to_pods_of_one_namespace_gpus_may_be_fuller
     printed = capsys.readouterr()
     assert "5/15" in printed.out
     assert "only pods of default are counted, so GPUs may be fuller" in printed.err
+
+
+def test_machines_get_no_gpus_that_seem_freer_than_they_are(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.has(node("gpu-1", gpu(0)), forbidden=[["list", "pods", ""]])
+    for words in (["-o", "json"], ["-o", "yaml"], ["-o", "wide"]):
+        assert world.inspect(*words) == 1
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert "the right to list pods in the whole cluster is missing, and GPUs would seem freer" in printed.err
+    assert world.inspect("top") == 1
+    assert "without -w the overview shows what it can; an administrator gives it" in capsys.readouterr().err
 
 
 def test_without_any_right_kubectls_message_and_ours_stand(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,6 +331,35 @@ def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signa
         begun, ended = shown.written.count("\x1b[?1049h"), shown.written.count("\x1b[?1049l")
         assert begun == ended == 1
         assert shown.written.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_top_stops_and_goes_on(world: World) -> None:
+    """As after Ctrl-Z and fg."""
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top") as shown:
+        shown.until("gpu-1")
+        shown.process.send_signal(signal.SIGTSTP)
+        shown.until("\x1b[?1049l")
+        until(lambda: Path(f"/proc/{shown.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        assert shown.attributes() == shown.before
+        shown.process.send_signal(signal.SIGCONT)
+        shown.until("\x1b[?1049h")
+        shown.until("gpu-1")
+        shown.press("q")
+        assert shown.end() == 0
+        assert shown.attributes() == shown.before
+
+
+def test_top_leaves_no_kubectl_behind(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top", "--interval", "0.5") as shown:
+        shown.until("gpu-1")
+        world.has(hang=True)
+        hanging = world.home / "hanging"
+        until(lambda: hanging.exists() and hanging.read_text())
+        shown.press("q")
+        assert shown.end() == 0
+        until(lambda: not Path(f"/proc/{hanging.read_text()}").exists())
 
 
 def test_top_fits_every_size_that_the_terminal_takes(world: World) -> None:

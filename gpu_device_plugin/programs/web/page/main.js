@@ -14,7 +14,7 @@ import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
 import { showAlone, showWaiting } from "./lists.js";
 import { Live } from "./live.js";
 import { staleSaying } from "./sayings.js";
-import { ask, forgetToken, hasToken, isAboutNow, Refused, setToken, takeToken } from "./server.js";
+import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Status } from "./status.js";
 import { showNamespaces, showSums, total } from "./summary.js";
 import { showTips } from "./tip.js";
@@ -209,7 +209,6 @@ function refreshDrawer() {
 }
 
 function askForToken(refused) {
-  if (!isAboutNow(refused)) return;
   const form = refused.login === "token";
   $("page").hidden = true;
   $("login").hidden = false;

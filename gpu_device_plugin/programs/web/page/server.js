@@ -2,13 +2,12 @@
 
 const KEY = "gpushare-token";
 
-/** An answer that is not the one asked for. `status` 0: there was none. `token`: the one that was sent, or null. */
+/** An answer that is not the one asked for. `status` 0: there was none. */
 export class Refused extends Error {
-  constructor(status, sentence, login, token = null) {
+  constructor(status, sentence, login) {
     super(sentence);
     this.status = status;
     this.login = login;
-    this.token = token;
   }
 }
 
@@ -24,11 +23,6 @@ export function takeToken() {
 
 export function setToken(token) {
   sessionStorage.setItem(KEY, token);
-}
-
-/** Whether a refusal is about the token of now: one that was asked with an older token comes too late to say anything. */
-export function isAboutNow(refused) {
-  return refused.token === sessionStorage.getItem(KEY);
 }
 
 export function hasToken() {
@@ -53,5 +47,5 @@ export async function ask(path, { signal } = {}) {
   }
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login, token);
+  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login);
 }
