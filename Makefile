@@ -4,6 +4,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 GPUS   ?=
+# Tests wait for programs more than they compute: one process more than there are cores leaves none idle.
+WORKERS := $(shell expr $$(nproc 2> /dev/null || echo 1) + 1)
 SEED   := $(or $(SEED),$(shell date +%s))
 
 .PHONY: help demo test explore check lint types imports protos protos-check bench picture docs e2e cluster mutants dist release clean
@@ -25,7 +27,7 @@ demo: $(VENV)/.ready  ## GPUs shared between pods, live in the terminal (ARGS=--
 test: check  ## run everything that CI runs
 
 check: $(VENV)/.ready lint types imports protos-check  ## format, lint, types, import contracts, generated code, tests, coverage
-	$(BIN)/pytest -n auto --cov --cov-report= $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --include='gpu_device_plugin/core/**' --fail-under=100
 	$(BIN)/coverage report
 

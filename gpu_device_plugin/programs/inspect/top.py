@@ -155,7 +155,7 @@ def _screen(output: TextIO, environ: Mapping[str, str]) -> Iterator[_Screen]:
     def pause(*_: object) -> None:
         """Stop, as after Ctrl-Z, with the terminal as it was; go on where the shell continues us."""
         give_back()
-        os.kill(os.getpid(), signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
         take()
 
     signal.signal(signal.SIGTSTP, pause)
