@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 PARAMETERS = "release.env"
@@ -14,6 +16,10 @@ PARAMETERS = "release.env"
 INSTALLED = ("daemonset.yaml", "scheduler.yaml", "policies.yaml", "viewer.yaml")
 """The manifests of deploy/ that install.yaml has, in the order in which they are applied."""
 _IMAGE = re.compile(r"(?m)^(\s*image: )gpu-device-plugin:(\S+)$")
+_OURS = "gpu-device-plugin"
+_IMAGE_IN_CHART = MappingProxyType(
+    {"values.yaml": f"  repository: {_OURS}\n", "README.md": f"| `image.repository` | `{_OURS}` |"}
+)
 _CHANGE = re.compile(r"(?m)^ *# CHANGE: the registry and name under which you pushed the image.*\n")
 
 
@@ -70,6 +76,15 @@ def install(deploy: Path, published: Published) -> str:
         "# Lines to look at before applying are marked CHANGE. The policies need Kubernetes 1.30 or newer.\n"
     )
     return head + _IMAGE.sub(rf"\g<1>{published.registry}/gpu-device-plugin:\g<2>", _CHANGE.sub("", whole))
+
+
+def chart(folder: Path, published: Published) -> Mapping[str, str]:
+    """Return the files of the chart in `folder` that name the image, with the published one."""
+    texts = {name: (folder / name).read_text(encoding="utf-8") for name in _IMAGE_IN_CHART}
+    return {
+        name: text.replace(_IMAGE_IN_CHART[name], _IMAGE_IN_CHART[name].replace(_OURS, f"{published.registry}/{_OURS}"))
+        for name, text in texts.items()
+    }
 
 
 def krew(version: str, archive: str, sha256: str, published: Published) -> str:

@@ -24,13 +24,14 @@ import tempfile
 import tomllib
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tools import publishing, sbom
 from tools.onefile import archive as onefile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).parents[1]
 
@@ -112,12 +113,17 @@ def bump(tree: Path, version: str, date: str) -> None:
 # --- What it is made of -----------------------------------------------------------------------------------------------
 
 
-def packed(folder: Path, names: Iterable[str], top: str, time: int) -> bytes:
-    """Return a .tar.gz of these files in `folder`, under `top`; equal contents, modes and `time` give equal bytes."""
+def packed(
+    folder: Path, names: Iterable[str], top: str, time: int, instead: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
+    """Return a .tar.gz of these files in `folder`, under `top`; equal contents, modes and `time` give equal bytes.
+
+    Files named in `instead` have that text.
+    """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name in names:
-            content = (folder / name).read_bytes()
+            content = instead[name].encode() if name in instead else (folder / name).read_bytes()
             entry = tarfile.TarInfo(f"{top}/{name}" if top else name)
             runs = (folder / name).stat().st_mode & 0o100
             entry.size, entry.mtime, entry.mode = len(content), time, 0o755 if runs else 0o644
@@ -144,12 +150,13 @@ def build(tree: Path, out: Path, time: int) -> None:
     # `helm package` makes an archive of the chart's folder, Chart.yaml first; that needs no helm.
     chart = files_below(deploy / "chart")
     chart.sort(key="Chart.yaml".__ne__)
-    (out / f"gpushare-{version}.tgz").write_bytes(packed(deploy / "chart", chart, "gpushare", time))
+    published = publishing.Published.of(tree)
+    instead = publishing.chart(deploy / "chart", published)
+    (out / f"gpushare-{version}.tgz").write_bytes(packed(deploy / "chart", chart, "gpushare", time, instead))
     manifests = [name for name in files_below(deploy) if not name.startswith("chart/")]
     top = f"gpu-device-plugin-{version}/deploy"  # the pages' commands run in the folder above `deploy`
     (out / f"gpu-device-plugin-{version}-manifests.tar.gz").write_bytes(packed(deploy, manifests, top, time))
     _build_plugin(tree, out, time)
-    published = publishing.Published.of(tree)
     (out / "install.yaml").write_text(publishing.install(deploy, published), encoding="utf-8")
     direct = [
         _package(each)

@@ -90,6 +90,7 @@ PROGRAMS_OF_OURS = ("node", "extender", "web", "mps", "doctor", "demo", "inspect
 FLAGS_OF_OTHERS = {
     "helm": {"set", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},
+    "gh": {"repo"},
     "kubectl": {"raw", "force", "overwrite"},
     "kubelet": {"root-dir"},
     "k3s": {"default-runtime"},

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import hashlib
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 
 from gpu_device_plugin.core.contract.keys import ALLOCATION
 from gpu_device_plugin.testing.builders import container, node, pod
+from gpu_device_plugin.testing.cluster import ApiServer
 from tests.patience import stretched
 from tools.onefile import archive
 
@@ -131,6 +136,48 @@ def test_the_doctor_examines_and_uninstall_lists(machine: Machine) -> None:
     assert "gpu-1" in done.stdout
     done = machine.run("uninstall", "--dry-run")
     assert done.returncode == 0, done.stderr
+
+
+async def test_the_page_is_served_with_what_the_cluster_has(tmp_path: Path, plugin: Path) -> None:
+    """From the archive: its files, its HTTP, its watches, all without compiled code."""
+    home = tmp_path / "home"
+    tools = home / "bin"
+    tools.mkdir(parents=True)
+    double = f'cd {ROOT} && exec {sys.executable} -m tests.programs.web.kubectl_double {home} "$@"'
+    (tools / "kubectl").write_text(f"#!/bin/sh\n{double}\n", encoding="utf-8")
+    (tools / "kubectl").chmod(0o755)
+    async with ApiServer() as api, aiohttp.ClientSession() as http:
+        api.add(node("gpu-1", mem=15, count=1))
+        (home / "script.json").write_text(json.dumps({"server": api.url}), encoding="utf-8")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(plugin), "web", "--no-browser"),
+            cwd=home,
+            env={"PATH": f"{tools}:{os.defpath}", "HOME": str(home), "TMPDIR": str(home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(stretched(60)):
+                line = (await process.stdout.readline()).decode()
+                found = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+)/#token=(\S+)\n", line)
+                assert found is not None, (line, await process.communicate())
+                for name in ("", "main.js", "page.css"):
+                    async with http.get(f"{found[1]}/{name}") as answer:
+                        page = ROOT / "gpu_device_plugin/programs/web/page" / (name or "index.html")
+                        assert await answer.read() == page.read_bytes()
+                who = {"Authorization": f"Bearer {found[2]}"}
+                async with http.get(f"{found[1]}/api/v1/live", headers=who) as answer:
+                    assert await answer.content.readline() == b"event: cluster\n"
+                    event = json.loads((await answer.content.readline()).removeprefix(b"data: "))
+                process.send_signal(signal.SIGTERM)
+                _, said = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert [each["name"] for each in event["nodes"]] == ["gpu-1"]
+    assert (process.returncode, said.decode()) == (0, "")
 
 
 def test_a_misuse_is_a_sentence(machine: Machine) -> None:

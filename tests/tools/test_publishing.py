@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tools.publishing import INSTALLED, PARAMETERS, Published, install, krew
+from tools.publishing import INSTALLED, PARAMETERS, Published, chart, install, krew
 
 ROOT = Path(__file__).parents[2]
 OURS = Published("https://git.example/people/gpu", "registry.example/people")
@@ -67,6 +67,16 @@ def test_it_names_the_published_image_and_needs_no_change_of_it() -> None:
     }
     assert "pushed the image" not in text
     assert "CHANGE: the version of your API server" in text
+
+
+def test_the_published_chart_installs_the_published_image_unless_told_otherwise() -> None:
+    folder = ROOT / "deploy" / "chart"
+    made = chart(folder, OURS)
+    ours = "registry.example/people/gpu-device-plugin"
+    assert yaml.safe_load(made["values.yaml"])["image"]["repository"] == ours
+    assert f"| `image.repository` | `{ours}` |" in made["README.md"]
+    for name, text in made.items():
+        assert text.replace("registry.example/people/", "") == (folder / name).read_text(encoding="utf-8")
 
 
 def test_krew_finds_the_plugin() -> None:
