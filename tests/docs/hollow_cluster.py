@@ -87,7 +87,8 @@ class Hollow:
         """Have everything there that the pages speak of, whatever was done before."""
         await self._nodes()
         await self.run(
-            "kubectl delete deployments,jobs,pods --all && kubectl delete --ignore-not-found namespace team-a"
+            "kubectl delete deployments,jobs,pods --all && kubectl delete --ignore-not-found namespace team-a && "
+            "kubectl delete --ignore-not-found clusterrolebinding gpushare-viewer"
         )
         printed = ""
 
