@@ -1,4 +1,4 @@
-"""Entry point of every program, also as ``python -m gpu_device_plugin``; SIGTERM ends it from the first moment."""
+"""Entry points of every program, also as ``python -m gpu_device_plugin``; signals end them from the first moment."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import signal
 import sys
 
-TERMINATED = 143
-"""The exit code that a shell reports for a process that SIGTERM ended."""
+TERMINATED, INTERRUPTED = 143, 130
+"""The exit codes that a shell reports for processes that SIGTERM and SIGINT (Ctrl-C) ended."""
 
 
 def main() -> int:
@@ -17,9 +17,36 @@ def main() -> int:
     other module is loaded; later each program installs its own handler.
     """
     signal.signal(signal.SIGTERM, lambda _signal, _frame: os._exit(TERMINATED))
+    _leave_without_traceback()
+    from gpu_device_plugin import cli  # noqa: PLC0415 - after the lines above
+
+    _raise_again()
+    return cli.main()
+
+
+def kubectl_plugin() -> int:
+    """Run ``kubectl inspect gpushare``, and return the exit code."""
+    _leave_without_traceback()
     from gpu_device_plugin import cli  # noqa: PLC0415 - after the line above
 
-    return cli.main()
+    _raise_again()
+    return cli.inspect_plugin()
+
+
+def _leave_without_traceback() -> None:
+    """Let Ctrl-C end the process at once: a KeyboardInterrupt amid an import would print the modules' traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else a shell has it ignored
+        signal.signal(signal.SIGINT, _interrupted)
+
+
+def _interrupted(_signal: int, _frame: object) -> None:
+    os._exit(INTERRUPTED)
+
+
+def _raise_again() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt, as Python does: the command line makes an exit code of it."""
+    if signal.getsignal(signal.SIGINT) is _interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_device_plugin import __version__, cli
+from gpu_device_plugin.__main__ import kubectl_plugin
 from gpu_device_plugin.__main__ import main as begin
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import Knob, UsageError, knobs_of
@@ -206,7 +207,7 @@ def test_kubectl_finds_the_plugin_by_its_name() -> None:
     pyproject = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert pyproject["project"]["scripts"] == {
         "gpu-device-plugin": f"{begin.__module__}:{begin.__qualname__}",
-        "kubectl-inspect-gpushare": f"{cli.inspect_plugin.__module__}:{cli.inspect_plugin.__qualname__}",
+        "kubectl-inspect-gpushare": f"{kubectl_plugin.__module__}:{kubectl_plugin.__qualname__}",
     }
 
 
@@ -236,6 +237,48 @@ def test_sigterm_ends_a_program_that_is_still_being_loaded(command: str, module:
         "sys.exit(main())"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 143
+
+
+@pytest.mark.parametrize(
+    ("entry", "module"),
+    [
+        ("main", "cli"),
+        ("main", "programs.doctor.program"),
+        ("kubectl_plugin", "settings.node"),
+        ("kubectl_plugin", "programs.inspect.program"),
+    ],
+)
+def test_ctrl_c_is_no_traceback_while_a_program_is_being_loaded(entry: str, module: str) -> None:
+    code = (
+        "import os, signal, sys\n"
+        f"from gpu_device_plugin.__main__ import {entry}\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == 'gpu_device_plugin.{module}':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['gpu-device-plugin', 'doctor']\n"
+        f"sys.exit({entry}())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def test_a_background_job_ignores_ctrl_c() -> None:
+    """A shell without job control starts it with SIGINT ignored, which stays so."""
+    code = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "from gpu_device_plugin.__main__ import main\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'gpu_device_plugin.cli':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['gpu-device-plugin', '--version']\n"
+        "sys.exit(main())"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 def test_a_switch_can_be_turned_off_against_the_environment() -> None:

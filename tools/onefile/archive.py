@@ -84,7 +84,7 @@ def files(tree: Path) -> Mapping[str, bytes]:
 def modules() -> list[str]:
     """Return the modules of our package that the programs import, at once or when they need them, sorted."""
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
-    wanted = {f"{PACKAGE}.cli"}
+    wanted = {f"{PACKAGE}.__main__"}
     for program in PROGRAMS:
         top = f"{PACKAGE}.programs.{program}"
         wanted |= {top, *graph.find_descendants(top)}

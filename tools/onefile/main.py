@@ -16,6 +16,6 @@ if sys.version_info < NEEDED:
     )
     sys.exit(2)
 
-from gpu_device_plugin.cli import inspect_plugin  # noqa: E402 - not before the check
+from gpu_device_plugin.__main__ import kubectl_plugin  # noqa: E402 - not before the check
 
-sys.exit(inspect_plugin())
+sys.exit(kubectl_plugin())

@@ -21,16 +21,16 @@ from gpu_device_plugin.programs.terminal import coloured, painted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+    from types import FrameType
     from typing import TextIO
 
     from gpu_device_plugin.core.telling.tones import Line
 
+    _Handler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+
 _NARROWEST = 40
 _ENDS = frozenset("qQ\x03\x04")
 """Keys that end it: q, and what Ctrl-C and Ctrl-D send where the terminal makes no signal of them."""
-
-
-_SIGNALS = (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def top(
     if not output.isatty():
         _print(first, read, wishes, interval_s, output)
         return
-    with _screen(output, environ) as screen:
+    with _until_interrupted(), _screen(output, environ) as screen:
         _draw_on(screen, first, read, wishes, interval_s)
 
 
@@ -136,10 +136,6 @@ def _screen(output: TextIO, environ: Mapping[str, str]) -> Iterator[_Screen]:
     os.set_blocking(waker, False)
     before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     wakeup = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    signal.signal(signal.SIGWINCH, lambda *_: None)  # its number on the pipe is enough
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
 
     def take() -> None:
         if before is not None:
@@ -158,24 +154,43 @@ def _screen(output: TextIO, environ: Mapping[str, str]) -> Iterator[_Screen]:
         signal.raise_signal(signal.SIGSTOP)
         take()
 
-    signal.signal(signal.SIGTSTP, pause)
+    # Of a new size its number on the pipe is enough.
+    handlers = _handling({signal.SIGWINCH: lambda *_: None, signal.SIGTSTP: pause})
     try:
         take()
         yield _Screen(output, colour=coloured(output, environ), wake=wake)
-    except KeyboardInterrupt:
-        pass
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
             give_back()
         signal.set_wakeup_fd(wakeup)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        _handling(handlers)
         os.close(wake)
         os.close(waker)
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Suppress Ctrl-C, by which a person ends it; SIGTERM and SIGHUP end the program once the body has been left."""
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    handlers = _handling({signal.SIGTERM: interrupt, signal.SIGHUP: interrupt})
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _handling(handlers)
+    for number in received:
+        signal.raise_signal(number)
+
+
+def _handling(handlers: Mapping[int, _Handler]) -> Mapping[int, _Handler]:
+    """Install handlers of signals, by number, and return the ones before."""
+    return {number: signal.signal(number, handler) for number, handler in handlers.items()}
 
 
 def _draw_on(screen: _Screen, first: Picture, read: Callable[[], Picture], wishes: Wishes, interval_s: float) -> None:

@@ -910,7 +910,11 @@ def test_what_the_cluster_says_does_not_steer_the_terminal(world: World, capsys:
 
 # --- As a process -----------------------------------------------------------------------------------------------------
 
-INSPECT = [sys.executable, "-c", "import sys; from gpu_device_plugin import cli; sys.exit(cli.inspect_plugin())"]
+INSPECT = [
+    sys.executable,
+    "-c",
+    "import sys; from gpu_device_plugin.__main__ import kubectl_plugin; sys.exit(kubectl_plugin())",
+]
 
 
 def environ(world: World, **more: str) -> dict[str, str]:
