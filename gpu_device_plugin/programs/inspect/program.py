@@ -16,6 +16,7 @@ from gpu_device_plugin.cluster.api import UnreadableObjectError
 from gpu_device_plugin.core.telling.diagnosing import exit_code, report
 from gpu_device_plugin.core.telling.explaining import explain, explain_briefly
 from gpu_device_plugin.core.telling.folded import folded
+from gpu_device_plugin.core.telling.folded_details import folded_details
 from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     import msgspec
 
+    from gpu_device_plugin.core.cluster.nodeview import NodeView
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.telling.podtable import PodRow
     from gpu_device_plugin.view.reading import Cluster
@@ -152,8 +154,9 @@ def _overview(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequen
         selected = f"No node with the labels {arguments.selector} shares GPUs." if arguments.selector else doctor
         say(sys.stderr, f"Node {name} shares no GPUs." if name else selected)
     lines = _LAYOUTS[arguments.output](found)
-    if arguments.output == "summary" and (width := _columns()) and any(columns(line) > width for line in lines):
-        return [*folded(found.nodes, width), *at_a_glance(found.nodes)], OK
+    fold = _FOLDED.get(arguments.output)
+    if fold and (width := _columns()) and any(columns(line) > width for line in lines):
+        return [*fold(found.nodes, width), *at_a_glance(found.nodes)], OK
     return lines, OK
 
 
@@ -249,6 +252,11 @@ _LAYOUTS: Mapping[str, Callable[[Cluster], list[str]]] = MappingProxyType(
         "yaml": _as_yaml,
     }
 )
+
+_FOLDED: Mapping[str, Callable[[Sequence[NodeView], int], list[Line]]] = MappingProxyType(
+    {"summary": folded, "details": folded_details}
+)
+"""The layouts that take another form where a terminal is too narrow for them."""
 
 
 def _why(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:

@@ -140,6 +140,23 @@ def test_a_table_that_does_not_fit_is_folded(world: World) -> None:
         assert max(map(columns, lines)) <= 80
 
 
+def test_details_that_do_not_fit_are_folded(world: World) -> None:
+    world.has(eight(), pod("a", 5, on="gpu-1", idx=0))
+    with terminal(world, "-d") as shown:
+        assert shown.end() == 0
+        lines = plain(shown.written)
+        assert lines[0].split() == ["NODE", "GPU", "MODEL", "GIVEN", "USED", "FREE", "LIMITS"]
+        assert ["default/a", "gpu-1", "0", "5G"] in [line.split()[:4] for line in lines]
+        assert max(map(columns, lines)) <= 80
+
+
+def test_details_that_fit_keep_gpushares_layout(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "-d") as shown:
+        assert shown.end() == 0
+        assert plain(shown.written)[1:2] == ["NAME:       gpu-1"]
+
+
 @pytest.mark.parametrize("words", [["-o", "gpushare"], []])
 def test_gpushares_layout_stays_where_it_is_asked_for_or_fits(world: World, words: list[str]) -> None:
     world.has(eight() if words else node("gpu-1", gpu(0)))
