@@ -133,7 +133,9 @@ class PageServer:
                 if event is None:
                     return answer
                 if not self.silent:
-                    data = "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1])
+                    data = (
+                        "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1], separators=(",", ":"))
+                    )
                     await answer.write(f"event: {event[0]}\ndata: {data}\n\n".encode())
         except ConnectionError:
             return answer

@@ -621,3 +621,87 @@ async def test_the_map_shows_what_is_given_or_what_is_used(browser: Browser) -> 
         await tab.run("document.querySelector('#by input[value=used]').click()")
         await tab.until("location.search.includes('by=used')")
         await tab.until(f"{height} === '89%'")
+
+
+async def test_a_large_event_is_parsed_in_pieces_as_a_whole_one_is(browser: Browser) -> None:
+    """Of any size of the pieces; also with texts that look like the beginning of a node, and written in another way."""
+    odd = node("},{", gpu(0, "x", T4, part('a},{"name":/b', 3)), problem='},{"name":"no node"}]')
+    compact = json.dumps(scenes.cluster(*small().cluster["nodes"], odd), separators=(",", ":"))
+    texts = [compact, json.dumps(small().cluster), '{"nodes":[{"name":"a","x":[{"y":1},{"name":2}]}],"gone":[]}']
+    async with opened(browser, small()) as (tab, _):
+        for text in texts:
+            same = await tab.run(
+                f"import('./parsing.js').then(async (it) => {{ const text = {json.dumps(text)}; const found = [];"
+                "for (const piece of [1, 10, 100, 1000, 5000, 1e6]) found.push(JSON.stringify(await it.parsed(text, piece)) === JSON.stringify(JSON.parse(text)));"
+                "return found; })"
+            )
+            assert same == [True] * 6
+        tab.expected = ("JSON",)
+        failed = f"import('./parsing.js').then((it) => it.parsed({json.dumps(compact[:-1])}, 10)).then(() => '', (error) => error.name)"
+        assert await tab.run(failed) == "SyntaxError"
+
+
+async def test_work_in_slices_lets_others_have_their_turn_and_is_done_anew_when_asked(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run("""
+import('./slices.js').then(({ Slices }) => new Promise((resolve) => {
+  const log = [];
+  let passes = 0;
+  const busy = (ms) => { const until = performance.now() + ms; while (performance.now() < until); };
+  const work = new Slices(function* () {
+    const pass = (passes += 1);
+    log.push(`pass ${pass}`);
+    for (let step = 1; step <= 3; step += 1) { busy(20); log.push(`${pass}.${step}`); yield; }
+  }, () => {
+    log.push('done');
+    if (passes === 3) resolve([log, between]);
+  });
+  let between = 0;
+  const count = () => { between += 1; if (passes === 1) work.ask(); else if (passes === 2 && log.at(-1) === '2.1') work.restart(); setTimeout(count); };
+  work.ask();
+  work.ask();
+  setTimeout(count);
+}))""")
+        log, between = found
+        assert log == ["pass 1", "1.1", "1.2", "1.3", "done", "pass 2", "2.1", "pass 3", "3.1", "3.2", "3.3", "done"]
+        assert between >= 3
+
+
+async def test_the_newest_state_is_shown_however_changes_come_while_the_page_is_written(browser: Browser) -> None:
+    """Of 400 nodes with changes, additions and removals in quick succession every tile ends as its node is, in order."""
+    async with opened(browser, many(400, 4)) as (tab, server):
+        for n in range(8):
+            changed = copy.deepcopy(server.scene.cluster["nodes"][n::3])
+            for each in changed:
+                last = len(each["gpus"]) - 1
+                each["gpus"][last] = gpu(last, each["name"], scenes.H100, part(f"ads/round-{n}", 10 + n, 500))
+            server.change(*changed, node(f"gpu-0{n}00-new", gpu(0, "x", T4)), gone=(f"gpu-00{n}5",))
+            await tab.run(f"document.querySelector('#view input[value={('cards', 'map')[n % 2]}]').click()")
+        names = sorted(each["name"] for each in server.scene.cluster["nodes"])
+        await tab.until(f"document.querySelectorAll('#map .tile').length === {len(names)}")
+        told = {
+            each["name"]: [str(card.get("taken", 0)) for card in each["gpus"]] for each in server.scene.cluster["nodes"]
+        }
+        shown = "Object.fromEntries([...document.querySelectorAll('#map .tile')].map((tile) => [tile.dataset.node, [...tile.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label').match(/: ([0-9]+) GiB of/)?.[1])]))"
+        await eventually(lambda: _equal(tab, shown, told), "all tiles are as their nodes")
+        assert await tab.run("[...document.querySelectorAll('#map .tile')].map((tile) => tile.dataset.node)") == names
+
+
+async def _equal(tab: Tab, script: str, expected: Any) -> bool:
+    return bool(await tab.run(script) == expected)
+
+
+async def test_what_somebody_types_stays_while_the_cluster_changes(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        await tab.click("#f-q")
+        await tab.run(
+            "const field = document.querySelector('#f-q'); window.lost = 0; let typed = '';"
+            "window.typing = setInterval(() => { if (field.value !== typed) window.lost += 1; typed = field.value + 'x'; field.value = typed; field.dispatchEvent(new Event('input', {bubbles: true})); }, 20)"
+        )
+        for _ in range(5):
+            await tab.run("performance.clearMeasures('gpushare:show')")
+            server.change(server.scene.node("t4-1"))
+            await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
+        await tab.run("clearInterval(window.typing)")
+        assert await tab.run("window.lost") == 0
+        await tab.until("location.search.includes('q=xxx')")
