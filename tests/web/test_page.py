@@ -585,7 +585,8 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
     plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
     async with opened(browser, Scene(plain)) as (tab, _):
         assert "Only allocation is known, not use. agents cannot be reached" in await tab.text("#notes")
-        assert (await sums(tab))["used"] == "not known"
+        assert (await sums(tab))["used"] == "\u2013"
+        assert "only allocation is known" in await tab.text("[data-sum=used]")
         assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
         assert " used" not in await tab.text(".gpus")
 
@@ -600,6 +601,61 @@ async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Bro
         assert await tab.run("document.querySelector('.part .meter').hidden")
         assert not await tab.run("document.querySelectorAll('.part .meter')[1].hidden")
         assert "0 GiB used" not in await tab.text(".gpus")
+
+
+async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser) -> None:
+    """A GPU of which it is unknown counts as none, not as an empty one. t4-1 uses 13,633 MiB of GPU 0."""
+    scene = small()
+    gpus = scene.node("t4-1")["gpus"]
+    gpus[1].pop("usedMiB", None)
+    async with opened(browser, scene, "?node=t4-1") as (tab, server):
+        used = await tab.text("[data-sum=used]")
+        assert "13.3 GiB" in used
+        assert f"1 of {len(gpus)} GPUs known" in used
+        assert "of what is given" not in used
+        changed = copy.deepcopy(server.scene.node("t4-1"))
+        changed["gpus"][1]["usedMiB"] = 0
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of what is given')")
+        assert "13.3 GiB" in await tab.text("[data-sum=used]")
+        for each in changed["gpus"]:
+            each.pop("usedMiB")
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used] .sum-value').innerText === '\u2013'")
+        await tab.choose("#lang", "zh")
+        changed["gpus"][0]["usedMiB"] = 2048
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('2 块 GPU 中已知 1 块')")
+
+
+async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(browser: Browser) -> None:
+    """5 GiB are given to a/x and 3 to a/y, on a GPU each with b/z, whose use nobody knows."""
+    first = gpu(0, "n", T4, part("a/x", 5, 3072), part("b/z", 4))
+    second = gpu(1, "n", T4, part("a/y", 3, 1024))
+    first["pods"][1].pop("usedMiB")
+    async with opened(browser, Scene(scenes.cluster(node("n", first, second))), "?ns=a") as (tab, server):
+        assert (await sums(tab))["used"] == "4 GiB"
+        assert "50 % of what is given" in await tab.text("[data-sum=used]")
+        changed = copy.deepcopy(server.scene.node("n"))
+        changed["gpus"][1]["pods"][0].pop("usedMiB")
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('1 of 2 GPUs known')")
+        assert (await sums(tab))["used"] == "3 GiB"
+        await tab.choose("#f-ns", "b")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('only allocation is known')")
+        assert (await sums(tab))["used"] == "\u2013"
+
+
+async def test_the_drawer_says_where_use_is_not_known(browser: Browser) -> None:
+    scene = small()
+    (told,) = scene.pods["default", "web-0"]["containers"][0]["use"]
+    told.pop("usedMiB")
+    async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
+        await tab.until("document.querySelector('#drawer .use')")
+        line = await tab.text("#drawer .use p")
+        assert "\u2013 of 5 GiB \u00b7 use not known" in line
+        assert "0 GiB" not in line
+        assert await tab.run("document.querySelector('#drawer .use .gauge-fill').style.width") == "0%"
 
 
 async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:
