@@ -761,3 +761,59 @@ async def test_what_somebody_types_stays_while_the_cluster_changes(browser: Brow
         await tab.run("clearInterval(window.typing)")
         assert await tab.run("window.lost") == 0
         await tab.until("location.search.includes('q=xxx')")
+
+
+@contextlib.asynccontextmanager
+async def asking(browser: Browser, scene: Scene, query: str = "") -> AsyncIterator[tuple[Tab, PageServer]]:
+    """Open the page of a server that asks what is looked at."""
+    server = PageServer(copy.deepcopy(scene))
+    server.stream = "stream-1"
+    async with server.serving(), browser.tab() as tab:
+        await tab.open(server.url(query))
+        yield tab, server
+
+
+async def test_the_page_tells_which_nodes_are_in_the_window(browser: Browser) -> None:
+    """Once it has come to rest, and again when something else is in it; nothing is told twice."""
+    async with asking(browser, many(400, 4)) as (tab, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"])
+        told = server.views[-1]
+        assert told["stream"] == "stream-1"
+        names = [each["name"] for each in server.scene.cluster["nodes"]]
+        assert told["nodes"] == names[: len(told["nodes"])]
+        assert 50 < len(told["nodes"]) < 400
+        await tab.run("scrollTo(0, document.body.scrollHeight)")
+        await eventually(lambda: server.views[-1]["nodes"][-1] == names[-1])
+        assert names[0] not in server.views[-1]["nodes"]
+        count = len(server.views)
+        await tab.run("performance.clearMeasures('gpushare:show')")
+        server.change(server.scene.node("gpu-0007"))
+        await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
+        await tab.run("new Promise((done) => setTimeout(done, 1200))")
+        assert len(server.views) == count
+        server.stream = "stream-2"
+        server.cut()
+        await eventually(lambda: server.views[-1]["stream"] == "stream-2")
+
+
+async def test_what_is_asked_for_counts_as_looked_at(browser: Browser) -> None:
+    """What the filters let through, and before all the node of the drawer."""
+    async with asking(browser, many(400, 4), "?node=gpu-03&view=cards&panel=gpu-0399") as (tab, server):
+        await eventually(lambda: server.views and len(server.views[-1]["nodes"]) == 100)
+        assert server.views[-1]["nodes"][:2] == ["gpu-0399", "gpu-0300"]
+        await tab.choose("#f-node", "gpu-0007")
+        await eventually(lambda: server.views[-1]["nodes"] == ["gpu-0399", "gpu-0007"])
+
+
+async def test_the_node_of_an_open_pod_counts_as_looked_at(browser: Browser) -> None:
+    async with asking(browser, small(), "?pod=default/web-0&node=h100-1") as (_, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"] == ["t4-1", "h100-1"])
+
+
+async def test_many_nodes_with_long_names_are_told_in_part(browser: Browser) -> None:
+    names = [f"{'n' * 200}-{number:03}" for number in range(600)]
+    scene = Scene(scenes.cluster(*(node(name, gpu(0, name, T4)) for name in [*names, "other"])))
+    async with asking(browser, scene, "?q=nnn") as (_, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"])
+        assert 200 < len(server.views[-1]["nodes"]) < 300
+        assert len(json.dumps(server.views[-1])) < 50_000

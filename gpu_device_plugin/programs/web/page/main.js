@@ -13,6 +13,7 @@ import { makeTile, updateTile } from "./heatmap.js";
 import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
 import { showAlone, showWaiting } from "./lists.js";
 import { Live } from "./live.js";
+import { inWindow, Looking } from "./looking.js";
 import { staleSaying } from "./sayings.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
 import { Slices } from "./slices.js";
@@ -50,6 +51,8 @@ const showing = new Slices(showAll, ({ start }) => {
   performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
   performance.measure("gpushare:show", { start });
 });
+const looking = new Looking(lookedAt);
+let filtered = [];
 const coming = new Set();
 const filling = new Slices(fillAll);
 const seen = new IntersectionObserver((entries) => {
@@ -103,6 +106,8 @@ function* showAll() {
   showNotes();
   look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
   yield* showNodes(shown, view);
+  filtered = shown.length < nodes.length ? shown : [];
+  looking.changed();
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
   setText($("empty"), empty);
   $("empty").hidden = !empty;
@@ -128,6 +133,14 @@ function* showNodes(shown, view) {
     if (node && !isWritten(tile, node)) updateTile(tile, node, look.by);
   });
   if (view === "map") mapStop();
+}
+
+/** The names of the nodes that a person looks at: of the open details, in the window, then of what the filters let through. */
+function* lookedAt() {
+  if (asked.panel) yield asked.panel;
+  for (const node of asked.pod ? cluster.nodes.values() : []) if (hasPod(node)) yield node.name;
+  for (const parent of [$("cards"), $("map")]) if (!parent.hidden) yield* inWindow(parent);
+  for (const node of filtered) yield node.name;
 }
 
 function newCard() {
@@ -198,6 +211,7 @@ const live = new Live({
     status.heard(data.read);
     const first = !cluster.known;
     if (name === "cluster" && !first && !session.version) readSession();
+    if (name === "cluster") looking.follow(data.stream);
     if (!cluster.take(name, data)) return;
     showing.ask();
     if (first) showDrawer();
@@ -212,8 +226,12 @@ const live = new Live({
 /** Whether a change is about what the drawer shows. */
 function concernsDrawer({ nodes, gone, waiting }) {
   if (asked.panel) return nodes.some((node) => node.name === asked.panel) || gone.includes(asked.panel);
-  const has = (node) => node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
-  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(has));
+  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(hasPod));
+}
+
+/** Whether the pod of the drawer is on a node. */
+function hasPod(node) {
+  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
 }
 
 /** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
@@ -330,6 +348,7 @@ function listen() {
     const tile = event.target.closest(".tile");
     if (tile) open.node(tile.dataset.node);
   });
+  for (const event of ["scroll", "resize"]) addEventListener(event, () => looking.changed(), { passive: true });
   showTips(document);
   // The ages on the page; a cheap look at what changes with time alone.
   setInterval(() => showing.ask(), 30_000);
