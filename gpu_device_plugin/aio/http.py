@@ -181,6 +181,7 @@ async def serving_routes(
         tls=tls,
         handshake_within_s=handshake_within_s,
         handshakes_only=limits is None,
+        headers={"Cache-Control": "no-store", **headers},
         access_log=None,
         logger=_Terse(_log, {}),
         **(

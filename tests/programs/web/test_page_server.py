@@ -16,6 +16,7 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
 from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.routes import HEADERS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
 from gpu_device_plugin.programs.web.views import Views
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
@@ -568,6 +569,29 @@ async def test_every_answer_has_the_headers_that_keep_browsers_safe(api: ApiServ
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/9.9.9\r\n\r\n",
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"x" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(99)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: <script>\r\n\r\n",
+    ],
+    ids=["no request", "no version", "long line", "long header", "many headers", "no length"],
+)
+async def test_so_has_every_answer_to_what_is_no_request(api: ApiServer, sent: bytes) -> None:
+    async with served(api) as page:
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(sent)
+        async with asyncio.timeout(stretched()):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        writer.close()
+    assert head.startswith(("HTTP/1.1 400 ", "HTTP/1.0 400 "))
+    assert [f"\r\n{name}: {value}\r\n" in head for name, value in HEADERS.items()] == [True] * len(HEADERS)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
