@@ -34,12 +34,13 @@ export class Cluster {
 
   /** The nodes by name, numbers in it counted as numbers. */
   sorted() {
+    byName ??= new Intl.Collator("en", { numeric: true }).compare;
     if (this.#sorted === null) this.#sorted = [...this.nodes.keys()].sort(byName);
     return this.#sorted.map((name) => this.nodes.get(name));
   }
 }
 
-const byName = new Intl.Collator("en", { numeric: true }).compare;
+let byName = null; // it takes its time to make
 
 /** Whether pods can be scheduled to a node now. */
 export function takesPods(node) {

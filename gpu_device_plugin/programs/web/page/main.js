@@ -76,6 +76,7 @@ function go(change, { replace = false } = {}) {
 function* showAll() {
   if (!cluster.known) return;
   const nodes = cluster.sorted();
+  yield;
   for (const node of nodes) {
     sumsOf(node); // from now on they are known
     yield;
