@@ -708,10 +708,10 @@ import('./slices.js').then(({ Slices }) => new Promise((resolve) => {
     const pass = (passes += 1);
     log.push(`pass ${pass}`);
     for (let step = 1; step <= 3; step += 1) { busy(20); log.push(`${pass}.${step}`); yield; }
-  }, () => {
+  }, { done: () => {
     log.push('done');
     if (passes === 3) resolve([log, between]);
-  });
+  } });
   let between = 0;
   const count = () => { between += 1; if (passes === 1) work.ask(); else if (passes === 2 && log.at(-1) === '2.1') work.restart(); setTimeout(count); };
   work.ask();

@@ -47,14 +47,16 @@ const open = {
 };
 const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
 const mapStop = oneStop($("map"), ".cell");
-const showing = new Slices(showAll, ({ start }) => {
-  performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
-  performance.measure("gpushare:show", { start });
+const showing = new Slices(showAll, {
+  done({ start }) {
+    performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
+    performance.measure("gpushare:show", { start });
+  },
 });
 const looking = new Looking(lookedAt);
 let filtered = [];
 const coming = new Set();
-const filling = new Slices(fillAll);
+const filling = new Slices(fillAll, { sliceMs: 4 });
 const seen = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
     if (isIntersecting) coming.add(target);

@@ -7,6 +7,7 @@ const SLICE_MS = 12;
 export class Slices {
   #begin;
   #done;
+  #sliceMs;
   #work = null;
   #again = false;
   #startMs = 0;
@@ -14,10 +15,12 @@ export class Slices {
   /**
    * @param begin returns the work as a generator: after each `yield` a frame may come between
    * @param done ({start}), after all of it: when it began
+   * @param sliceMs shorter for what takes long to lay out
    */
-  constructor(begin, done = () => {}) {
+  constructor(begin, { done = () => {}, sliceMs = SLICE_MS } = {}) {
     this.#begin = begin;
     this.#done = done;
+    this.#sliceMs = sliceMs;
   }
 
   /** Does the work. What is being done goes on to its end, and is then done once more. */
@@ -56,7 +59,7 @@ export class Slices {
       do {
         ended = true; // so it is if something is thrown: the next one who asks begins anew
         ended = Boolean(this.#work.next().done);
-      } while (!ended && performance.now() - begun < SLICE_MS);
+      } while (!ended && performance.now() - begun < this.#sliceMs);
     } finally {
       if (ended) this.#work = null;
       else this.#next();
