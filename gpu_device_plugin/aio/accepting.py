@@ -7,17 +7,19 @@ import contextlib
 import logging
 import socket
 import struct
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_server import Server
 
 from gpu_device_plugin.aio.connection_limit import ConnectionLimit, Stage
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from aiohttp.web_protocol import RequestHandler, _RequestHandler
+    from aiohttp.web_protocol import _RequestHandler
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_response import StreamResponse
 
@@ -29,6 +31,7 @@ _AT_ONCE = 32
 """Connections that are accepted in a row before the event loop handles requests again."""
 _WITHOUT_FILES_S = 1.0
 """How long to accept none after the system has run out of file descriptors."""
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER with timeout 0: closing sends a reset at once, and the kernel keeps no state of the connection."""
 
@@ -45,6 +48,7 @@ class Accepting(Server):
         tls: ssl.SSLContext | None,
         handshake_within_s: float,
         handshakes_only: bool = False,
+        headers: Mapping[str, str] = _NO_HEADERS,
         **more: Any,
     ) -> None:
         """Accept from now on, until `stop`.
@@ -56,9 +60,11 @@ class Accepting(Server):
             tls: the certificates; None: plain HTTP.
             handshake_within_s: how long a TLS handshake may take.
             handshakes_only: a connection counts until its TLS handshake is finished.
+            headers: further headers of the answers to what is no request.
             more: further arguments for aiohttp.
         """
         super().__init__(self._answering(handler), **more)
+        self._headers = headers
         self._listening = listening
         listening.setblocking(False)
         self._limited = limits is not None
@@ -74,6 +80,10 @@ class Accepting(Server):
 
     def __repr__(self) -> str:
         return f"<Accepting: {len(self._connection_of)} connections served, {len(self._ways_to_end)} that may be ended>"
+
+    def __call__(self) -> RequestHandler:
+        """Return what reads the requests of one connection."""
+        return _Reading(self, self._headers, loop=self._loop, **self._kwargs)
 
     def stop(self) -> None:
         """Stop accepting. Accepted connections stay open."""
@@ -195,6 +205,22 @@ class Accepting(Server):
             finally:
                 connection.stage = Stage.BEGUN
 
+        return answer
+
+
+class _Reading(RequestHandler):
+    """Reads the requests of one connection."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, server: Server, headers: Mapping[str, str], **more: Any) -> None:
+        super().__init__(server, **more)
+        self._headers = headers
+
+    def handle_error(self, *args: Any, **more: Any) -> StreamResponse:
+        """Answer what is no request of HTTP, or too large for one: no handler of ours ever sees it."""
+        answer = super().handle_error(*args, **more)
+        answer.headers.update(self._headers)
         return answer
 
 

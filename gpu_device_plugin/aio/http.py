@@ -181,6 +181,7 @@ async def serving_routes(
         tls=tls,
         handshake_within_s=handshake_within_s,
         handshakes_only=limits is None,
+        headers={"Cache-Control": "no-store", **headers},
         access_log=None,
         logger=_Terse(_log, {}),
         **(
@@ -282,7 +283,9 @@ class _Desk:
 
         if not request.can_read_body:
             return b""
-        too_large = Page(f"a body of more than {self._largest_body // _MIB} MiB is not read\n", status=413)
+        most = self._largest_body
+        readable = f"{most // _MIB} MiB" if most >= _MIB else f"{most // 1024} KiB"
+        too_large = Page(f"a body of more than {readable} is not read\n", status=413)
         if (request.content_length or 0) > self._largest_body:
             return too_large
         parts: list[bytes] = []

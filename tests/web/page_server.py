@@ -44,6 +44,10 @@ class PageServer:
         """No stream says anything any more, but stays open."""
         self.refused = 0
         """The status that the stream is refused with; 0: it is not."""
+        self.stream = ""
+        """The name of every stream; empty: as servers that do not ask what is looked at."""
+        self.views: list[Any] = []
+        """What pages said that they look at."""
         self.asked: list[str] = []
         """The paths of the API that were asked for."""
         self._streams: set[asyncio.Queue[tuple[str, Any] | None]] = set()
@@ -87,6 +91,7 @@ class PageServer:
         app.router.add_get("/api/v1/live", self._live)
         app.router.add_get("/api/v1/nodes/{name}", self._node)
         app.router.add_get("/api/v1/pods/{ns}/{name}", self._pod)
+        app.router.add_post("/api/v1/view", self._view)
         app.router.add_get("/{name:[a-z0-9_.-]*}", _file)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
@@ -121,7 +126,8 @@ class PageServer:
         answer.headers.update(_HEADERS)
         await answer.prepare(request)
         stream: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
-        stream.put_nowait(("cluster", self.scene.cluster))
+        named = {"stream": self.stream} if self.stream else {}
+        stream.put_nowait(("cluster", self.scene.cluster | named))
         self._streams.add(stream)
         try:
             while True:
@@ -133,12 +139,18 @@ class PageServer:
                 if event is None:
                     return answer
                 if not self.silent:
-                    data = "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1])
+                    data = (
+                        "nonsense" if isinstance(event[1], _Nonsense) else json.dumps(event[1], separators=(",", ":"))
+                    )
                     await answer.write(f"event: {event[0]}\ndata: {data}\n\n".encode())
         except ConnectionError:
             return answer
         finally:
             self._streams.discard(stream)
+
+    async def _view(self, request: web.Request) -> web.Response:
+        self.views.append(await request.json())
+        return web.json_response({})
 
     async def _node(self, request: web.Request) -> web.Response:
         return web.json_response({"node": {"name": request.match_info["name"], "gpus": []}})

@@ -585,7 +585,8 @@ async def test_where_only_allocation_is_known_no_use_is_shown(browser: Browser) 
     plain["figures"] = {"source": "none", "why": "agents cannot be reached"}
     async with opened(browser, Scene(plain)) as (tab, _):
         assert "Only allocation is known, not use. agents cannot be reached" in await tab.text("#notes")
-        assert (await sums(tab))["used"] == "not known"
+        assert (await sums(tab))["used"] == "\u2013"
+        assert "only allocation is known" in await tab.text("[data-sum=used]")
         assert await tab.run("[...document.querySelectorAll('.meter')].every((each) => each.hidden)")
         assert " used" not in await tab.text(".gpus")
 
@@ -600,6 +601,61 @@ async def test_a_single_figure_that_is_unknown_is_not_shown_as_zero(browser: Bro
         assert await tab.run("document.querySelector('.part .meter').hidden")
         assert not await tab.run("document.querySelectorAll('.part .meter')[1].hidden")
         assert "0 GiB used" not in await tab.text(".gpus")
+
+
+async def test_the_sum_of_use_says_of_how_many_gpus_it_is_known(browser: Browser) -> None:
+    """A GPU of which it is unknown counts as none, not as an empty one. t4-1 uses 13,633 MiB of GPU 0."""
+    scene = small()
+    gpus = scene.node("t4-1")["gpus"]
+    gpus[1].pop("usedMiB", None)
+    async with opened(browser, scene, "?node=t4-1") as (tab, server):
+        used = await tab.text("[data-sum=used]")
+        assert "13.3 GiB" in used
+        assert f"1 of {len(gpus)} GPUs known" in used
+        assert "of what is given" not in used
+        changed = copy.deepcopy(server.scene.node("t4-1"))
+        changed["gpus"][1]["usedMiB"] = 0
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('of what is given')")
+        assert "13.3 GiB" in await tab.text("[data-sum=used]")
+        for each in changed["gpus"]:
+            each.pop("usedMiB")
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used] .sum-value').innerText === '\u2013'")
+        await tab.choose("#lang", "zh")
+        changed["gpus"][0]["usedMiB"] = 2048
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('2 块 GPU 中已知 1 块')")
+
+
+async def test_the_use_of_a_namespace_is_summed_where_all_its_pods_are_known(browser: Browser) -> None:
+    """5 GiB are given to a/x and 3 to a/y, on a GPU each with b/z, whose use nobody knows."""
+    first = gpu(0, "n", T4, part("a/x", 5, 3072), part("b/z", 4))
+    second = gpu(1, "n", T4, part("a/y", 3, 1024))
+    first["pods"][1].pop("usedMiB")
+    async with opened(browser, Scene(scenes.cluster(node("n", first, second))), "?ns=a") as (tab, server):
+        assert (await sums(tab))["used"] == "4 GiB"
+        assert "50 % of what is given" in await tab.text("[data-sum=used]")
+        changed = copy.deepcopy(server.scene.node("n"))
+        changed["gpus"][1]["pods"][0].pop("usedMiB")
+        server.change(changed)
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('1 of 2 GPUs known')")
+        assert (await sums(tab))["used"] == "3 GiB"
+        await tab.choose("#f-ns", "b")
+        await tab.until("document.querySelector('[data-sum=used]').innerText.includes('only allocation is known')")
+        assert (await sums(tab))["used"] == "\u2013"
+
+
+async def test_the_drawer_says_where_use_is_not_known(browser: Browser) -> None:
+    scene = small()
+    (told,) = scene.pods["default", "web-0"]["containers"][0]["use"]
+    told.pop("usedMiB")
+    async with opened(browser, scene, "?pod=default/web-0") as (tab, _):
+        await tab.until("document.querySelector('#drawer .use')")
+        line = await tab.text("#drawer .use p")
+        assert "\u2013 of 5 GiB \u00b7 use not known" in line
+        assert "0 GiB" not in line
+        assert await tab.run("document.querySelector('#drawer .use .gauge-fill').style.width") == "0%"
 
 
 async def test_a_pod_of_another_namespace_is_shown_without_its_name(browser: Browser) -> None:
@@ -621,3 +677,143 @@ async def test_the_map_shows_what_is_given_or_what_is_used(browser: Browser) -> 
         await tab.run("document.querySelector('#by input[value=used]').click()")
         await tab.until("location.search.includes('by=used')")
         await tab.until(f"{height} === '89%'")
+
+
+async def test_a_large_event_is_parsed_in_pieces_as_a_whole_one_is(browser: Browser) -> None:
+    """Of any size of the pieces; also with texts that look like the beginning of a node, and written in another way."""
+    odd = node("},{", gpu(0, "x", T4, part('a},{"name":/b', 3)), problem='},{"name":"no node"}]')
+    compact = json.dumps(scenes.cluster(*small().cluster["nodes"], odd), separators=(",", ":"))
+    texts = [compact, json.dumps(small().cluster), '{"nodes":[{"name":"a","x":[{"y":1},{"name":2}]}],"gone":[]}']
+    async with opened(browser, small()) as (tab, _):
+        for text in texts:
+            same = await tab.run(
+                f"import('./parsing.js').then(async (it) => {{ const text = {json.dumps(text)}; const found = [];"
+                "for (const piece of [1, 10, 100, 1000, 5000, 1e6]) found.push(JSON.stringify(await it.parsed(text, piece)) === JSON.stringify(JSON.parse(text)));"
+                "return found; })"
+            )
+            assert same == [True] * 6
+        tab.expected = ("JSON",)
+        failed = f"import('./parsing.js').then((it) => it.parsed({json.dumps(compact[:-1])}, 10)).then(() => '', (error) => error.name)"
+        assert await tab.run(failed) == "SyntaxError"
+
+
+async def test_work_in_slices_lets_others_have_their_turn_and_is_done_anew_when_asked(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, _):
+        found = await tab.run("""
+import('./slices.js').then(({ Slices }) => new Promise((resolve) => {
+  const log = [];
+  let passes = 0;
+  const busy = (ms) => { const until = performance.now() + ms; while (performance.now() < until); };
+  const work = new Slices(function* () {
+    const pass = (passes += 1);
+    log.push(`pass ${pass}`);
+    for (let step = 1; step <= 3; step += 1) { busy(20); log.push(`${pass}.${step}`); yield; }
+  }, { done: () => {
+    log.push('done');
+    if (passes === 3) resolve([log, between]);
+  } });
+  let between = 0;
+  const count = () => { between += 1; if (passes === 1) work.ask(); else if (passes === 2 && log.at(-1) === '2.1') work.restart(); setTimeout(count); };
+  work.ask();
+  work.ask();
+  setTimeout(count);
+}))""")
+        log, between = found
+        assert log == ["pass 1", "1.1", "1.2", "1.3", "done", "pass 2", "2.1", "pass 3", "3.1", "3.2", "3.3", "done"]
+        assert between >= 3
+
+
+async def test_the_newest_state_is_shown_however_changes_come_while_the_page_is_written(browser: Browser) -> None:
+    """Of 400 nodes with changes, additions and removals in quick succession every tile ends as its node is, in order."""
+    async with opened(browser, many(400, 4)) as (tab, server):
+        for n in range(8):
+            changed = copy.deepcopy(server.scene.cluster["nodes"][n::3])
+            for each in changed:
+                last = len(each["gpus"]) - 1
+                each["gpus"][last] = gpu(last, each["name"], scenes.H100, part(f"ads/round-{n}", 10 + n, 500))
+            server.change(*changed, node(f"gpu-0{n}00-new", gpu(0, "x", T4)), gone=(f"gpu-00{n}5",))
+            await tab.run(f"document.querySelector('#view input[value={('cards', 'map')[n % 2]}]').click()")
+        names = sorted(each["name"] for each in server.scene.cluster["nodes"])
+        await tab.until(f"document.querySelectorAll('#map .tile').length === {len(names)}")
+        told = {
+            each["name"]: [str(card.get("taken", 0)) for card in each["gpus"]] for each in server.scene.cluster["nodes"]
+        }
+        shown = "Object.fromEntries([...document.querySelectorAll('#map .tile')].map((tile) => [tile.dataset.node, [...tile.querySelectorAll('.cell')].map((cell) => cell.getAttribute('aria-label').match(/: ([0-9]+) GiB of/)?.[1])]))"
+        await eventually(lambda: _equal(tab, shown, told), "all tiles are as their nodes")
+        assert await tab.run("[...document.querySelectorAll('#map .tile')].map((tile) => tile.dataset.node)") == names
+
+
+async def _equal(tab: Tab, script: str, expected: Any) -> bool:
+    return bool(await tab.run(script) == expected)
+
+
+async def test_what_somebody_types_stays_while_the_cluster_changes(browser: Browser) -> None:
+    async with opened(browser, small()) as (tab, server):
+        await tab.click("#f-q")
+        await tab.run(
+            "const field = document.querySelector('#f-q'); window.lost = 0; let typed = '';"
+            "window.typing = setInterval(() => { if (field.value !== typed) window.lost += 1; typed = field.value + 'x'; field.value = typed; field.dispatchEvent(new Event('input', {bubbles: true})); }, 20)"
+        )
+        for _ in range(5):
+            await tab.run("performance.clearMeasures('gpushare:show')")
+            server.change(server.scene.node("t4-1"))
+            await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
+        await tab.run("clearInterval(window.typing)")
+        assert await tab.run("window.lost") == 0
+        await tab.until("location.search.includes('q=xxx')")
+
+
+@contextlib.asynccontextmanager
+async def asking(browser: Browser, scene: Scene, query: str = "") -> AsyncIterator[tuple[Tab, PageServer]]:
+    """Open the page of a server that asks what is looked at."""
+    server = PageServer(copy.deepcopy(scene))
+    server.stream = "stream-1"
+    async with server.serving(), browser.tab() as tab:
+        await tab.open(server.url(query))
+        yield tab, server
+
+
+async def test_the_page_tells_which_nodes_are_in_the_window(browser: Browser) -> None:
+    """Once it has come to rest, and again when something else is in it; nothing is told twice."""
+    async with asking(browser, many(400, 4)) as (tab, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"])
+        told = server.views[-1]
+        assert told["stream"] == "stream-1"
+        names = [each["name"] for each in server.scene.cluster["nodes"]]
+        assert told["nodes"] == names[: len(told["nodes"])]
+        assert 50 < len(told["nodes"]) < 400
+        await tab.run("scrollTo(0, document.body.scrollHeight)")
+        await eventually(lambda: server.views[-1]["nodes"][-1] == names[-1])
+        assert names[0] not in server.views[-1]["nodes"]
+        count = len(server.views)
+        await tab.run("performance.clearMeasures('gpushare:show')")
+        server.change(server.scene.node("gpu-0007"))
+        await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
+        await tab.run("new Promise((done) => setTimeout(done, 1200))")
+        assert len(server.views) == count
+        server.stream = "stream-2"
+        server.cut()
+        await eventually(lambda: server.views[-1]["stream"] == "stream-2")
+
+
+async def test_what_is_asked_for_counts_as_looked_at(browser: Browser) -> None:
+    """What the filters let through, and before all the node of the drawer."""
+    async with asking(browser, many(400, 4), "?node=gpu-03&view=cards&panel=gpu-0399") as (tab, server):
+        await eventually(lambda: server.views and len(server.views[-1]["nodes"]) == 100)
+        assert server.views[-1]["nodes"][:2] == ["gpu-0399", "gpu-0300"]
+        await tab.choose("#f-node", "gpu-0007")
+        await eventually(lambda: server.views[-1]["nodes"] == ["gpu-0399", "gpu-0007"])
+
+
+async def test_the_node_of_an_open_pod_counts_as_looked_at(browser: Browser) -> None:
+    async with asking(browser, small(), "?pod=default/web-0&node=h100-1") as (_, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"] == ["t4-1", "h100-1"])
+
+
+async def test_many_nodes_with_long_names_are_told_in_part(browser: Browser) -> None:
+    names = [f"{'n' * 200}-{number:03}" for number in range(600)]
+    scene = Scene(scenes.cluster(*(node(name, gpu(0, name, T4)) for name in [*names, "other"])))
+    async with asking(browser, scene, "?q=nnn") as (_, server):
+        await eventually(lambda: server.views and server.views[-1]["nodes"])
+        assert 200 < len(server.views[-1]["nodes"]) < 300
+        assert len(json.dumps(server.views[-1])) < 50_000

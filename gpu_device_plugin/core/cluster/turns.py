@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,19 @@ def due(wanted: Iterable[str], last: Mapping[str, Attempt], now_s: float, pace: 
         if now_s - (attempt := last.get(name, NEVER)).at_s >= _pause_s(attempt.failures, pace)
     ]
     return [name for _, name in sorted(ripe)[:most]]
+
+
+def shared(first: Sequence[str], others: Sequence[str], kept: int, most: int) -> list[str]:
+    """Divide `most` turns between two groups in the order of their need, all of one where the other needs less.
+
+    Args:
+        first: those who come first.
+        others: all others.
+        kept: so many turns are for the others, if they need them.
+        most: the turns.
+    """
+    own = max(most - min(kept, len(others)), 0)
+    return [*first[:own], *others[: most - min(own, len(first))]]
 
 
 def _pause_s(failures: int, pace: Pace) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import msgspec
 from gpu_device_plugin.cluster.api import PODS, ObjectMeta
 from gpu_device_plugin.cluster.errors import ApiError, ForbiddenError
 from gpu_device_plugin.core.cluster.agentpods import HOME, AgentPod, Agents, agents
-from gpu_device_plugin.core.cluster.turns import DEFAULT_PACE, NEVER, Attempt, due
+from gpu_device_plugin.core.cluster.turns import DEFAULT_PACE, NEVER, Attempt, due, shared
 from gpu_device_plugin.core.contract.samples import MalformedMetricsError
 from gpu_device_plugin.core.contract.scrapeduse import scraped_use
 from gpu_device_plugin.programs.web.ports import FiguresState
@@ -34,6 +35,8 @@ _PORT = "http"
 _MOST_BYTES = 4 << 20
 """Of one page. A node with 1,000 containers has less than 1 MiB."""
 _MOST_PODS = 20_000
+_SPARED = 2 / 3
+"""In this part of the time that figures last they are read again, also where others come first."""
 _OURS = "; the figures are those of the nodes' annotations, which are up to some minutes old"
 
 
@@ -103,7 +106,9 @@ class AgentFigures:
             return FiguresState("agents", f"{len(problems)} of {known} node agents cannot be read", first)
         most = self._most
         more = (
-            f"{self._wanted} nodes are too many to read all; the first {most} are read" if self._wanted > most else ""
+            f"{self._wanted} nodes are too many to read all; {most} are read, those in view first"
+            if self._wanted > most
+            else ""
         )
         return FiguresState("agents", more)
 
@@ -113,24 +118,27 @@ class AgentFigures:
         timing = self._timing
         return int(timing.at_once * timing.lasts_s / timing.round_s / 2)
 
-    async def follow(self, nodes: Callable[[], Collection[str]], deliver: Deliver) -> NoReturn:
+    async def follow(
+        self, nodes: Callable[[], Collection[str]], deliver: Deliver, in_view: Callable[[], Collection[str]] = tuple
+    ) -> NoReturn:
         """Read the use of nodes again and again. Ends only by cancellation.
 
         Args:
             nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
             deliver: takes the use of a node; None: its agent's figures cannot be read any more.
+            in_view: returns the names of those that come first, as far as they are among `nodes`.
         """
         timing = self._timing
         while True:
             began_s = time.monotonic()
             names = nodes()
             if names and began_s - self._refused_s >= timing.refused_s:
-                await self._round(names, deliver)
+                await self._round(names, in_view(), deliver)
             self._give_up(names, deliver)
             took_s = time.monotonic() - began_s
             await asyncio.sleep(max(timing.round_s - took_s, 0) if names else timing.idle_s)
 
-    async def _round(self, names: Collection[str], deliver: Deliver) -> None:
+    async def _round(self, names: Collection[str], in_view: Collection[str], deliver: Deliver) -> None:
         """Read the agents whose turn it is."""
         timing = self._timing
         self._wanted = len(names)
@@ -146,8 +154,7 @@ class AgentFigures:
                 self._nothing = f"the pods of the node agents cannot be listed ({error})"
                 return
         self._nothing = self._agents.why
-        known = [name for name in sorted(names)[: self._most] if name in self._agents.by_node]
-        chosen = due(known, self._last, time.monotonic(), timing.pace, timing.at_once)
+        chosen = self._chosen(names, in_view)
         answers = await asyncio.gather(*(self._read(name) for name in chosen))
         for name, answer in zip(chosen, answers, strict=True):
             if isinstance(answer, ForbiddenError):
@@ -156,6 +163,17 @@ class AgentFigures:
             if answer is not None:
                 self._read_s[name] = time.monotonic()
                 deliver(name, answer)
+
+    def _chosen(self, names: Collection[str], in_view: Collection[str]) -> list[str]:
+        """Return whose turn it is. Those in view come first; of the others none is left so long that it is given up."""
+        timing, there, now_s = self._timing, {*names}, time.monotonic()
+        first = [name for name in in_view if name in there][: self._most]
+        ahead = {*first}
+        others = [name for name in sorted(there) if name not in ahead][: self._most - len(first)]
+        kept = math.ceil(len(others) * timing.round_s / (_SPARED * timing.lasts_s))
+        groups = ([name for name in group if name in self._agents.by_node] for group in (first, others))
+        first, others = (due(group, self._last, now_s, timing.pace, timing.at_once) for group in groups)
+        return shared(first, others, kept, timing.at_once)
 
     def _refuse(self, error: ForbiddenError) -> None:
         self._nothing = _missing(error)

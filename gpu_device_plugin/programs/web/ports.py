@@ -74,12 +74,16 @@ class Figures(Protocol):
         ...
 
     async def follow(
-        self, nodes: Callable[[], Collection[str]], deliver: Callable[[str, NodeUse | None], None]
+        self,
+        nodes: Callable[[], Collection[str]],
+        deliver: Callable[[str, NodeUse | None], None],
+        in_view: Callable[[], Collection[str]] = tuple,
     ) -> NoReturn:
         """Read the use of nodes again and again. Ends only by cancellation.
 
         Args:
             nodes: returns the names of the nodes whose use is wanted now; none while nobody looks.
             deliver: takes the use of a node; None: its agent's figures cannot be read any more.
+            in_view: returns the names of those that come first, as far as they are among `nodes`.
         """
         ...

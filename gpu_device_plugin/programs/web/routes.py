@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.programs.web.details import Details
     from gpu_device_plugin.programs.web.ports import Caller, Callers
     from gpu_device_plugin.programs.web.streams import Streams
+    from gpu_device_plugin.programs.web.views import Views
 
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
@@ -40,8 +41,17 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 
 _API = "/api/v1/"
 _READ = ("Host", "Authorization")
+LARGEST_VIEW = 64 << 10
+"""Bytes of a request that says what a reader looks at, the only one with a body."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A name of Kubernetes: nothing else is sent to the API server."""
+
+
+class _View(msgspec.Struct):
+    """What a reader looks at."""
+
+    stream: str
+    nodes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ class Routes:
         board: Board,
         streams: Streams,
         details: Details,
+        views: Views,
         *,
         files: Mapping[str, Page],
         about: Callable[[], About],
@@ -75,6 +86,7 @@ class Routes:
         self._board = board
         self._streams = streams
         self._details = details
+        self._views = views
         self._files = files
         self._about = about
 
@@ -82,17 +94,20 @@ class Routes:
         return f"<Routes: {len(self._files)} files>"
 
     def all(self) -> tuple[Route, ...]:
-        """Return the routes. There are none that change anything."""
+        """Return the routes. None changes anything in the cluster."""
         return (
             self._data("session", self._session),
             self._data("live", self._live),
             self._data("nodes/", self._node),
             self._data("pods/", self._pod),
+            self._data("view", self._view, method="POST"),
             Route("GET", "/api/", self._nothing, headers=_READ),
             Route("GET", "/", self._file, headers=_READ),
         )
 
-    def _data(self, path: str, answer: Callable[[Request, Caller], Awaitable[Page | Stream]]) -> Route:
+    def _data(
+        self, path: str, answer: Callable[[Request, Caller], Awaitable[Page | Stream]], *, method: str = "GET"
+    ) -> Route:
         async def checked(request: Request) -> Page | Stream:
             if (refusal := self._wrong_host(request)) is not None:
                 return refusal
@@ -104,7 +119,7 @@ class Routes:
             except (ApiError, UnreadableObjectError) as error:
                 return self._unread(error)
 
-        return Route("GET", f"{_API}{path}", checked, headers=_READ)
+        return Route(method, f"{_API}{path}", checked, headers=_READ)
 
     def _wrong_host(self, request: Request) -> Page | None:
         hosts = self._about().hosts
@@ -160,6 +175,18 @@ class Routes:
         if not sight.may_see(namespace):
             return _error(403, f"You have no right to get pods in the namespace {namespace}.")
         return _json(await self._details.pod(namespace, name, sight))
+
+    async def _view(self, request: Request, caller: Caller) -> Page:
+        try:
+            view = msgspec.json.decode(request.body, type=_View)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _error(400, 'This says not what is looked at; send {"stream": "...", "nodes": ["..."]}.')
+        if not await caller.may_see_nodes():
+            return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
+        known = [name for name in view.nodes if self._board.node(name) is not None]
+        if not self._views.show(view.stream, caller.user, known):
+            return _error(404, "No such stream is open here; it has ended, or is another replica's.")
+        return _json({})
 
     async def _sight(self, caller: Caller, *more: str) -> Sight:
         sight = Sight(caller)

@@ -15,8 +15,9 @@ from gpu_device_plugin.programs.web.board import Board
 from gpu_device_plugin.programs.web.details import Details
 from gpu_device_plugin.programs.web.files import static_files
 from gpu_device_plugin.programs.web.ports import FiguresState
-from gpu_device_plugin.programs.web.routes import HEADERS, Routes
+from gpu_device_plugin.programs.web.routes import HEADERS, LARGEST_VIEW, Routes
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.views import Views
 from gpu_device_plugin.programs.web.watched import Watched
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _MOST_HEADERS = 48
 _LONGEST_HEADER = 32 << 10
+_BODY_WITHIN_S = 10.0
 _SOON_S = 0.02
 """Until the cluster has been read the page shows nothing, and waits for it."""
 
@@ -81,9 +83,10 @@ class PageServer:
         self._figures = figures
         self.watched = Watched(client, resources, namespace=namespace, on_change=self._changed, timing=timings.follow)
         self.board = Board(self.watched, self._figures_state)
-        self.streams = Streams(self.board, self.watched, timings.stream)
+        self.views = Views()
+        self.streams = Streams(self.board, self.watched, self.views, timings.stream)
         details = Details(client, self.watched, self.board, resources)
-        self.routes = Routes(callers, self.board, self.streams, details, files=static_files(), about=about)
+        self.routes = Routes(callers, self.board, self.streams, details, self.views, files=static_files(), about=about)
 
     def __repr__(self) -> str:
         return f"<PageServer: {self.board!r}, {self.streams!r}>"
@@ -116,6 +119,8 @@ class PageServer:
                 headers=HEADERS,
                 most_headers=_MOST_HEADERS,
                 longest_header=_LONGEST_HEADER,
+                largest_body=LARGEST_VIEW,
+                body_within_s=_BODY_WITHIN_S,
             ) as port,
             asyncio.TaskGroup() as tasks,
         ):
@@ -134,7 +139,8 @@ class PageServer:
             hearing = self.watched.keep_hearing(lambda: bool(self.streams.readers), self._timings.hear_s)
             tasks.create_task(hearing, name="hear the API server")
             if self._figures is not None:
-                tasks.create_task(self._figures.follow(self._wanted, self.board.use), name="read figures of agents")
+                following = self._figures.follow(self._wanted, self.board.use, lambda: self.views.nodes)
+                tasks.create_task(following, name="read figures of agents")
         raise AssertionError  # pragma: no cover (no task ends)
 
     def _wanted(self) -> Sequence[str]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.programs.web.board import Board
     from gpu_device_plugin.programs.web.ports import Caller
+    from gpu_device_plugin.programs.web.views import Views
     from gpu_device_plugin.programs.web.watched import Watched
 
 _CHUNK = 128 << 10
@@ -106,9 +107,16 @@ class Streams:
     """Writes streams. A slow reader gets fewer and larger changes; nothing is queued for it."""
 
     def __init__(
-        self, board: Board, watched: Watched, timing: StreamTiming = DEFAULT_TIMING, *, chunk: int = _CHUNK
+        self,
+        board: Board,
+        watched: Watched,
+        views: Views,
+        timing: StreamTiming = DEFAULT_TIMING,
+        *,
+        chunk: int = _CHUNK,
     ) -> None:
         """Write `chunk` bytes or a node more at once; a reader has to take each chunk within a time."""
+        self._views = views
         self._chunk = chunk
         self._board = board
         self._watched = watched
@@ -129,15 +137,17 @@ class Streams:
             again: returns the caller of the same token; None: it is not valid any more. May raise ApiError.
         """
         self.readers += 1
+        stream = self._views.open(caller.user)
         try:
             with suppress(_EndedError):
-                async for part in self._events(caller, again):
+                async for part in self._events(caller, again, stream):
                     yield part
         finally:
+            self._views.close(stream)
             self.readers -= 1
 
     async def _events(
-        self, caller: Caller, again: Callable[[], Awaitable[Caller | None]]
+        self, caller: Caller, again: Callable[[], Awaitable[Caller | None]], stream: str
     ) -> AsyncGenerator[bytes, None]:
         board, timing = self._board, self._timing
         await within(timing.first_s, self._until_complete())
@@ -145,7 +155,7 @@ class Streams:
         await sight.learn(board.namespaces)
         rights = _Rights(sight, again, board, timing.rights_s)
         mark = board.mark.value
-        for chunk in self._whole(sight):
+        for chunk in self._whole(sight, stream):
             yield chunk
             await rights.hold(sight)
         pulse_at = time.monotonic() + timing.pulse_s
@@ -157,7 +167,7 @@ class Streams:
                     sight, mark = now, -1
             if board.mark.value > mark:
                 since, mark = mark, board.mark.value
-                for chunk in await self._changes(sight, since):
+                for chunk in await self._changes(sight, since, stream):
                     yield chunk
                     await rights.hold(sight)
                 await asyncio.sleep(timing.between_changes_s)
@@ -165,7 +175,7 @@ class Streams:
                 pulse_at = time.monotonic() + timing.pulse_s
                 yield _message("pulse", b'{"read":' + self._read() + b"}")
 
-    async def _changes(self, sight: Sight, since: int) -> Iterator[bytes]:
+    async def _changes(self, sight: Sight, since: int, stream: str) -> Iterator[bytes]:
         """Return the event after a change: the whole cluster for a reader who lags too far behind."""
         names, parts = self._board.changed_since(since)
         try:
@@ -173,7 +183,7 @@ class Streams:
         except ApiError:
             learned = False  # pods in namespaces of which nothing is known stay hidden
         if names is None or not sight.nodes:
-            return self._whole(sight)
+            return self._whole(sight, stream)
         return self._change(sight, names, {*parts, "waiting", "alone"} if learned else parts)
 
     async def _until_complete(self) -> None:
@@ -190,10 +200,11 @@ class Streams:
         read["now"] = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return msgspec.json.encode(read)
 
-    def _whole(self, sight: Sight) -> Iterator[bytes]:
+    def _whole(self, sight: Sight, stream: str) -> Iterator[bytes]:
         head = b'event: cluster\ndata: {"version":%d,' % VERSION
         names = self._board.names if sight.nodes else ()
-        yield from self._chunks(head, sight, names, PARTS, b',"read":' + self._read() + b"}\n\n")
+        tail = b',"read":%b,"stream":"%b"}\n\n' % (self._read(), stream.encode())
+        yield from self._chunks(head, sight, names, PARTS, tail)
 
     def _change(self, sight: Sight, names: Sequence[str], parts: Iterable[str]) -> Iterator[bytes]:
         there = [name for name in names if self._board.node(name) is not None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_device_plugin.core.cluster.turns import Attempt, Pace, due
+from gpu_device_plugin.core.cluster.turns import Attempt, Pace, due, shared
 
 PACE = Pace(every_s=10, longest_s=300)
 
@@ -23,3 +23,16 @@ def test_who_does_not_answer_is_asked_ever_more_rarely_up_to_a_bound() -> None:
         last = {"a": Attempt(0, failures)}
         pauses.append(next(second for second in range(1000) if due("a", last, second, PACE, 1)))
     assert pauses == [10, 20, 40, 80, 160, 300, 300]
+
+
+def test_who_comes_first_leaves_the_others_the_turns_that_are_kept_for_them() -> None:
+    assert shared("abcdef", "uvwxyz", 0, 4) == ["a", "b", "c", "d"]
+    assert shared("abcdef", "uvwxyz", 1, 4) == ["a", "b", "c", "u"]
+    assert shared("abcdef", "uvwxyz", 9, 4) == ["u", "v", "w", "x"]
+
+
+def test_turns_that_one_group_does_not_need_are_the_other_s() -> None:
+    assert shared("ab", "uvwxyz", 1, 4) == ["a", "b", "u", "v"]
+    assert shared("abcdef", "u", 3, 4) == ["a", "b", "c", "u"]
+    assert shared("", "uv", 0, 4) == ["u", "v"]
+    assert shared("ab", "", 3, 4) == ["a", "b"]

@@ -93,6 +93,12 @@ class Page:
         async with self.http.get(self.url(path), headers={**self.headers, **headers}) as answer:
             return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
 
+    async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """Return the status and the JSON, or the text, of the answer to a body: bytes, or what becomes JSON."""
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.http.post(self.url(path), data=sent, headers={**self.headers, **headers}) as answer:
+            return answer.status, await (answer.json() if answer.content_type.endswith("json") else answer.text())
+
     @asynccontextmanager
     async def live(self, **headers: str) -> AsyncIterator[Stream]:
         """Open a stream."""

@@ -87,11 +87,15 @@ class World:
 
     @asynccontextmanager
     async def following(
-        self, nodes: Callable[[], Iterable[str]], timing: FiguresTiming = QUICK, namespace: str = ""
+        self,
+        nodes: Callable[[], Iterable[str]],
+        timing: FiguresTiming = QUICK,
+        namespace: str = "",
+        in_view: Callable[[], Iterable[str]] = tuple,
     ) -> AsyncIterator[AgentFigures]:
         async with Client(ClusterConfig(self.api.url)) as client:
             figures = AgentFigures(client, namespace=namespace, timing=timing)
-            following = asyncio.create_task(figures.follow(lambda: list(nodes()), self.take))
+            following = asyncio.create_task(figures.follow(lambda: list(nodes()), self.take, lambda: list(in_view())))
             try:
                 yield figures
             finally:
@@ -165,16 +169,45 @@ async def test_only_agents_of_wanted_nodes_are_asked_and_few_at_a_time(world: Wo
     assert 1 <= world.most_at_once <= QUICK.at_once
 
 
-async def test_a_cluster_that_is_too_large_has_its_first_nodes_read_and_says_so(world: World) -> None:
+async def test_a_cluster_that_is_too_large_has_some_nodes_read_and_says_so(world: World) -> None:
     names = [f"gpu-{number}" for number in range(9)]
     for name in names:
         world.agent(name, page())
     timing = replace(QUICK, at_once=2, round_s=0.02, lasts_s=0.06)
     async with world.following(lambda: names, timing) as figures:
         await eventually(lambda: figures.state.source == "agents" and figures.state.why)
-        assert figures.state.why == "9 nodes are too many to read all; the first 3 are read"
+        assert figures.state.why == "9 nodes are too many to read all; 3 are read, those in view first"
         await eventually(lambda: min(world.asked.count(f"gpu-{number}") for number in range(3)) > 3)
     assert set(world.asked) == {"gpu-0", "gpu-1", "gpu-2"}
+
+
+async def test_of_a_cluster_that_is_too_large_the_nodes_in_view_are_read(world: World) -> None:
+    names = [f"gpu-{number}" for number in range(9)]
+    for name in names:
+        world.agent(name, page())
+    timing = replace(QUICK, at_once=2, round_s=0.02, lasts_s=0.06)
+    view = ["gpu-7", "nowhere", "gpu-5"]
+    async with world.following(lambda: names, timing, in_view=lambda: view):
+        await eventually(lambda: min(map(world.asked.count, ("gpu-7", "gpu-5", "gpu-0"))) > 3)
+        assert set(world.asked) == {"gpu-7", "gpu-5", "gpu-0"}
+        view[:] = ["gpu-2", "gpu-3", "gpu-4", "gpu-5"]
+        await eventually(lambda: world.latest("gpu-7") is None)
+        await eventually(lambda: min(map(world.asked.count, view[:3])) > 3)
+    assert set(world.asked) == {"gpu-7", "gpu-5", "gpu-0", "gpu-2", "gpu-3", "gpu-4"}
+
+
+async def test_those_in_view_are_read_more_often_and_the_others_before_they_are_given_up(world: World) -> None:
+    """Four agents in 0.05 s. Of the 45 that this allows 30 are in view, and are due at once."""
+    names = [f"gpu-{number:02}" for number in range(45)]
+    view = names[:30]
+    for name in names:
+        world.agent(name, page())
+    timing = replace(QUICK, at_once=4, round_s=0.02, lasts_s=0.45, pace=Pace(every_s=0.01, longest_s=0.05))
+    async with world.following(lambda: names, timing, in_view=lambda: view):
+        await eventually(lambda: len(world.asked) > 300)
+    seen, others = (sum(map(world.asked.count, some)) / len(some) for some in (view, names[30:]))
+    assert seen > 1.2 * others
+    assert min(map(world.asked.count, names)) > 1
 
 
 async def test_without_the_right_the_figures_are_the_nodes_own_until_it_is_given(world: World) -> None:

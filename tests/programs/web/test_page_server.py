@@ -16,7 +16,9 @@ from gpu_device_plugin.core.contract.keys import ALLOCATION, NODE_GPUS
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
 from gpu_device_plugin.core.contract.nodeuse import NodeUse, UsedGpu
 from gpu_device_plugin.programs.web.ports import FiguresState
+from gpu_device_plugin.programs.web.routes import HEADERS
 from gpu_device_plugin.programs.web.streams import Streams, StreamTiming
+from gpu_device_plugin.programs.web.views import Views
 from gpu_device_plugin.programs.web.waiting import MOST_WAITING
 from gpu_device_plugin.testing.builders import GPU_MEM, container, node, pod
 from gpu_device_plugin.testing.cluster import Answer, ApiServer
@@ -457,12 +459,17 @@ class FromAgents:
     def __init__(self) -> None:
         self.state = FiguresState("agents")
         self.asked: list[Collection[str]] = []
+        self.in_view: Collection[str] = ()
         self.use: NodeUse | None = NodeUse("2026-11-22T10:00:00Z", {0: UsedGpu(777)}, (part("a", used=777),))
 
     async def follow(
-        self, nodes: Callable[[], Collection[str]], deliver: Callable[[str, NodeUse | None], None]
+        self,
+        nodes: Callable[[], Collection[str]],
+        deliver: Callable[[str, NodeUse | None], None],
+        in_view: Callable[[], Collection[str]] = tuple,
     ) -> NoReturn:
         while True:
+            self.in_view = in_view()
             self.asked.append(nodes())
             for name in self.asked[-1]:
                 deliver(name, self.use)
@@ -488,6 +495,70 @@ async def test_figures_of_agents_take_the_place_of_the_nodes_own(api: ApiServer)
             await stream.until(lambda known: known["figures"]["source"] == "nodes")
 
 
+async def test_what_readers_look_at_comes_first_until_their_streams_end(api: ApiServer) -> None:
+    for number in range(4):
+        api.add(node(f"gpu-{number}", mem=15, count=1))
+    figures, callers = FromAgents(), Users(ann={""}, bob={"default"})
+    async with served(api, figures=figures, callers=callers) as page:
+        async with page.live(Authorization=bearer("ann")) as ann:
+            async with page.live(Authorization=bearer("bob")) as bob:
+                hers, his = [(await each.until(lambda known: known))["stream"] for each in (ann, bob)]
+                assert hers != his
+                view = {"stream": hers, "nodes": ["gpu-3", "gpu-1", "nowhere", "gpu-3"]}
+                assert await page.post("api/v1/view", view, Authorization=bearer("ann")) == (200, {})
+                view = {"stream": his, "nodes": ["gpu-2"]}
+                assert await page.post("api/v1/view", view, Authorization=bearer("bob")) == (200, {})
+                await eventually(lambda: figures.in_view == ("gpu-3", "gpu-2", "gpu-1"))
+                status, error = await page.post("api/v1/view", view, Authorization=bearer("ann"))
+                assert (status, error["error"][:25]) == (404, "No such stream is open he"), "it is his"
+            await eventually(lambda: figures.in_view == ("gpu-3", "gpu-1"))
+            assert (await page.post("api/v1/view", view, Authorization=bearer("bob")))[0] == 404
+        await eventually(lambda: figures.in_view == ())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"stream": 1, "nodes": []}',
+        b'{"stream": "a", "nodes": "gpu-1"}',
+        b'{"stream": "a", "nodes": [1]}',
+        b'{"stream": "a", "nodes": [' + b"[" * 30_000,
+        b'{"x": ' + b"[" * 30_000 + b"]" * 30_000 + b', "stream": "a", "nodes": []}',
+    ],
+    ids=lambda body: body[:24].decode(errors="replace"),
+)
+async def test_what_is_no_view_is_refused(api: ApiServer, body: bytes) -> None:
+    async with served(api) as page:
+        status, error = await page.post("api/v1/view", body)
+        assert (status, error["error"][:10]) == (400, "This says ")
+
+
+async def test_a_view_is_bounded_and_needs_token_host_and_rights(api: ApiServer) -> None:
+    class NoNodes(Users):
+        async def caller(self, token: str) -> Any:
+            found = await super().caller(token)
+            if found is not None:
+                found.may_see_nodes = no  # type: ignore[method-assign]
+            return found
+
+    async def no() -> bool:
+        return False
+
+    view = {"stream": "a", "nodes": []}
+    async with served(api, hosts=True) as page:
+        assert (await page.post("api/v1/view", b"[" * 70_000))[0] == 413
+        assert (await page.post("api/v1/view", view, Authorization=bearer("wrong")))[0] == 401
+        assert (await page.post("api/v1/view", view, Host="evil.example"))[0] == 403
+        assert (await page.post("api/v1/view", view))[0] == 404
+        assert (await page.get("api/v1/view"))[0] == 405
+    async with served(api, callers=NoNodes(ann={"default"})) as page:
+        assert (await page.post("api/v1/view", view, Authorization=bearer("ann")))[0] == 403
+
+
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
@@ -498,6 +569,29 @@ async def test_every_answer_has_the_headers_that_keep_browsers_safe(api: ApiServ
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert answer.headers["Cache-Control"] == "no-store"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/9.9.9\r\n\r\n",
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nCookie: " + b"x" * 70_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(99)) + b"\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: <script>\r\n\r\n",
+    ],
+    ids=["no request", "no version", "long line", "long header", "many headers", "no length"],
+)
+async def test_so_has_every_answer_to_what_is_no_request(api: ApiServer, sent: bytes) -> None:
+    async with served(api) as page:
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.port)
+        writer.write(sent)
+        async with asyncio.timeout(stretched()):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        writer.close()
+    assert head.startswith(("HTTP/1.1 400 ", "HTTP/1.0 400 "))
+    assert [f"\r\n{name}: {value}\r\n" in head for name, value in HEADERS.items()] == [True] * len(HEADERS)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -645,7 +739,7 @@ async def test_a_right_that_ends_ends_the_stream_of_a_reader_who_is_slow(api: Ap
         await eventually(lambda: page.server.board.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = Streams(page.server.board, page.server.watched, timing, chunk=1).events(
+        events = Streams(page.server.board, page.server.watched, Views(), timing, chunk=1).events(
             caller, lambda: users.caller("ann")
         )
         assert (await anext(events)).startswith(b"event: cluster")
@@ -663,7 +757,9 @@ async def test_others_have_their_turn_between_the_parts_of_an_event(api: ApiServ
         await eventually(lambda: page.server.board.complete)
         caller = await users.caller("ann")
         assert caller is not None
-        events = Streams(page.server.board, page.server.watched, chunk=1).events(caller, lambda: users.caller("ann"))
+        events = Streams(page.server.board, page.server.watched, Views(), chunk=1).events(
+            caller, lambda: users.caller("ann")
+        )
         await anext(events)
         turns: list[bool] = []
         asyncio.get_running_loop().call_soon(turns.append, True)

@@ -34,12 +34,13 @@ export class Cluster {
 
   /** The nodes by name, numbers in it counted as numbers. */
   sorted() {
+    byName ??= new Intl.Collator("en", { numeric: true }).compare;
     if (this.#sorted === null) this.#sorted = [...this.nodes.keys()].sort(byName);
     return this.#sorted.map((name) => this.nodes.get(name));
   }
 }
 
-const byName = new Intl.Collator("en", { numeric: true }).compare;
+let byName = null; // it takes its time to make
 
 /** Whether pods can be scheduled to a node now. */
 export function takesPods(node) {
@@ -78,20 +79,28 @@ export function partName(part) {
 
 const sums = new WeakMap();
 
-/** The sums of a node. They are kept with it: a change replaces a node as a whole. All memory in MiB. */
+/**
+ * The sums of a node. They are kept with it: a change replaces a node as a whole. All memory in MiB.
+ *
+ * What is used is summed over the GPUs of which it is known, `usedOf` of them; so it is of each namespace, over the
+ * `usedOf` of its `gpus` on which the use of all its pods is known.
+ */
 export function sumsOf(node) {
   const known = sums.get(node);
   if (known !== undefined) return known;
   const share = node.shareMiB ?? 0;
   const sum = {
-    shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
+    shares: 0, taken: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, usedOf: 0, freeMiB: 0, largestMiB: 0, largestGpu: null,
     gpus: node.gpus.length, whole: 0, over: 0, bad: 0, trespass: 0, unheld: 0, models: new Map(), namespaces: new Map(),
   };
   for (const gpu of node.gpus) {
     const free = gpu.free ?? 0;
     sum.shares += gpu.shares;
     sum.taken += gpu.taken ?? 0;
-    sum.usedMiB += gpu.usedMiB ?? 0;
+    if (gpuUseKnown(node, gpu)) {
+      sum.usedMiB += gpu.usedMiB;
+      sum.usedOf += 1;
+    }
     sum.bad += gpu.bad ? 1 : 0;
     sum.models.set(gpu.model ?? "", (sum.models.get(gpu.model ?? "") ?? 0) + 1);
     if (takesPods(node)) {
@@ -99,14 +108,23 @@ export function sumsOf(node) {
       if (free * share > sum.largestMiB) [sum.largestMiB, sum.largestGpu] = [free * share, gpu.i];
       if (!gpu.taken && !gpu.bad && !gpu.whole && gpu.fenced !== "whole" && !gpu.refusal) sum.whole += 1;
     }
+    const used = new Map();
     for (const part of gpu.pods ?? []) {
       sum.over += part.over ? 1 : 0;
       sum.trespass += part.trespass ? 1 : 0;
       sum.unheld += unheld(part) ? 1 : 0;
-      const of = sum.namespaces.get(part.ns ?? "") ?? { givenMiB: 0, usedMiB: 0 };
+      const ns = part.ns ?? "";
+      const of = sum.namespaces.get(ns) ?? { givenMiB: 0, usedMiB: 0, usedOf: 0, gpus: 0 };
       of.givenMiB += part.shares * share;
-      of.usedMiB += part.usedMiB ?? 0;
-      sum.namespaces.set(part.ns ?? "", of);
+      sum.namespaces.set(ns, of);
+      used.set(ns, (used.get(ns) ?? 0) + (partUseKnown(node, part) ? part.usedMiB : NaN));
+    }
+    for (const [ns, usedMiB] of used) {
+      const of = sum.namespaces.get(ns);
+      of.gpus += 1;
+      if (Number.isNaN(usedMiB)) continue;
+      of.usedMiB += usedMiB;
+      of.usedOf += 1;
     }
   }
   sum.totalMiB = sum.shares * share;

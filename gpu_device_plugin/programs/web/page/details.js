@@ -50,10 +50,12 @@ function container(each) {
 }
 
 function use(each) {
-  const [used, given] = [each.usedMiB ?? 0, each.grantedMiB ?? 0];
+  const given = each.grantedMiB ?? 0;
+  const used = each.usedMiB === undefined ? null : memory(each.usedMiB);
   const over = each.overSince || each.trespassing;
   const words = [
-    given ? t("use_of", { used: memory(used), given: memory(given) }) : t("part_used", { amount: memory(used) }),
+    given ? t("use_of", { used: used ?? "–", given: memory(given) }) : t("part_used", { amount: used ?? "–" }),
+    used === null && t("used_unknown"),
     each.smPercent && t("part_sm", { percent: percent(each.smPercent / 100) }),
     each.rung && rungSaying(each.rung),
     each.held && t(`held_${each.held}`),
@@ -63,7 +65,7 @@ function use(each) {
     each.why,
   ].filter(Boolean).join(" · ");
   const fill = make("span", { class: "gauge-fill" });
-  fill.style.width = `${Math.min(100, given ? (100 * used) / given : 100)}%`;
+  fill.style.width = `${used === null ? 0 : Math.min(100, given ? (100 * each.usedMiB) / given : 100)}%`;
   return make("div", { class: `use${over ? " use-over" : ""}` },
     make("span", { class: "gauge", "aria-hidden": "true" }, fill),
     make("p", {}, make("b", { text: t("gpu_name", { i: each.index ?? "?" }) }), " ", make("span", { text: words })));

@@ -57,24 +57,35 @@ const keyed = new WeakMap();
  * @param update (element, item), for new and known ones
  */
 export function reconcile(parent, items, keyOf, create, update) {
-  const before = keyed.get(parent) ?? new Map();
-  const after = new Map();
-  const wanted = items.map((item) => {
+  for (const _ of reconciling(parent, items, keyOf, create, update)) void _;
+}
+
+/** The same as a generator, which yields after each child. It may be left before its end: the next one goes on. */
+export function* reconciling(parent, items, keyOf, create, update) {
+  const known = keyed.get(parent) ?? new Map();
+  keyed.set(parent, known);
+  const wanted = new Map();
+  for (const item of items) {
     const plainKey = keyOf(item);
     let key = plainKey;
-    for (let n = 2; after.has(key); n += 1) key = `${plainKey}#${n}`;
-    const element = before.get(key) ?? create(item);
-    after.set(key, element);
-    return [element, item];
-  });
+    for (let n = 2; wanted.has(key); n += 1) key = `${plainKey}#${n}`;
+    wanted.set(key, item);
+  }
   // Those that are gone go first. Then none of the others has to move, and so none loses the focus.
-  for (const [key, element] of before) if (after.get(key) !== element) element.remove();
+  for (const [key, element] of known) {
+    if (wanted.has(key)) continue;
+    known.delete(key);
+    element.remove();
+    yield;
+  }
   let place = parent.firstElementChild;
-  for (const [element, item] of wanted) {
+  for (const [key, item] of wanted) {
+    const element = known.get(key) ?? create(item);
+    known.set(key, element);
     // Written before it is on the page: a new one costs one change of the page then, whatever is in it.
     update(element, item);
     if (element === place) place = place.nextElementSibling;
     else parent.insertBefore(element, place);
+    yield;
   }
-  keyed.set(parent, after);
 }

@@ -23,14 +23,14 @@ export function listenToFilters(form, changed) {
   });
 }
 
-/** Shows what the address asks for, and what there is to choose from: sorted lists of names. */
-export function showFilters(form, asked, { namespaces, models, nodes }) {
+/** Shows what the address asks for, and what there is to choose from: sorted lists of names. `typing`: somebody types. */
+export function showFilters(form, asked, { namespaces, models, nodes }, { typing = false } = {}) {
   choices(form.elements.ns, namespaces, asked.ns);
   choices(form.elements.model, models, asked.model);
   reconcile(form.querySelector("datalist"), nodes.slice(0, MOST_HINTS), (name) => name, () => make("option"), (option, name) => {
     setAttribute(option, "value", plain(name));
   });
-  for (const name of ["node", "q"]) if (form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
+  for (const name of ["node", "q"]) if (!typing && form.elements[name].value !== asked[name]) form.elements[name].value = asked[name];
   form.querySelector("#clear").hidden = !(asked.ns || asked.node || asked.model || asked.q || asked.trouble);
   form.elements.trouble.checked = Boolean(asked.trouble);
   form.querySelector("#by").hidden = asked.view !== "map";

@@ -2,15 +2,15 @@
 
 import { age, secondsSince } from "./amounts.js";
 import { lookOf } from "./colours.js";
-import { make, reconcile, setClass, setText } from "./dom.js";
+import { make, reconciling, setClass, setText } from "./dom.js";
 import { t } from "./words.js";
 
 const pieces = new WeakMap();
 
-/** Shows the pods that wait, the oldest first. `open` (ns, pod): one was chosen. */
-export function showWaiting(list, waits, open) {
+/** Shows the pods that wait, the oldest first, as a generator for `Slices`. `open` (ns, pod): one was chosen. */
+export function* showWaiting(list, waits, open) {
   const ordered = [...waits].sort((a, b) => (a.since ?? "").localeCompare(b.since ?? ""));
-  reconcile(list, ordered, (wait) => `${wait.ns}/${wait.pod}`, () => makeWait(open), updateWait);
+  yield* reconciling(list, ordered, (wait) => `${wait.ns}/${wait.pod}`, () => makeWait(open), updateWait);
 }
 
 function makeWait(open) {
@@ -42,9 +42,9 @@ function updateWait(item, wait) {
   setText(to.age, Number.isNaN(seconds) ? "" : t("waits_for", { age: age(seconds) }));
 }
 
-/** Shows the pods of a person who may not read nodes. */
-export function showAlone(list, pods, open) {
-  reconcile(list, pods, (pod) => `${pod.ns}/${pod.pod}`, () => makeAlone(open), updateAlone);
+/** Shows the pods of a person who may not read nodes, as a generator for `Slices`. */
+export function* showAlone(list, pods, open) {
+  yield* reconciling(list, pods, (pod) => `${pod.ns}/${pod.pod}`, () => makeAlone(open), updateAlone);
 }
 
 function makeAlone(open) {

@@ -1,5 +1,6 @@
 /** Follows the cluster: keeps a stream of events open and says what becomes of it. */
 
+import { parsed } from "./parsing.js";
 import { ask, Refused } from "./server.js";
 
 const SILENCE_MS = 10_000;
@@ -112,7 +113,9 @@ export class Live {
       for await (const [name, data] of events(answer.body)) {
         listen();
         this.#tries = 0;
-        this.#say.event(name, JSON.parse(data));
+        const told = await parsed(data);
+        if (one.signal.aborted) break;
+        this.#say.event(name, told);
       }
       return silent ? "silent" : "ended";
     } catch (error) {

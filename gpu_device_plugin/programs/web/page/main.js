@@ -3,9 +3,9 @@
 import * as address from "./address.js";
 import { setClock } from "./amounts.js";
 import { isFilled, makeCard, updateCard } from "./cards.js";
-import { Cluster, isTroubled, partName } from "./cluster.js";
+import { Cluster, isTroubled, partName, sumsOf } from "./cluster.js";
 import { nodeDetails, podDetails } from "./details.js";
-import { make, reconcile, setText } from "./dom.js";
+import { make, reconcile, reconciling, setText } from "./dom.js";
 import { Drawer } from "./drawer.js";
 import { listenToFilters, showFilters } from "./filterbar.js";
 import { hasPlace, isShown, partMatches, waitMatches } from "./filters.js";
@@ -13,8 +13,10 @@ import { makeTile, updateTile } from "./heatmap.js";
 import { moveOnBars, moveOnMap, oneStop } from "./keys.js";
 import { showAlone, showWaiting } from "./lists.js";
 import { Live } from "./live.js";
+import { inWindow, Looking } from "./looking.js";
 import { staleSaying } from "./sayings.js";
 import { ask, forgetToken, hasToken, Refused, setToken, takeToken } from "./server.js";
+import { Slices } from "./slices.js";
 import { Status } from "./status.js";
 import { showNamespaces, showSums, total } from "./summary.js";
 import { showTips } from "./tip.js";
@@ -30,8 +32,9 @@ const cluster = new Cluster();
 const status = new Status({ status: $("status"), text: $("status-text"), lost: $("lost"), lostText: $("lost-text"), said: $("said") });
 let asked = address.read();
 let session = {};
-let due = false;
 let askedNow = false;
+// The timer of somebody who types; what stands in the fields is theirs until it ends.
+let typing = 0;
 let refreshing = 0;
 // What a card or tile shows: it is written again when its node or one of these is another.
 let look = {};
@@ -44,8 +47,22 @@ const open = {
 };
 const drawer = new Drawer($("drawer"), () => go({ pod: "", panel: "" }));
 const mapStop = oneStop($("map"), ".cell");
+const showing = new Slices(showAll, {
+  done({ start }) {
+    performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
+    performance.measure("gpushare:show", { start });
+  },
+});
+const looking = new Looking(lookedAt);
+let filtered = [];
+const coming = new Set();
+const filling = new Slices(fillAll, { sliceMs: 4 });
 const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) fill(entry.target);
+  for (const { isIntersecting, target } of entries) {
+    if (isIntersecting) coming.add(target);
+    else coming.delete(target);
+  }
+  if (coming.size) filling.ask();
 }, { rootMargin: "600px" });
 
 /** Changes what is asked for, in the address and on the page. */
@@ -53,46 +70,47 @@ function go(change, { replace = false } = {}) {
   asked = { ...asked, ...change };
   askedNow ||= ["ns", "node", "model", "q", "trouble"].some((name) => name in change);
   address.write(asked, { replace });
-  show();
+  showing.restart();
   if ("pod" in change || "panel" in change) showDrawer();
 }
 
-/** Shows everything at the next frame; often asked for, done once. */
-function show() {
-  if (due) return;
-  due = true;
-  requestAnimationFrame(() => {
-    due = false;
-    const start = performance.now();
-    showAll();
-    performance.clearMeasures("gpushare:show"); // the browser keeps all that is not cleared
-    performance.measure("gpushare:show", { start });
-  });
-}
-
-function showAll() {
+/** Shows everything, as a generator for `Slices`: a card or tile is written whole, with its node as it is by then. */
+function* showAll() {
   if (!cluster.known) return;
   const nodes = cluster.sorted();
+  yield;
+  for (const node of nodes) {
+    sumsOf(node); // from now on they are known
+    yield;
+  }
   const names = new Set(cluster.nodes.keys());
   const view = asked.view || (nodes.length > MANY_NODES ? "map" : "cards");
   const by = asked.by || "given";
-  const shown = nodes.filter((node) => isShown(asked, node, names));
+  const shown = [];
+  for (const node of nodes) {
+    if (isShown(asked, node, names)) shown.push(node);
+    yield;
+  }
   const all = total(nodes.filter((node) => hasPlace(asked, node, names)), asked.ns);
   const waiting = cluster.waiting.filter((wait) => waitMatches(asked, wait));
   const every = asked.node || asked.model ? total(nodes, "") : all;
   const namespaces = [...new Set([...every.namespaces.keys(), ...cluster.waiting.map((wait) => wait.ns)])].filter(Boolean).sort();
-  showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) });
+  showFilters($("filters"), { ...asked, view, by }, { namespaces, models: [...every.models].sort(), nodes: nodes.map((node) => node.name) }, { typing: typing !== 0 });
+  yield;
   showSums($("sums"), all, waiting);
   showNamespaces($("keys"), all, asked.ns, (ns) => go({ ns: asked.ns === ns ? "" : ns }));
-  showWaiting($("waits"), waiting, open.pod);
-  showAlone($("alones"), cluster.alone, open.pod);
+  yield;
+  yield* showWaiting($("waits"), waiting, open.pod);
+  yield* showAlone($("alones"), cluster.alone, open.pod);
   $("waiting").hidden = !waiting.length;
   $("alone").hidden = !cluster.alone.length;
   document.body.classList.toggle("has-side", waiting.length > 0 || cluster.alone.length > 0);
   document.body.classList.toggle("on-map", view === "map");
   showNotes();
   look = { filters: `${asked.ns}\n${asked.q}`, language: spoken(), by, minute: Math.floor(Date.now() / 60_000) };
-  showNodes(shown, view);
+  yield* showNodes(shown, view);
+  filtered = shown.length < nodes.length ? shown : [];
+  looking.changed();
   const empty = shown.length ? "" : nodes.length ? t("none_shown") : cluster.alone.length ? "" : t("no_nodes");
   setText($("empty"), empty);
   $("empty").hidden = !empty;
@@ -103,19 +121,29 @@ function showAll() {
   askedNow = false;
 }
 
-function showNodes(shown, view) {
+function* showNodes(shown, view) {
   const [cards, map] = [$("cards"), $("map")];
   cards.hidden = view !== "cards" || !shown.length;
   map.hidden = view !== "map" || !shown.length;
   const lazy = shown.length > MANY_NODES;
   cards.classList.toggle("cards-many", lazy);
-  reconcile(cards, view === "cards" ? shown : [], (node) => node.name, () => newCard(), (card, node) => {
-    if (!isWritten(card, node)) updateCard(card, node, matcher(node), { shallow: lazy && !isFilled(card) });
+  yield* reconciling(cards, view === "cards" ? shown : [], (node) => node.name, () => newCard(), (card, { name }) => {
+    const node = cluster.nodes.get(name); // gone meanwhile: the next pass takes it away
+    if (node && !isWritten(card, node)) updateCard(card, node, matcher(node), { shallow: lazy && !isFilled(card) });
   });
-  reconcile(map, view === "map" ? shown : [], (node) => node.name, makeTile, (tile, node) => {
-    if (!isWritten(tile, node)) updateTile(tile, node, look.by);
+  yield* reconciling(map, view === "map" ? shown : [], (node) => node.name, makeTile, (tile, { name }) => {
+    const node = cluster.nodes.get(name);
+    if (node && !isWritten(tile, node)) updateTile(tile, node, look.by);
   });
   if (view === "map") mapStop();
+}
+
+/** The names of the nodes that a person looks at: of the open details, in the window, then of what the filters let through. */
+function* lookedAt() {
+  if (asked.panel) yield asked.panel;
+  for (const node of asked.pod ? cluster.nodes.values() : []) if (hasPod(node)) yield node.name;
+  for (const parent of [$("cards"), $("map")]) if (!parent.hidden) yield* inWindow(parent);
+  for (const node of filtered) yield node.name;
 }
 
 function newCard() {
@@ -124,11 +152,15 @@ function newCard() {
   return card;
 }
 
-/** Gives a card its bars, as it comes into sight. */
-function fill(card) {
-  const node = cluster.nodes.get(card.dataset.node);
-  if (node && !isFilled(card)) updateCard(card, node, matcher(node));
-  seen.unobserve(card);
+/** Gives cards their bars, as they come into sight. */
+function* fillAll() {
+  for (const card of coming) {
+    coming.delete(card);
+    seen.unobserve(card);
+    const node = cluster.nodes.get(card.dataset.node);
+    if (node && !isFilled(card)) updateCard(card, node, matcher(node));
+    yield;
+  }
 }
 
 function matcher(node) {
@@ -182,8 +214,9 @@ const live = new Live({
     status.heard(data.read);
     const first = !cluster.known;
     if (name === "cluster" && !first && !session.version) readSession();
+    if (name === "cluster") looking.follow(data.stream);
     if (!cluster.take(name, data)) return;
-    show();
+    showing.ask();
     if (first) showDrawer();
     else if (name === "cluster" || concernsDrawer(data)) refreshDrawer();
   },
@@ -196,8 +229,12 @@ const live = new Live({
 /** Whether a change is about what the drawer shows. */
 function concernsDrawer({ nodes, gone, waiting }) {
   if (asked.panel) return nodes.some((node) => node.name === asked.panel) || gone.includes(asked.panel);
-  const has = (node) => node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
-  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(has));
+  return Boolean(asked.pod) && (waiting !== undefined || nodes.some(hasPod));
+}
+
+/** Whether the pod of the drawer is on a node. */
+function hasPod(node) {
+  return node.gpus.some((gpu) => (gpu.pods ?? []).some((part) => partName(part) === asked.pod));
 }
 
 /** Shows what became of the drawer's node or pod, a while after a change: a busy cluster is not asked at each one. */
@@ -262,19 +299,27 @@ function setLanguage(tag) {
 }
 
 function listen() {
-  let typing = 0;
+  let typed = {};
   listenToFilters($("filters"), (change, { typing: isTyping }) => {
-    if (!isTyping) return go(change);
-    // What is typed within one go is one step back.
     clearTimeout(typing);
-    typing = setTimeout(() => go(change, { replace: Object.keys(change).some((name) => asked[name] && change[name]) }), TYPING_MS);
+    typed = { ...typed, ...change };
+    const take = (how) => {
+      typing = 0;
+      go(typed, how);
+      typed = {};
+    };
+    if (!isTyping) return take();
+    // What is typed within one go is one step back.
+    typing = setTimeout(() => take({ replace: Object.keys(typed).some((name) => asked[name] && typed[name]) }), TYPING_MS);
     return undefined;
   });
   addEventListener("popstate", () => {
     const before = asked.lang;
     asked = address.read();
+    clearTimeout(typing);
+    [typing, typed] = [0, {}];
     if (asked.lang !== before) setLanguage(asked.lang);
-    show();
+    showing.restart();
     showDrawer();
   });
   // A new address of a command that was started again, pasted into this tab: the page is not loaded again for that.
@@ -306,9 +351,10 @@ function listen() {
     const tile = event.target.closest(".tile");
     if (tile) open.node(tile.dataset.node);
   });
+  for (const event of ["scroll", "resize"]) addEventListener(event, () => looking.changed(), { passive: true });
   showTips(document);
   // The ages on the page; a cheap look at what changes with time alone.
-  setInterval(show, 30_000);
+  setInterval(() => showing.ask(), 30_000);
 }
 
 takeToken();

@@ -77,7 +77,7 @@ export function notesOf(node, gpu) {
   for (const part of gpu.pods ?? []) {
     const pod = podOf(part);
     if (part.over && !part.trespass) {
-      const [used, given] = [memory(part.usedMiB ?? 0), amount(node, part.shares)];
+      const [used, given] = [partUseKnown(node, part) ? memory(part.usedMiB) : "–", amount(node, part.shares)];
       notes.push({ tone: "bad", text: t("note_over", { pod, used, given, age: ageOf(part.over) }), part });
     }
     if (part.trespass) {

@@ -33,19 +33,19 @@ export function forgetToken() {
   sessionStorage.removeItem(KEY);
 }
 
-/** Asks for `path` under api/v1/. Throws Refused for an answer of another status than 200, and for none. */
-export async function ask(path, { signal } = {}) {
+/** Asks for `path` under api/v1/, with a `body` if there is one. Throws Refused for another status than 200, and for none. */
+export async function ask(path, { signal, body } = {}) {
   const token = sessionStorage.getItem(KEY);
   // A header holds Latin letters only; a token that has others is not one.
   const sent = token && /^[\x21-\x7e]+$/.test(token) ? { Authorization: `Bearer ${token}` } : {};
   let answer;
   try {
-    answer = await fetch(`api/v1/${path}`, { headers: sent, signal, cache: "no-store" });
+    answer = await fetch(`api/v1/${path}`, { method: body === undefined ? "GET" : "POST", body, headers: sent, signal, cache: "no-store" });
   } catch (error) {
     if (signal?.aborted) throw error;
     throw new Refused(0, "");
   }
   if (answer.ok) return answer;
-  const body = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, String(body?.error ?? `${answer.status} ${answer.statusText}`), body?.login);
+  const said = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, String(said?.error ?? `${answer.status} ${answer.statusText}`), said?.login);
 }

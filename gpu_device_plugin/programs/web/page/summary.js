@@ -1,26 +1,29 @@
 /** Shows the sums of the cluster, and what asks for attention in it. */
 
 import { age, memory, percent, secondsSince } from "./amounts.js";
-import { sumsOf, useKnown } from "./cluster.js";
+import { sumsOf } from "./cluster.js";
 import { lookOf } from "./colours.js";
 import { make, reconcile, setAttribute, setClass, setStyle, setText } from "./dom.js";
 import { t } from "./words.js";
 
 const MOST_NAMESPACES = 14;
 
-/** Returns the sums over `nodes`; of given and used those of one namespace, if `ns` names one. Memory in MiB. */
+/**
+ * Returns the sums over `nodes`; of given and used those of one namespace, if `ns` names one. Memory in MiB. What is used
+ * is known of `usedOf` of `usedGpus` GPUs.
+ */
 export function total(nodes, ns) {
   const all = {
     nodes: 0, gpus: 0, totalMiB: 0, givenMiB: 0, usedMiB: 0, freeMiB: 0, whole: 0, largestMiB: 0, largestAt: null,
-    over: 0, bad: 0, trespass: 0, unheld: 0, troubled: 0, useKnown: false, namespaces: new Map(), models: new Set(),
+    usedOf: 0, usedGpus: 0, over: 0, bad: 0, trespass: 0, unheld: 0, troubled: 0, namespaces: new Map(), models: new Set(),
   };
   for (const node of nodes) {
     const sum = sumsOf(node);
     all.nodes += 1;
-    all.useKnown ||= useKnown(node);
     for (const key of ["gpus", "totalMiB", "freeMiB", "whole", "over", "bad", "trespass", "unheld"]) all[key] += sum[key];
-    all.givenMiB += ns ? sum.namespaces.get(ns)?.givenMiB ?? 0 : sum.givenMiB;
-    all.usedMiB += ns ? sum.namespaces.get(ns)?.usedMiB ?? 0 : sum.usedMiB;
+    const of = ns ? sum.namespaces.get(ns) : sum;
+    if (of) for (const key of ["givenMiB", "usedMiB", "usedOf"]) all[key] += of[key];
+    all.usedGpus += of?.gpus ?? 0;
     all.troubled += node.problem || !node.ready ? 1 : 0;
     if (sum.largestMiB > all.largestMiB) [all.largestMiB, all.largestAt] = [sum.largestMiB, { node: node.name, i: sum.largestGpu }];
     for (const [name, of] of sum.namespaces) all.namespaces.set(name, (all.namespaces.get(name) ?? 0) + of.givenMiB);
@@ -41,8 +44,10 @@ export function showSums(root, all, waiting) {
   const counted = all.nodes > 0; // of nodes that are not there, or may not be read, nothing is known
   const part = (mib) => (all.totalMiB ? mib / all.totalMiB : 0);
   write("given", counted ? memory(all.givenMiB) : "–", counted ? t("of_total", { total: memory(all.totalMiB) }) : "");
+  // Of a part of the GPUs it would be no part of what is given on all of them.
   const ofGiven = all.givenMiB ? t("of_given", { percent: percent(all.usedMiB / all.givenMiB) }) : "";
-  write("used", all.useKnown ? memory(all.usedMiB) : t("used_unknown"), all.useKnown ? ofGiven : t("only_allocation"));
+  const ofKnown = all.usedOf < all.usedGpus ? t("used_of", { known: all.usedOf, n: all.usedGpus }) : ofGiven;
+  write("used", all.usedOf || (counted && !all.usedGpus) ? memory(all.usedMiB) : "–", all.usedOf || !all.usedGpus ? ofKnown : t("only_allocation"));
   write("free", counted ? memory(all.freeMiB) : "–", counted ? t("free_hint") : "");
   const at = all.largestAt;
   write("largest", at ? memory(all.largestMiB) : "–", at ? t("largest_at", at) : counted ? t("largest_none") : "");
@@ -54,7 +59,7 @@ export function showSums(root, all, waiting) {
   const troubles = String(counts.reduce((sum, [, n]) => sum + n, 0));
   write("attention", counted ? troubles : "–", told.join(t("list_comma")) || (counted ? t("attention_none") : ""), told.length && "bad");
   setStyle(tile("given").querySelector(".gauge-fill"), "width", `${100 * part(all.givenMiB)}%`);
-  setStyle(tile("used").querySelector(".gauge-fill"), "width", `${all.useKnown ? 100 * part(Math.min(all.usedMiB, all.totalMiB)) : 0}%`);
+  setStyle(tile("used").querySelector(".gauge-fill"), "width", `${100 * part(Math.min(all.usedMiB, all.totalMiB))}%`);
   setStyle(tile("free").querySelector(".gauge-fill"), "width", `${100 * part(all.freeMiB)}%`);
 }
 
