@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
@@ -51,6 +51,21 @@ _Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, mod
 _POLL_S = 0.5
 _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What a checkpoint says that containers were given."""
+
+    entries: tuple[Entry, ...]
+    given: tuple[mps.Given, ...]
+    clients: bool
+    """Some were started as clients of MPS."""
+
+
+def _recorded(entries: tuple[Entry, ...]) -> _Recorded:
+    given = tuple(mps.Given(entry.device_ids, entry.rung == Rung.MPS) for entry in entries)
+    return _Recorded(entries, given, any(each.mps for each in given))
 
 
 class MpsLink:
@@ -103,6 +118,7 @@ class MpsLink:
         self._complete = False
         self._clients = False
         self._granted: list[mps.Given] = []
+        self._recorded = _Recorded((), (), clients=False)
         self._asked: dict[str, int] = {}
         self._waiting = 0
         self._wake = asyncio.Event()
@@ -117,6 +133,11 @@ class MpsLink:
     def on(self) -> bool:
         """Whether MPS plays a part on this node: it is asked for, or somebody still has to be rid of it."""
         return bool(self._asked_for or self._wanted.gpus or self._clients or self._unwritten or self._written)
+
+    @property
+    def _matters(self) -> bool:
+        """Whether an answer may depend on MPS. False on most nodes, whose calls then cost nothing for it."""
+        return self.on or any(each.mps for each in self._granted) or self._recorded_now().clients
 
     @property
     def daemons(self) -> Mapping[str, MpsGpu] | str:
@@ -167,7 +188,7 @@ class MpsLink:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._poll(), name="follow the MPS supervisor")
             tasks.create_task(self._state.nodes.follow(self._holders_changed), name="follow holders for MPS")
-            tasks.create_task(self._entries.follow(self._holders_changed), name="follow the checkpoint for MPS")
+            tasks.create_task(self._entries.follow(self._checkpoint_read), name="follow the checkpoint for MPS")
         raise AssertionError  # pragma: no cover (the tasks never return)
 
     # --- For the answers to the kubelet ---------------------------------------------------------------------------
@@ -182,7 +203,7 @@ class MpsLink:
             shares: of each, by position.
         """
         self.look()
-        if not isinstance(self._choice(gpus, shares), mps.Await):
+        if not self._matters or not isinstance(self._choice(gpus, shares), mps.Await):
             return None
         self._asked = {shared.gpu.uuid: shares[shared.position] for shared in gpus}
         asked = self._asked
@@ -212,7 +233,7 @@ class MpsLink:
             shares: the node's GPUs.
             otherwise: the node's means.
         """
-        if placement.demand.kind is not Kind.MEMORY:
+        if placement.demand.kind is not Kind.MEMORY or not self._matters:
             return None
         gpus = [shares.gpus[position] for position in placement.positions]
         situations = self._situations(gpus, dict(placement.shares))
@@ -302,8 +323,13 @@ class MpsLink:
 
     def _given(self) -> Iterable[mps.Given]:
         """Return what containers were given, the latest last."""
-        recorded = (mps.Given(entry.device_ids, entry.rung == Rung.MPS) for entry in self._entries.value)
-        return *recorded, *self._granted
+        return *self._recorded_now().given, *self._granted
+
+    def _recorded_now(self) -> _Recorded:
+        """Return what the checkpoint that was read last says that containers were given."""
+        if self._recorded.entries is not self._entries.value:
+            self._recorded = _recorded(self._entries.value)
+        return self._recorded
 
     def _take_up(self) -> None:
         """Begin with what our predecessor wanted: its clients run on."""
@@ -318,16 +344,20 @@ class MpsLink:
         self.look()
 
     def _holders_changed(self, _new: object = None) -> None:
+        if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
+            return
         present = mps.tenants(self._state.node.ledger, self._given())
         self._clients = any(there.clients for there in present.values())
         self._wake.set()
+        self._write()
+
+    def _checkpoint_read(self, _new: object = None) -> None:
+        """Forget what was given to containers that the checkpoint shows, or that have ended."""
+        self._holders_changed()
         if self._granted:
             held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
-            recorded = {(entry.device_ids, entry.rung == Rung.MPS) for entry in self._entries.value}
-            self._granted = [
-                each for each in self._granted if each.device_ids & held and (each.device_ids, each.mps) not in recorded
-            ]
-        self._write()
+            recorded = set(self._recorded_now().given)
+            self._granted = [each for each in self._granted if each.device_ids & held and each not in recorded]
 
     def _write(self) -> None:
         """Tell the supervisor what it shall run, if that has changed and is certain."""

@@ -164,6 +164,31 @@ async def test_nobody_is_told_of_the_end_of_a_trouble_that_no_longer_matters(tmp
         await eventually(lambda: desk.told[2:] == [(uuid(0), "")])
 
 
+async def test_clients_are_noticed_by_whichever_record_tells_of_them_last(tmp_path: Path) -> None:
+    """Nobody asks for MPS any more, and no file tells of it. The checkpoint may be read before the ledger is."""
+    desk = Desk(tmp_path)
+    async with desk.running():
+        desk.record(0, 1)
+        await asyncio.sleep(0)
+        assert not desk.link.on
+        desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
+        await eventually(lambda: desk.link.on)
+        desk.link.ledger_complete()
+        assert desk.wanted == MpsWanted({uuid(0): 2048})
+
+
+async def test_without_clients_nobody_else_matters(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, 0)
+    async with desk.running():
+        desk.record(0, rung="advisory")
+        desk.link.granted(frozenset(ids(0, [1])), "advisory")
+        desk.state.update(Ledger.seen, ids(0, range(2)), certain=True)
+        desk.link.ledger_complete()
+        await eventually(lambda: desk.entries.version == 1)
+        assert not desk.link.on
+        assert not (tmp_path / WANTED_FILE).exists()
+
+
 async def test_grants_are_remembered_until_the_checkpoint_shows_them(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.link.ask_for([uuid(0)])
