@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_device_plugin import files
@@ -26,6 +26,7 @@ from gpu_device_plugin.core.model.limits import GpuRung, Rung
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.node import mps
 from gpu_device_plugin.core.node.preferring import spread_over
+from gpu_device_plugin.programs.node.mps_given import GivenDevices
 
 if TYPE_CHECKING:
     import os
@@ -45,27 +46,10 @@ _log = logging.getLogger(__name__)
 
 _LARGEST = 1 << 20
 """Bytes of a file of the supervisor. A GPU takes 200."""
-_MOST_GRANTED = 4_000
-"""Containers to remember until the checkpoint shows them. A node has at most so many devices."""
 _Stamp: TypeAlias = tuple[int, int, int]  # of one version of a file: inode, modification time in ns, size
 _POLL_S = 0.5
 _POLL_WAITED_FOR_S = 0.1
 """Seconds between two looks at the supervisor's file, and the same while a container waits for a change in it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """What a checkpoint says that containers were given."""
-
-    entries: tuple[Entry, ...]
-    given: tuple[mps.Given, ...]
-    clients: bool
-    """Some were started as clients of MPS."""
-
-
-def _recorded(entries: tuple[Entry, ...]) -> _Recorded:
-    given = tuple(mps.Given(entry.device_ids, entry.rung == Rung.MPS) for entry in entries)
-    return _Recorded(entries, given, any(each.mps for each in given))
 
 
 class MpsLink:
@@ -117,8 +101,7 @@ class MpsLink:
         """Of `WANTED_FILE` as we read or wrote it; None: it was not there."""
         self._complete = False
         self._clients = False
-        self._granted: list[mps.Given] = []
-        self._recorded = _Recorded((), (), clients=False)
+        self._given = GivenDevices(entries)
         self._asked: dict[str, int] = {}
         self._waiting = 0
         self._wake = asyncio.Event()
@@ -137,7 +120,7 @@ class MpsLink:
     @property
     def _matters(self) -> bool:
         """Whether an answer may depend on MPS. False on most nodes, whose calls then cost nothing for it."""
-        return self.on or any(each.mps for each in self._granted) or self._recorded_now().clients
+        return self.on or self._given.clients
 
     @property
     def daemons(self) -> Mapping[str, MpsGpu] | str:
@@ -156,7 +139,7 @@ class MpsLink:
         """The UUIDs of GPUs whose shares every container is refused for the containers that are there."""
         if not (self.refuse and self._asked_for):
             return frozenset()
-        present = mps.tenants(self._state.node.ledger, self._given())
+        present = mps.tenants(self._state.node.ledger, self._given.all())
         return frozenset(uuid for uuid in self._asked_for if present.get(uuid, mps.NOBODY).others)
 
     @property
@@ -222,7 +205,7 @@ class MpsLink:
         if len(positions) != 1:
             return False
         (uuid,) = (shares.gpus[position].gpu.uuid for position in positions)
-        present = mps.tenants(self._state.node.ledger, self._given())
+        present = mps.tenants(self._state.node.ledger, self._given.all())
         return uuid in self._asked_for or present.get(uuid, mps.NOBODY).clients
 
     def means(self, placement: Placement, shares: Shares, otherwise: Means) -> Means | Refused | None:
@@ -247,8 +230,7 @@ class MpsLink:
 
     def granted(self, device_ids: frozenset[str], rung: str) -> None:
         """Take note of a container's devices, which the ledger has by now; `rung`: by which means it is limited."""
-        earlier = (each for each in self._granted if not each.device_ids <= device_ids)
-        self._granted = [*earlier, mps.Given(device_ids, rung == Rung.MPS)][-_MOST_GRANTED:]
+        self._given.granted(device_ids, rung)
         self.given_up()
 
     def given_up(self) -> None:
@@ -269,7 +251,7 @@ class MpsLink:
         if not self.on:
             return ""
         ids, node = frozenset(device_ids), self._state.node
-        given = [each for each in self._given() if each.device_ids & ids]
+        given = [each for each in self._given.all() if each.device_ids & ids]
         client = bool(given) and given[-1].mps
         for position in sorted(spread_over(node, ids)):
             uuid = node.shares.gpus[position].gpu.uuid
@@ -289,7 +271,7 @@ class MpsLink:
         return mps.choose(self._situations(gpus, shares), refuse=self.refuse)
 
     def _situations(self, gpus: Sequence[SharedGpu], shares: Mapping[int, int]) -> list[mps.Situation]:
-        present = mps.tenants(self._state.node.ledger, self._given())
+        present = mps.tenants(self._state.node.ledger, self._given.all())
         return [
             mps.Situation(
                 f"GPU {shared.position}",
@@ -321,16 +303,6 @@ class MpsLink:
 
     # --- What is wanted -------------------------------------------------------------------------------------------
 
-    def _given(self) -> Iterable[mps.Given]:
-        """Return what containers were given, the latest last."""
-        return *self._recorded_now().given, *self._granted
-
-    def _recorded_now(self) -> _Recorded:
-        """Return what the checkpoint that was read last says that containers were given."""
-        if self._recorded.entries is not self._entries.value:
-            self._recorded = _recorded(self._entries.value)
-        return self._recorded
-
     def _take_up(self) -> None:
         """Begin with what our predecessor wanted: its clients run on."""
         try:
@@ -346,18 +318,14 @@ class MpsLink:
     def _holders_changed(self, _new: object = None) -> None:
         if not self._matters:  # without clients nobody's end or beginning concerns the supervisor
             return
-        present = mps.tenants(self._state.node.ledger, self._given())
+        present = mps.tenants(self._state.node.ledger, self._given.all())
         self._clients = any(there.clients for there in present.values())
         self._wake.set()
         self._write()
 
     def _checkpoint_read(self, _new: object = None) -> None:
-        """Forget what was given to containers that the checkpoint shows, or that have ended."""
         self._holders_changed()
-        if self._granted:
-            held = {name for name, hold in self._state.node.ledger.holds.items() if hold.freed_at is None}
-            recorded = set(self._recorded_now().given)
-            self._granted = [each for each in self._granted if each.device_ids & held and each not in recorded]
+        self._given.forget(self._state.node.ledger)
 
     def _write(self) -> None:
         """Tell the supervisor what it shall run, if that has changed and is certain."""
@@ -366,7 +334,7 @@ class MpsLink:
             return
         wanted = mps.wanted(
             ledger,
-            mps.tenants(ledger, self._given()),
+            mps.tenants(ledger, self._given.all()),
             self._asked,
             self._wanted,
             self._state.node.shares.share_mib,
