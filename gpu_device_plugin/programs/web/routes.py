@@ -180,7 +180,7 @@ class Routes:
         try:
             view = msgspec.json.decode(request.body, type=_View)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _error(400, 'This says not what is looked at; send {"stream": "...", "nodes": ["..."]}.')
+            return _error(400, 'The body names no nodes that are looked at; send {"stream": "...", "nodes": ["..."]}.')
         if not await caller.may_see_nodes():
             return _error(403, "Nodes are not shown: the right to list nodes in the whole cluster is missing.")
         known = [name for name in view.nodes if self._board.node(name) is not None]

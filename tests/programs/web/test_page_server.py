@@ -534,7 +534,7 @@ async def test_what_readers_look_at_comes_first_until_their_streams_end(api: Api
 async def test_what_is_no_view_is_refused(api: ApiServer, body: bytes) -> None:
     async with served(api) as page:
         status, error = await page.post("api/v1/view", body)
-        assert (status, error["error"][:10]) == (400, "This says ")
+        assert (status, error["error"][:18]) == (400, "The body names no ")
 
 
 async def test_a_view_is_bounded_and_needs_token_host_and_rights(api: ApiServer) -> None:
