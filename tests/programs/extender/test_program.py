@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -173,10 +174,12 @@ async def test_a_gpu_that_was_had_whole_is_had_whole_again_at_once_and_shared_af
         await w.start()
         w.pod("whole", count=1)
         await w.schedule()
+        ended = time.monotonic()
         w.end("whole")
         w.pod("share", mem=1)
         assert (await w.schedule())["share"].node == "a"
-        assert "whole" not in {entry.name for entry in w.only.extender.fleet.entries.values()}
+        assert time.monotonic() - ended >= 0.3
+        await w.until(lambda: "whole" not in {entry.name for entry in w.only.extender.fleet.entries.values()})
 
 
 # --- Choosing --------------------------------------------------------------------------------------------------------
