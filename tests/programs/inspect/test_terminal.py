@@ -29,11 +29,13 @@ from tests.reports import SINCE, part, written
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from gpu_device_plugin.__main__ import kubectl_plugin; sys.exit(kubectl_plugin())",
-]
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGHUP, signal.{}); "
+    "from gpu_device_plugin.__main__ import kubectl_plugin; sys.exit(kubectl_plugin())"
+)
+COMMAND = [sys.executable, "-c", PROGRAM.format("SIG_DFL")]
+"""As a shell starts it, also where the tests run under nohup."""
+NOHUP = [sys.executable, "-c", PROGRAM.format("SIG_IGN")]
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -44,12 +46,14 @@ def _plain_environ() -> dict[str, str]:
 class Terminal:
     """A terminal, and a command that runs in it."""
 
-    def __init__(self, world: World, words: Sequence[str], size: tuple[int, int], environ: dict[str, str]) -> None:
+    def __init__(
+        self, world: World, words: Sequence[str], size: tuple[int, int], environ: dict[str, str], command: Sequence[str]
+    ) -> None:
         self._master, slave = pty.openpty()
         self.resize(*size)
         self.before = termios.tcgetattr(slave)
         self.process = subprocess.Popen(
-            [*COMMAND, *words],
+            [*command, *words],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -107,9 +111,14 @@ def world(tmp_path: Any) -> World:
 
 @contextlib.contextmanager
 def terminal(
-    world: World, *words: str, width: int = 80, height: int = 24, environ: dict[str, str] | None = None
+    world: World,
+    *words: str,
+    width: int = 80,
+    height: int = 24,
+    environ: dict[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
 ) -> Iterator[Terminal]:
-    opened = Terminal(world, words, (width, height), environ or {})
+    opened = Terminal(world, words, (width, height), environ or {}, command)
     try:
         yield opened
     finally:
@@ -353,6 +362,17 @@ def test_top_leaves_the_terminal_as_it_was(world: World, how: str | signal.Signa
         begun, ended = shown.written.count("\x1b[?1049h"), shown.written.count("\x1b[?1049l")
         assert begun == ended == 1
         assert shown.written.rstrip().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_top_goes_on_after_a_hangup_under_nohup(world: World) -> None:
+    world.has(node("gpu-1", gpu(0)))
+    with terminal(world, "top", "--interval", "0.5", command=NOHUP) as shown:
+        shown.until("gpu-1")
+        shown.process.send_signal(signal.SIGHUP)
+        world.has(pod("later", 3, on="gpu-1", idx=0))
+        shown.until("default/later")
+        shown.press("q")
+        assert shown.end() == 0
 
 
 def test_top_stops_and_goes_on(world: World) -> None:
