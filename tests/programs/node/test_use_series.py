@@ -100,6 +100,7 @@ async def test_a_pod_on_a_gpu_that_it_was_not_given_is_shown_while_it_is_there()
         page = await shows(there, f"{CONTAINER}memory_used_bytes", {who: 3 * GIB})
         assert page[f"{CONTAINER}memory_allocated_bytes"] == {who: 0.0}
         there.api.delete("pods", "stranger")
+        there.node.hardware(using(used="0"))
         await shows(there, f"{CONTAINER}memory_allocated_bytes", {})
 
 
