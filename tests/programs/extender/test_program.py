@@ -300,7 +300,7 @@ async def test_e4_a_pod_that_is_deleted_while_it_is_bound_leaks_nothing() -> Non
     async with world() as w:
         w.node("a", 8)
         await w.start()
-        w.bindings_meet(Slow(0.1))
+        w.bindings_meet(Slow(0.5))
         w.pod("p", mem=8)
         async with w.scheduler() as scheduler:
             attempt = asyncio.create_task(scheduler.schedule())

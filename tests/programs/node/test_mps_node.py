@@ -267,6 +267,7 @@ async def test_a_whole_gpu_waits_while_mps_still_runs_it() -> None:
         supervisor.held = True
         await ended(node, client)
         await node.healthy_is(COUNT, 1)
+        await seen(node, node.uuids[0], MpsStatus.STOPPING)
         whole = await node.kubelet.admit(pod("w", count=1))
         assert "GPU 0 is still run by MPS (stopping)" in str(whole.only.waiting)
         supervisor.held = False

@@ -182,9 +182,10 @@ async def test_a_proxy_that_ends_is_started_again(home: Home, api: ApiServer) ->
     home.write(server=api.url)
     async with running(home, "--no-browser") as command:
         (first,) = home.proxies()
+        await eventually(lambda: api.count("watch", "nodes"), "the nodes are followed")
+        watches = api.count("watch", "nodes")
         os.kill(first, signal.SIGKILL)
         await eventually(lambda: len(home.proxies()) == 2, "another proxy")
-        watches = api.count("watch", "nodes")
         await eventually(lambda: api.count("watch", "nodes") > watches, "the nodes are followed again")
         assert (await session(command))["mode"] == "kubeconfig"
 
