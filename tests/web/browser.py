@@ -94,6 +94,10 @@ class Tab:
         if complaint and not any(each in complaint for each in self.expected):
             self.complaints.append(complaint)
 
+    async def stop_clock(self) -> None:
+        """Keep the time of pages that are opened from now on at that of their loading."""
+        await self.call("Page.addScriptToEvaluateOnNewDocument", source="Date.now = ((now) => () => now)(Date.now());")
+
     async def open(self, url: str) -> None:
         """Go to an address and wait until its document is there."""
         # Only a fragment that differs would not load the page again.
