@@ -274,7 +274,8 @@ async def test_two_live_streams_overwrite_each_other(world: World) -> None:
 
 
 async def test_the_end_of_an_old_stream_disconnects_the_new_plugin(world: World) -> None:
-    first, second = world.plugin(), world.plugin()
+    # With a list of its own it is seen when the second one's has come: later it would make the devices healthy again.
+    first, second = world.plugin(), world.plugin({"new": True})
     await world.start(first)
     await world.start(second)
     await first.stop()
