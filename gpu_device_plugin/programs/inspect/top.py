@@ -193,8 +193,11 @@ def _handling(handlers: Mapping[int, _Handler]) -> Mapping[int, _Handler]:
 
     A signal that is ignored stays so: nohup ignores SIGHUP, and a shell without job control SIGTSTP.
     """
-    handled = {number: handler for number, handler in handlers.items() if signal.getsignal(number) != signal.SIG_IGN}
-    return {number: signal.signal(number, handler) for number, handler in handled.items()}
+    return {
+        number: signal.signal(number, handler)
+        for number, handler in handlers.items()
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
 
 
 def _draw_on(screen: _Screen, first: Picture, read: Callable[[], Picture], wishes: Wishes, interval_s: float) -> None:
