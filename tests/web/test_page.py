@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,12 +26,12 @@ WEB_0 = '.part[data-pod="default/web-0"]'
 
 @contextlib.asynccontextmanager
 async def opened(
-    browser: Browser, scene: Scene, query: str = "", *, within_a_minute: bool = False
+    browser: Browser, scene: Scene, query: str = "", *, clock: bool = True
 ) -> AsyncIterator[tuple[Tab, PageServer]]:
-    """Open the page of a scene, and wait until it shows it; `within_a_minute`, no age on it changes."""
+    """Open the page of a scene, and wait until it shows it; without a `clock` no age on it changes."""
     server = PageServer(copy.deepcopy(scene))
     async with server.serving(), browser.tab() as tab:
-        if within_a_minute:
+        if not clock:
             await tab.stop_clock()
         await tab.open(server.url(query))
         await tab.until("performance.getEntriesByName('gpushare:show').length > 0")
@@ -236,7 +235,7 @@ async def test_arrow_keys_move_along_a_bar_and_between_bars(browser: Browser) ->
 
 async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser) -> None:
     """The focus stays on a part that changes, and what is not another node's is left alone."""
-    async with opened(browser, small(), within_a_minute=True) as (tab, server):
+    async with opened(browser, small(), clock=False) as (tab, server):
         part_of = '[data-pod="serving/ranker-0"]'
         await tab.run(
             f"document.querySelector('{part_of}').focus(); window.written = new Set();"
@@ -249,8 +248,9 @@ async def test_over_use_turns_red_and_only_its_card_is_written(browser: Browser)
         await tab.until(f"document.querySelector('{part_of}').classList.contains('part-over')")
         assert await tab.run("[...window.written]") == ["a100-1"]
         assert await tab.run("document.activeElement.dataset.pod") == "serving/ranker-0"
-        label = await tab.run(f"document.querySelector('{part_of}').getAttribute('aria-label')")
-        assert re.search(r"over its share since \d+ s ago", label)
+        assert "over its share since 60 s ago" in await tab.run(
+            f"document.querySelector('{part_of}').getAttribute('aria-label')"
+        )
         assert "2 over their share" in await tab.text("[data-sum=attention]")
         red, green, blue = await tab.run(
             f"getComputedStyle(document.querySelector('{part_of} .fill')).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number)"
@@ -342,13 +342,11 @@ async def test_the_stream_may_be_cut_into_any_pieces(browser: Browser) -> None:
 
 
 async def test_data_that_the_server_itself_has_not_heard_of_lately_is_said(browser: Browser) -> None:
-    async with opened(browser, small()) as (tab, server):
+    async with opened(browser, small(), clock=False) as (tab, server):
         server.tell("pulse", {"read": scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")})
         server.scene.cluster["read"] = scenes.read(live=False, age_s=47, why="the watch of pods ended: 500")
         await tab.until("document.querySelector('#status').innerText.includes('the watch of pods ended: 500')")
-        heard = re.search(r"last heard (\d+) s ago", await tab.text("#status"))
-        assert heard is not None
-        assert int(heard[1]) >= 47
+        assert "last heard 47 s ago" in await tab.text("#status")
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -449,7 +447,7 @@ CONTRASTS = """(() => {
 
 
 async def test_a_thousand_nodes_with_eight_gpus_are_a_map(browser: Browser) -> None:
-    async with opened(browser, many(), within_a_minute=True) as (tab, server):
+    async with opened(browser, many(), clock=False) as (tab, server):
         assert await tab.run(
             "[document.querySelectorAll('.tile').length, document.querySelectorAll('.cell').length]"
         ) == [1000, 8000]
