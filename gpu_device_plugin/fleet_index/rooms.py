@@ -1,0 +1,111 @@
+"""The room that each of thousands of nodes has left, in columns of numpy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_device_plugin.core.worth.shapes import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.worth.appraising import Left
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+
+NO_NODE = Shape((), (), 0, 0)
+"""The shape of a row without a node."""
+NO_GPU = (0, "")
+"""The kind of GPU at a place of a node that has none."""
+
+
+class Rooms:
+    """The columns; a column of GPUs has a row of numbers for each node, by position."""
+
+    def __init__(self) -> None:
+        """Start without rows."""
+        self.shapes: list[Shape] = []
+        """Every shape that was seen, by its code."""
+        self.gpus: list[tuple[int, str]] = []
+        """Every kind of GPU that was seen, as its shares and its model, by its code."""
+        self._codes: dict[Shape, int] = {}
+        self._gpu_codes: dict[tuple[int, str], int] = {}
+        self._gpus_of: list[list[int]] = []
+        self.shape: Ints = np.zeros(0, np.int64)
+        """Code of the node's shape."""
+        self.cpu: Ints = np.zeros(0, np.int64)
+        """Thousandths of a CPU that it has left."""
+        self.memory: Ints = np.zeros(0, np.int64)
+        """MiB of memory."""
+        self.free: Ints = np.zeros((0, 0), np.int64)
+        """Free shares of each GPU; -1: it gives none, or there is no such GPU."""
+        self.size: Ints = np.zeros((0, 0), np.int64)
+        """Shares of each GPU; -1: no such GPU."""
+        self.gpu: Ints = np.zeros((0, 0), np.int64)
+        """Code of each GPU's kind."""
+        self._gpu_code(NO_GPU)
+        self._code(NO_NODE)
+
+    def __len__(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<Rooms: {len(self)} rows, {len(self.shapes)} shapes, {len(self.gpus)} kinds of GPUs>"
+
+    def write(self, row: int, shape: Shape, left: Left) -> None:
+        """Store the state of a node in its row; rows up to it are added if they are missing."""
+        code = self._code(shape)
+        gpus = len(shape.sizes)
+        self.reserve(row + 1, gpus)
+        self.shape[row], self.cpu[row], self.memory[row] = code, left.cpu_milli, left.memory_mib
+        for column, values, none in ((self.free, left.frees, -1), (self.size, shape.sizes, -1)):
+            column[row, :gpus] = values
+            column[row, gpus:] = none
+        self.gpu[row, :gpus] = self._gpus_of[code]
+        self.gpu[row, gpus:] = 0
+
+    def counts(self) -> Mapping[Shape, int]:
+        """Return how many nodes there are of each shape."""
+        found = Counter(self.shape.tolist())
+        return {self.shapes[code]: number for code, number in found.items() if code}
+
+    def _code(self, shape: Shape) -> int:
+        code = self._codes.get(shape)
+        if code is None:
+            code = self._codes[shape] = len(self.shapes)
+            self.shapes.append(shape)
+            self._gpus_of.append([self._gpu_code(gpu) for gpu in zip(shape.sizes, shape.models, strict=True)])
+        return code
+
+    def _gpu_code(self, gpu: tuple[int, str]) -> int:
+        code = self._gpu_codes.get(gpu)
+        if code is None:
+            code = self._gpu_codes[gpu] = len(self.gpus)
+            self.gpus.append(gpu)
+        return code
+
+    def reserve(self, rows: int, gpus: int) -> None:
+        """Have at least so many rows, and place for so many GPUs in each."""
+        rows, gpus = max(rows, len(self)), max(gpus, self.free.shape[1])
+        if self.free.shape == (rows, gpus):
+            return
+        more = (0, rows - len(self))
+        self.shape, self.cpu, self.memory = (np.pad(column, more) for column in (self.shape, self.cpu, self.memory))
+        wider = (more, (0, gpus - self.free.shape[1]))
+        self.free, self.size = (np.pad(column, wider, constant_values=-1) for column in (self.free, self.size))
+        self.gpu = np.pad(self.gpu, wider)
+
+
+def rooms_of(nodes: Sequence[tuple[Shape, Left]]) -> Rooms:
+    """Return the rooms of these nodes, in their order."""
+    rooms = Rooms()
+    rooms.reserve(len(nodes), max((len(shape.sizes) for shape, _ in nodes), default=0))
+    for row, (shape, left) in enumerate(nodes):
+        rooms.write(row, shape, left)
+    return rooms
