@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.other_pods import OtherPods
 from gpu_device_plugin.core.cluster.usage import NOTHING, Usage, usage_of
+from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
 
 
+NOT_KNOWN: Mapping[str, Amounts | None] = MappingProxyType({})
 _MOST_CHANGES = 10_000
 """The most nodes whose last change is remembered. A reader that lags further behind reads all nodes again."""
 
@@ -35,6 +40,7 @@ class Entry:
     priority: int = 0
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """Its requests for other resources; see `Pod.requests`."""
+    amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     deleting: bool = False
     claimed: bool = False
     """This extender has promised it GPUs and is binding it."""
@@ -57,6 +63,7 @@ class Entry:
             usage,
             priority=pod.priority,
             requests=pod.requests,
+            amounts=pod.amounts,
             deleting=pod.deleting,
         )
 
@@ -76,6 +83,7 @@ class _Node:
     """A node's GPUs and its ledger; the GPUs are None while no node of this name exists."""
 
     gpus: NodeGpus | None = None
+    allocatable: Amounts | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
 
 
@@ -161,6 +169,7 @@ class Fleet:
         self._expiring: set[str] = set()
         self._claimed: set[str] = set()
         self._stale: set[str] = set()
+        self._others = OtherPods()
         self._now = View(self._refresh)
         self.soon = View(self._refresh)
         """Nodes on which time alone makes room, as they will be: without the pods that count temporarily."""
@@ -193,9 +202,13 @@ class Fleet:
                 continue
             counting = [entry for entry in node.entries.values() if not entry.settling]
             staying = [entry for entry in counting if not entry.temporary]
-            self._now.put(name, candidate(name, node.gpus, [entry.usage for entry in counting]))
+            self._now.put(name, self._candidate(name, node, node.gpus, counting))
             same = len(staying) == len(counting)
-            self.soon.put(name, None if same else candidate(name, node.gpus, [entry.usage for entry in staying]))
+            self.soon.put(name, None if same else self._candidate(name, node, node.gpus, staying))
+
+    def _candidate(self, name: str, node: _Node, gpus: NodeGpus, entries: Sequence[Entry]) -> Candidate:
+        requested = [self._others.on(name), *[entry.amounts for entry in entries]]
+        return candidate(name, gpus, [entry.usage for entry in entries], node.allocatable, requested)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -214,7 +227,7 @@ class Fleet:
             return None
         usages = [entry.usage for entry in node.entries.values()]
         opens = max(entry.until or 0.0 for entry in node.entries.values() if entry.settling)
-        return candidate(name, there.gpus, usages), opens
+        return replace(candidate(name, there.gpus, usages), allocatable=there.allocatable, left=there.left), opens
 
     def on_node(self, name: str) -> Sequence[Entry]:
         """Return the pods that count on one node, by namespace and name."""
@@ -237,11 +250,11 @@ class Fleet:
 
     # --- Nodes --------------------------------------------------------------------------------------------------------
 
-    def put_node(self, name: str, gpus: NodeGpus) -> None:
-        """Add or update a node."""
+    def put_node(self, name: str, gpus: NodeGpus, allocatable: Amounts | None = None) -> None:
+        """Add or update a node, with the CPU and memory that pods may request of it, where that is known."""
         node = self._nodes.setdefault(name, _Node())
-        if node.gpus != gpus:
-            node.gpus = gpus
+        if (node.gpus, node.allocatable) != (gpus, allocatable):
+            node.gpus, node.allocatable = gpus, allocatable
             self._changed(name)
 
     def remove_node(self, name: str) -> None:
@@ -252,12 +265,14 @@ class Fleet:
             self._changed(name)
             self._forget_if_empty(name)
 
-    def replace_nodes(self, nodes: Mapping[str, NodeGpus]) -> None:
+    def replace_nodes(
+        self, nodes: Mapping[str, NodeGpus], allocatable: Mapping[str, Amounts | None] = NOT_KNOWN
+    ) -> None:
         """Replace all nodes by `nodes`."""
         for name in [name for name, node in self._nodes.items() if node.gpus is not None and name not in nodes]:
             self.remove_node(name)
         for name, gpus in nodes.items():
-            self.put_node(name, gpus)
+            self.put_node(name, gpus, allocatable.get(name))
 
     # --- Pods ---------------------------------------------------------------------------------------------------------
 
@@ -304,6 +319,26 @@ class Fleet:
             if known is not None and known.seen and not pod.node_name:
                 self._drop(pod.uid)  # etcd was restored to a state before the binding
             self.put_pod(pod, now)
+
+    def put_other(self, pod: OtherPod) -> None:
+        """Add or update a pod without GPUs."""
+        if self._others.put(pod):
+            self._changed_amounts(pod.node_name)
+
+    def remove_other(self, pod: OtherPod) -> None:
+        """Remove a deleted pod without GPUs, given its last state."""
+        if self._others.remove(pod):
+            self._changed_amounts(pod.node_name)
+
+    def replace_others(self, pods: Iterable[OtherPod]) -> None:
+        """Replace all pods without GPUs by `pods`."""
+        for node in self._others.replace(pods):
+            self._changed_amounts(node)
+
+    def gains_other(self, pod: OtherPod) -> bool:
+        """Return whether a pod without GPUs is new on a node with GPUs."""
+        node = self._nodes.get(pod.node_name)
+        return node is not None and node.gpus is not None and bool(node.gpus.gpus) and not self._others.counts(pod)
 
     def expire(self, now: float) -> None:
         """Drop the pods whose time ran out before `now` (monotonic seconds)."""
@@ -367,6 +402,12 @@ class Fleet:
         if not self._stale:
             self._on_change()
         self._stale.add(node)
+
+    def _changed_amounts(self, name: str) -> None:
+        """Note a change of CPU and memory, which matters only on nodes with GPUs."""
+        node = self._nodes.get(name)
+        if node is not None and node.gpus is not None and node.gpus.gpus:
+            self._changed(name)
 
     def _vanish(self, entry: Entry, now: float) -> None:
         """Count a vanished pod until its grace period is over."""

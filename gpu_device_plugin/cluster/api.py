@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from gpu_device_plugin.cluster.quantity import RequestSums, whole_quantity
+from gpu_device_plugin.cluster.quantity import RequestSums, allocatable_amounts, whole_quantity
+from gpu_device_plugin.cluster.requests import PodSpec, SharedAmounts, repels, requests_of
 from gpu_device_plugin.core.contract.keys import GPU_CONDITION
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
@@ -18,13 +19,13 @@ from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from gpu_device_plugin.cluster.requests import ContainerSpec
+    from gpu_device_plugin.core.model.amounts import Amounts
+
 T = TypeVar("T")
 
 _MOST_IGNORED = 8
 """How many invalid limits the message about one pod lists."""
-_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-_MOST_SUMMED = 64
-"""The requests of pods with more containers are not added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,32 +69,6 @@ class ObjectMeta(msgspec.Struct, rename="camel", gc=False):
     labels: dict[str, str] | None = None
 
 
-class _Resources(msgspec.Struct, gc=False):
-    limits: dict[str, Any] | None = None
-    requests: dict[str, Any] | None = None
-
-
-class _Container(msgspec.Struct, rename="camel", gc=False):
-    name: str = ""
-    restart_policy: str | None = None
-    resources: _Resources | None = None
-
-
-class _Affinity(msgspec.Struct, rename="camel", gc=False):
-    pod_anti_affinity: dict[str, msgspec.Raw] | None = None
-
-
-class _PodSpec(msgspec.Struct, rename="camel", gc=False):
-    node_name: str | None = None
-    # In bookmarks the API server writes null here.
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    priority: int | None = None
-    affinity: _Affinity | None = None
-    overhead: dict[str, Any] | None = None
-    resources: _Resources | None = None
-
-
 class _Running(msgspec.Struct, gc=False):
     """Only its presence matters, not its content."""
 
@@ -117,7 +92,7 @@ class _PodStatus(msgspec.Struct, rename="camel", gc=False):
 
 class _Pod(msgspec.Struct, gc=False):
     metadata: ObjectMeta
-    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
 
@@ -139,6 +114,7 @@ class PodReader:
         self._resources = frozenset(resources)
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
+        self._amounts = SharedAmounts()
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
@@ -149,7 +125,7 @@ class PodReader:
         Raises:
             UnreadableObjectError: this is not a pod.
         """
-        pod = _decoded(self._decoder, raw, "pod")
+        pod = decoded(self._decoder, raw, "pod")
         meta, spec = _named(pod.metadata, "pod"), pod.spec
         containers: list[Container] = []
         ignored: list[str] = []
@@ -160,6 +136,8 @@ class PodReader:
                 ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
+        sums = self._sums if containers else None
+        requests = {} if sums is None else requests_of(spec, sums)
         record = Pod(
             uid=meta.uid,
             namespace=meta.namespace,
@@ -176,7 +154,8 @@ class PodReader:
             labels=self._kept(meta.labels),
             containers=tuple(containers),
             container_ids=_container_ids(pod.status) if self._ids and containers else {},
-            requests=_requests(spec, self._sums) if self._sums is not None and containers else {},
+            requests=requests if sums is None or not repels(spec) else None,
+            amounts=self._amounts.of(requests),
         )
         return record, tuple(ignored)
 
@@ -184,7 +163,7 @@ class PodReader:
         # One character more than the longest valid value shows the reader that the value is too long.
         return {sys.intern(key): value[: MOST_TEXT + 1] for key, value in (values or {}).items() if self._keep(key)}
 
-    def _limits(self, container: _Container) -> tuple[dict[str, int], list[str]]:
+    def _limits(self, container: ContainerSpec) -> tuple[dict[str, int], list[str]]:
         wanted = container.resources.limits if container.resources is not None else None
         limits: dict[str, int] = {}
         ignored: list[str] = []
@@ -198,31 +177,12 @@ class PodReader:
         return limits, ignored
 
 
-def _init_kind(container: _Container) -> ContainerKind:
-    return ContainerKind.SIDECAR if container.restart_policy == "Always" else ContainerKind.INIT
+def _init_kind(container: ContainerSpec) -> ContainerKind:
+    return ContainerKind.SIDECAR if container.always_restarts else ContainerKind.INIT
 
 
-def _app_kind(_: _Container) -> ContainerKind:
+def _app_kind(_: ContainerSpec) -> ContainerKind:
     return ContainerKind.APP
-
-
-def _requests(spec: _PodSpec, sums: RequestSums) -> Mapping[str, int] | None:
-    """Return the requests of a pod; None where evicting it frees more than its requests, or they are not added up."""
-    init, app = spec.init_containers or (), spec.containers or ()
-    repels = spec.affinity is not None and _REQUIRED in (spec.affinity.pod_anti_affinity or ())
-    if repels or len(init) + len(app) > _MOST_SUMMED:
-        return None
-    return sums.of(
-        ((_init_kind(each) is ContainerKind.SIDECAR, _requested(each.resources)) for each in init),
-        (_requested(each.resources) for each in app),
-        (spec.resources.requests if spec.resources is not None else None) or {},
-        spec.overhead or {},
-    )
-
-
-def _requested(resources: _Resources | None) -> Mapping[str, Any]:
-    """Return a container's requests; a resource with only a limit counts with its limit."""
-    return {} if resources is None else {**(resources.limits or {}), **(resources.requests or {})}
 
 
 def _running(pod: _Pod) -> bool:
@@ -243,7 +203,12 @@ def _container_ids(status: _PodStatus) -> Mapping[str, str]:
     }
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+def decoded(decoder: msgspec.json.Decoder[T], raw: bytes | msgspec.Raw, what: str) -> T:
+    """Decode an object.
+
+    Raises:
+        UnreadableObjectError: it is not a `what`.
+    """
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -270,6 +235,8 @@ class NodeRecord:
     capacity: Mapping[str, int] = field(default_factory=dict)
     """Amounts of the selected resources, in whole numbers; resources that the node lacks are absent."""
     allocatable: Mapping[str, int] = field(default_factory=dict)
+    cpu_and_memory: Amounts | None = None
+    """Its allocatable CPU and memory; None if it does not name them."""
     ready: bool = False
     unschedulable: bool = False
     """Cordoned."""
@@ -328,7 +295,7 @@ class NodeReader:
         Raises:
             UnreadableObjectError: this is not a node.
         """
-        node = _decoded(self._decoder, raw, "node")
+        node = decoded(self._decoder, raw, "node")
         meta, status = _named(node.metadata, "node"), node.status
         return NodeRecord(
             meta.name,
@@ -338,6 +305,7 @@ class NodeReader:
             self._kept(meta.annotations),
             self._amounts(status.capacity),
             self._amounts(status.allocatable),
+            allocatable_amounts(status.allocatable or {}),
             ready=any(one.type == "Ready" and one.status == "True" for one in status.conditions or ()),
             unschedulable=bool(node.spec.unschedulable),
             address=next((one.address for one in status.addresses or () if one.type == "InternalIP"), ""),
@@ -368,7 +336,7 @@ def read_metadata(raw: bytes | msgspec.Raw) -> ObjectMeta:
     Raises:
         UnreadableObjectError: this is not an object of the Kubernetes API.
     """
-    return _decoded(_METADATA, raw, "Kubernetes object").metadata
+    return decoded(_METADATA, raw, "Kubernetes object").metadata
 
 
 class _VersionOnly(msgspec.Struct, rename="camel", gc=False):
@@ -388,7 +356,7 @@ def read_version(raw: bytes | msgspec.Raw) -> int:
     Raises:
         UnreadableObjectError: this is not an object of the Kubernetes API.
     """
-    return version_number(_decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
+    return version_number(decoded(_VERSIONED, raw, "Kubernetes object").metadata.resource_version)
 
 
 def version_number(version: str) -> int:

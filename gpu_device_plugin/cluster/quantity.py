@@ -8,6 +8,8 @@ from decimal import ROUND_CEILING, Decimal
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gpu_device_plugin.core.model.amounts import Amounts
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
@@ -27,6 +29,7 @@ _SUFFIXES = {
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
 _MOST = 2**63 - 1
+_MIB = 1 << 20
 _MOST_REMEMBERED = 1000
 """Sizes of the two caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
 _MOST_AMOUNTS = 128
@@ -51,6 +54,17 @@ def _quantity(text: str) -> Decimal | None:
     scale = _SUFFIXES.get(match["suffix"] or "", Decimal(10) ** int(match["exponent"] or 0))
     value = Decimal(match["number"]) * scale
     return value if 0 <= value <= _MOST else None
+
+
+def allocatable_amounts(allocatable: Mapping[str, Any]) -> Amounts | None:
+    """Return the CPU and memory that pods may request of a node, rounded down; None if it names none that is valid."""
+    cpu, memory = (_quantity(str(allocatable.get(name, ""))) for name in ("cpu", "memory"))
+    return None if cpu is None or memory is None else Amounts(int(cpu * 1000), int(memory) // _MIB)
+
+
+def requested_amounts(requests: Mapping[str, int]) -> Amounts:
+    """Return the CPU and memory of a sum of requests, see `RequestSums.of`."""
+    return Amounts(requests.get("cpu", 0), -(-requests.get("memory", 0) // _MIB))
 
 
 class RequestSums:

@@ -10,15 +10,24 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpu_device_plugin.core.cluster.effort import Effort
+from gpu_device_plugin.core.model.amounts import NO_AMOUNTS
+from gpu_device_plugin.core.model.policy import FIT
+from gpu_device_plugin.core.worth.mix import kinds_of
+from gpu_device_plugin.fleet_index.appraised import Appraised, GainsOfPod, scores_among
 from gpu_device_plugin.fleet_index.scores import scores
 from gpu_device_plugin.fleet_index.table import NodeTable
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED, verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.fitting import Unfit
+    from gpu_device_plugin.core.model.amounts import Amounts
+    from gpu_device_plugin.core.worth.learning import Tables
+    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.fleet_index.gains import Gains
+    from gpu_device_plugin.fleet_index.rooms import Floats
     from gpu_device_plugin.fleet_index.table import Find, Nodes
 
 V = TypeVar("V")
@@ -27,6 +36,8 @@ _MOST_STEPS = 1000
 """The most steps of one request for results that are not cached; a step takes some microseconds."""
 _MOST_ASKS = 64
 """The most different demands that are cached. With 5,000 nodes each takes 80 kB."""
+_MOST_AMOUNTS = 4
+"""The most different requests for CPU and memory that are cached for one demand. With 5,000 nodes each takes 40 kB."""
 
 
 class Judge:
@@ -43,6 +54,7 @@ class Judge:
         self._table = NodeTable(nodes)
         self._begun = 0
         self._pods: OrderedDict[Ask, _Pod] = OrderedDict()
+        self._appraised: Appraised | None = None
 
     def __repr__(self) -> str:
         return f"<Judge: {self._table!r}, remembers {len(self._pods)} pods>"
@@ -52,14 +64,50 @@ class Judge:
         found = self._pod(ask).verdicts()
         return [UNKNOWN if row is None else found[row] for row in map(self._table.index.get, names)]
 
-    def scores(self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str) -> Sequence[int]:
-        """Return `core.cluster.scoring.score` of one pod for each named node; 0 where no node has the name."""
-        found = self._pod(ask).scores(node_policy, gpu_policy)
-        return [0 if row is None else found[row] for row in map(self._table.index.get, names)]
+    def scores(
+        self, ask: Ask, names: Sequence[str], node_policy: str, gpu_policy: str, amounts: Amounts = NO_AMOUNTS
+    ) -> Sequence[int]:
+        """Return the score of one pod for each named node; 0 where no node has the name.
+
+        Under the policy `fit`, with tables, it is that of `appraised.scores` among the named nodes; else
+        `core.cluster.scoring.score`.
+
+        Args:
+            ask: the pod's demand.
+            names: the nodes.
+            node_policy: a name in `POLICIES`, where the pod does not say.
+            gpu_policy: which GPU is preferred, where neither pod nor node says.
+            amounts: the pod's requests.
+        """
+        pod = self._pod(ask)
+        rows = map(self._table.index.get, names)
+        if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
+            return scores_among(list(rows), pod.verdicts(), pod.gains(self._appraised.gains, amounts), ask, self._table)
+        found = pod.scores(node_policy, gpu_policy)
+        return [0 if row is None else found[row] for row in rows]
+
+    def learned(self, tables: Tables) -> None:
+        """Score by these tables from now on, where the policy is `fit`."""
+        self.prepare()
+        self._appraised = Appraised(self._table, tables)
+        for pod in self._pods.values():
+            pod.forget_gains()
+
+    def shapes(self) -> Mapping[Shape, int]:
+        """Return how many nodes with GPUs there are of each shape."""
+        self.prepare()
+        return self._table.rooms.counts()
+
+    @property
+    def outdated(self) -> bool:
+        """Whether there is a node of a shape that the tables do not know; it scores 0."""
+        return self._appraised is not None and not self._appraised.gains.complete
 
     def prepare(self) -> None:
         """Update the table, so that the next request need not wait for that."""
         self._table.update()
+        if self._appraised is not None:
+            self._appraised.update()
 
     def _pod(self, ask: Ask) -> _Pod:
         self.prepare()
@@ -110,9 +158,23 @@ class _Pod:
         self._verdicts = _Answers(table, verdicts(ask, table, effort), effort)
         self._policies = ("", "")
         self._scores: _Answers[int] | None = None
+        self._gains: OrderedDict[Amounts, GainsOfPod] = OrderedDict()
 
     def verdicts(self) -> list[Unfit | None]:
         return self._verdicts.now()
+
+    def gains(self, gains: Gains, amounts: Amounts) -> Floats:
+        """Return what each row gains by a pod that requests these amounts."""
+        found = self._gains.pop(amounts, None)
+        if found is None or found.gains is not gains:
+            found = GainsOfPod(self._table, gains, kinds_of(self._ask, amounts.cpu_milli, amounts.memory_mib))
+        self._gains[amounts] = found
+        if len(self._gains) > _MOST_AMOUNTS:
+            self._gains.popitem(last=False)
+        return found.now()
+
+    def forget_gains(self) -> None:
+        self._gains.clear()
 
     def scores(self, node_policy: str, gpu_policy: str) -> list[int]:
         self._verdicts.now()

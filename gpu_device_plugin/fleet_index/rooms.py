@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 NO_NODE = Shape((), (), 0, 0)
-"""The shape of a row without a node."""
+"""The shape of a row without a node, or with one that has no GPU."""
 NO_GPU = (0, "")
 """The kind of GPU at a place of a node that has none."""
 
@@ -59,10 +59,10 @@ class Rooms:
         return f"<Rooms: {len(self)} rows, {len(self.shapes)} shapes, {len(self.gpus)} kinds of GPUs>"
 
     def write(self, row: int, shape: Shape, left: Left) -> None:
-        """Store the state of a node in its row; rows up to it are added if they are missing."""
-        code = self._code(shape)
+        """Store the state of a node in its row; rows are added if it is missing, more than one at a time."""
         gpus = len(shape.sizes)
-        self.reserve(row + 1, gpus)
+        code = self._code(shape if gpus else NO_NODE)
+        self.reserve(row + 1 if row < len(self) else max(row + 1, 2 * len(self)), gpus)
         self.shape[row], self.cpu[row], self.memory[row] = code, left.cpu_milli, left.memory_mib
         for column, values, none in ((self.free, left.frees, -1), (self.size, shape.sizes, -1)):
             column[row, :gpus] = values
@@ -71,7 +71,7 @@ class Rooms:
         self.gpu[row, gpus:] = 0
 
     def counts(self) -> Mapping[Shape, int]:
-        """Return how many nodes there are of each shape."""
+        """Return how many nodes with GPUs there are of each shape."""
         found = Counter(self.shape.tolist())
         return {self.shapes[code]: number for code, number in found.items() if code}
 

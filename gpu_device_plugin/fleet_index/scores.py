@@ -91,7 +91,7 @@ class _Scores:
     def _opened(self, spared: Sequence[float], each: int, gpus: int, rows: Sequence[int]) -> Sequence[float]:
         """Add for each row how many of the GPUs that give the pod memory are already in use."""
         said = {self._wished} if self._wished else set(self._table.policy)
-        packs = {policy: (policy or self._gpu_policy) == "binpack" for policy in said}
+        packs = {policy: (policy or self._gpu_policy) != "spread" for policy in said}
         if all(packs.values()):
             return self._opened_by_packing(spared, each, gpus, rows)
         left = [max(0, gpus - unused) for unused in picked(self._table.unused, rows)]

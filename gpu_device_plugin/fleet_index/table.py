@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from gpu_device_plugin.core.cluster.candidate import Candidate
+from gpu_device_plugin.core.worth.candidates import left_on, shape_of
+from gpu_device_plugin.fleet_index.rooms import Rooms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Sized
@@ -101,6 +103,8 @@ class NodeTable:
         self.groups: _Codes[tuple[Links, tuple[int, ...]], tuple[Links, tuple[int, ...]]] = _Codes()
         self._codes: Sequence[Sized] = (self.fills, self.kinds, self.models, self.groups)
         self._vacant: list[int] = []
+        self.rooms = Rooms()
+        """What each row has left; there may be more rows than nodes."""
 
     def update(self) -> None:
         """Apply the changes of the nodes."""
@@ -141,6 +145,7 @@ class NodeTable:
     def _write(self, row: int, node: Candidate) -> None:
         numbers = node.summary
         self.nodes[row] = node
+        self.rooms.write(row, shape_of(node), left_on(node))
         self._spread(self.frees, row, numbers.frees)
         self._spread(self.shared, row, numbers.shared)
         self.unused[row] = len(numbers.unused)

@@ -75,15 +75,16 @@ class ExtenderSettings(ProgramSettings):
         "http:// address, or auto: in-cluster.",
     )
     node_policy: str = knob(
-        "binpack",
+        "fit",
         one_of(*POLICIES),
-        "How a node is chosen for a pod: binpack fills one node before the next, spread takes the emptiest.",
+        "How a node is chosen for a pod: fit takes the node that loses least room for the pods that usually come, "
+        "binpack fills one node before the next, spread takes the emptiest.",
         live=True,
     )
     gpu_policy: str = knob(
-        "binpack",
+        "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest.",
+        "How a GPU of the node is chosen for a pod, where its agent does not say: fit, binpack or spread, likewise.",
         live=True,
     )
     vanished_grace_s: float = knob(

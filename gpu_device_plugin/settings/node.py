@@ -97,10 +97,11 @@ class NodeSettings(ProgramSettings):
         "GPUs, offer memory alone.",
     )
     policy: str = knob(
-        "binpack",
+        "fit",
         one_of(*POLICIES),
-        "How a GPU of the node is chosen for a pod: binpack fills one GPU before the next, spread takes the emptiest. "
-        "The node label ack.node.gpu.placement overrides it.",
+        "How a GPU of the node is chosen for a pod: fit leaves that to the scheduler extender, which knows what pods "
+        "come, and is binpack without one; binpack fills one GPU before the next, spread takes the emptiest. The node "
+        "label ack.node.gpu.placement overrides it.",
         live=True,
     )
     devices: tuple[str, ...] = knob(

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gpu_device_plugin.core.model.gpus import Closeness, Inventory
+from gpu_device_plugin.core.model.placing import Room
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.core.model.policy import POLICIES
 from gpu_device_plugin.core.model.resources import Kind, Resource
@@ -58,11 +59,13 @@ def test_a_container_asks_nothing_unless_it_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("policy", "order"),
-    [("binpack", [1, 3, 8]), ("spread", [8, 3, 1])],
+    [("fit", [1, 3, 8]), ("binpack", [1, 3, 8]), ("spread", [8, 3, 1])],
 )
 def test_a_policy_ranks_gpus_by_their_free_shares(policy: str, order: list[int]) -> None:
-    assert sorted([3, 8, 1], key=POLICIES[policy]) == order
+    """Without a scheduler that knows what pods come, `fit` fills one GPU before the next."""
+    rooms = [Room(position, 8, free) for position, free in enumerate([3, 8, 1])]
+    assert [room.free for room in sorted(rooms, key=POLICIES[policy])] == order
 
 
-def test_there_are_two_policies() -> None:
-    assert set(POLICIES) == {"binpack", "spread"}
+def test_there_are_three_policies() -> None:
+    assert set(POLICIES) == {"fit", "binpack", "spread"}

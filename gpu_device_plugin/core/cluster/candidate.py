@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.contract.nodegpus import NodeGpus
+    from gpu_device_plugin.core.model.amounts import Amounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class Candidate:
     gpus: NodeGpus = NO_GPUS
     rooms: tuple[Room, ...] = ()
     summary: Summary = Summary()
+    allocatable: Amounts | None = None
+    """The CPU and memory that pods may request in all; None if unknown."""
+    left: Amounts | None = None
+    """What no pod requests of it."""
     like: str = field(init=False, repr=False, compare=False)
     """A key for the reason why a pod does not fit here: every input of it but free shares and GPU models. A string,
     since Python computes the hash of a string only once."""
@@ -59,10 +64,25 @@ class Candidate:
         object.__setattr__(self, "like", like)
 
 
-def candidate(name: str, gpus: NodeGpus, usages: Iterable[Usage]) -> Candidate:
-    """Return a node with the room that `usages` leave on it."""
+def candidate(
+    name: str,
+    gpus: NodeGpus,
+    usages: Iterable[Usage],
+    allocatable: Amounts | None = None,
+    requested: Iterable[Amounts] = (),
+) -> Candidate:
+    """Return a node with the room that pods leave on it.
+
+    Args:
+        name: of the node.
+        gpus: its GPUs.
+        usages: what pods use of them.
+        allocatable: its CPU and memory, if known.
+        requested: what pods request of these.
+    """
     rooms = rooms_of(gpus, usages)
-    return Candidate(name, gpus, rooms, summary(rooms))
+    left = None if allocatable is None else allocatable.without(requested)
+    return Candidate(name, gpus, rooms, summary(rooms), allocatable, left)
 
 
 def rooms_of(gpus: NodeGpus, usages: Iterable[Usage]) -> tuple[Room, ...]:

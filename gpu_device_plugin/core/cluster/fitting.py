@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from gpu_device_plugin.core.cluster.candidate import summary
 from gpu_device_plugin.core.model.memory import format_mib
 from gpu_device_plugin.core.model.placing import Placement, Refusal, place
-from gpu_device_plugin.core.model.policy import POLICIES
+from gpu_device_plugin.core.model.policy import FIT, POLICIES
 from gpu_device_plugin.core.model.resources import Kind
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate, Summary
     from gpu_device_plugin.core.model.placing import Demand, Room
-    from gpu_device_plugin.core.model.policy import Rank
+    from gpu_device_plugin.core.model.policy import Rank, Ranks
 
     _Likeness = tuple[int, int, bool, bool, bool]
 
@@ -81,13 +81,14 @@ def unfit(ask: Ask, node: Candidate, pack: Pack | None = None) -> Unfit | None:
     return found if isinstance(found, Unfit) else None
 
 
-def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
+def fit(ask: Ask, node: Candidate, policy: str, ranks: Ranks | None = None) -> Fit | Unfit:
     """Choose GPUs of `node` for every part of a pod.
 
     Args:
         ask: the pod's demand; without any part it fits everywhere.
         node: the node with its free room.
         policy: which GPU is preferred where neither pod nor node says, a name in `POLICIES`.
+        ranks: what `fit` prefers on this node for each demand of the pod; None: it is `binpack`.
     """
     if not ask.parts:
         return Fit(())
@@ -96,9 +97,15 @@ def fit(ask: Ask, node: Candidate, policy: str) -> Fit | Unfit:
     if isinstance(found, Unfit):
         return found
     demands = [part.demand for part in ask.parts]
-    rank = POLICIES[ask.wishes.gpu_policy or node.gpus.policy or policy]
-    placements = _preferred(demands, rooms, rank, node.gpus.links.connection) or _as_packed(demands, rooms, found)
+    chosen = gpu_policy_of(ask, node, policy)
+    rank_of = ranks if ranks is not None and chosen == FIT else lambda _demand: POLICIES[chosen]
+    placements = _preferred(demands, rooms, rank_of, node.gpus.links.connection) or _as_packed(demands, rooms, found)
     return Fit(tuple(placements[n] for n in range(len(demands))))
+
+
+def gpu_policy_of(ask: Ask, node: Candidate, policy: str) -> str:
+    """Return the policy by which GPUs of a node are chosen for a pod: the pod's, else the node's, else `policy`."""
+    return ask.wishes.gpu_policy or node.gpus.policy or policy
 
 
 def _packed(
@@ -302,7 +309,7 @@ def free_and_idle(rooms: Sequence[Room]) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _preferred(
-    demands: Sequence[Demand], rooms: Sequence[Room], rank: Rank, closeness: Callable[[int, int], int]
+    demands: Sequence[Demand], rooms: Sequence[Room], ranks: Ranks, closeness: Callable[[int, int], int]
 ) -> dict[int, Placement] | None:
     """Place each demand, the largest first, best where all later ones still have room; None if that takes too long."""
     order = _order(demands)
@@ -310,7 +317,7 @@ def _preferred(
     steps = _MOST_STEPS
     for done, n in enumerate(order):
         others = Packer([demands[later] for later in order[done + 1 :]])
-        ways = _ways(demands[n], rooms, rank, closeness)
+        ways = _ways(demands[n], rooms, ranks(demands[n]), closeness)
         packing = Packing(None, 0)
         while packing.taken is None:
             placement = next(ways, None)
@@ -357,7 +364,7 @@ def _ways(
     memory = demand.kind is Kind.MEMORY
     each = demand.amount // demand.gpus
     alike: dict[_Likeness, list[Room]] = {}
-    for room in sorted(rooms, key=lambda room: (rank(room.free), room.position)):
+    for room in sorted(rooms, key=lambda room: (rank(room), room.position)):
         if (room.gives_shares and room.free >= each) if memory else room.unused:
             alike.setdefault(_likeness(room), []).append(room)
 

@@ -8,7 +8,7 @@ from math import comb
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.cluster.candidate import summary
-from gpu_device_plugin.core.cluster.fitting import allowed, unfit
+from gpu_device_plugin.core.cluster.fitting import allowed, gpu_policy_of, unfit
 from gpu_device_plugin.core.model.gpus import Closeness
 from gpu_device_plugin.core.model.resources import Kind
 
@@ -72,7 +72,7 @@ def score(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -> int:
     Args:
         ask: the pod's demand.
         node: the node with its free room.
-        node_policy: `binpack` or `spread`, where the pod does not say.
+        node_policy: a name in `POLICIES`, where the pod does not say.
         gpu_policy: which GPU is preferred, where neither pod nor node says.
     """
     return 0 if unfit(ask, node) is not None else score_of_fit(ask, node, node_policy, gpu_policy)
@@ -82,15 +82,15 @@ def score_of_fit(ask: Ask, node: Candidate, node_policy: str, gpu_policy: str) -
     """Return `score` of a node on which the pod fits.
 
     `spread` prefers nodes by the fraction that remains free. `binpack` prefers full nodes, and among these the ones
-    whose memory comes from GPUs that are already in shared use, and whose whole GPUs are well connected. Each part of a
-    pod is scored as if it were alone, so that no placement is necessary.
+    whose memory comes from GPUs that are already in shared use, and whose whole GPUs are well connected; so does `fit`
+    before anything is learned. Each part of a pod is scored as if it were alone, so that no placement is necessary.
     """
     numbers, wish = node.summary, wanted(ask)
     if not numbers.total or not wish.spoilable:
         return 0
     full = wish.full(numbers.used, numbers.total, len(numbers.sizes))
     numbers = summary(allowed(ask, node)) if ask.wishes.choosy else numbers
-    packs = (ask.wishes.gpu_policy or node.gpus.policy or gpu_policy) == "binpack"
+    packs = gpu_policy_of(ask, node, gpu_policy) != "spread"
     spared = 0.0
     for each, gpus in wish.memory:
         # binpack takes GPUs in use before others, another policy once there are no unused ones left.

@@ -155,7 +155,7 @@ def place(
     if len(fitting) < wanted or not fitting.keys() >= set(must) or len(must) > wanted or wanted < 1 or rest:
         return Refusal(demand, tuple((room, verdicts[room.position] or Obstacle.FULL) for room in rooms))
     if demand.kind is Kind.MEMORY:
-        ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position].free), position))
+        ranked = sorted(fitting, key=lambda position: (position not in must, rank(fitting[position]), position))
         return Placement(demand, tuple((position, each) for position in sorted(ranked[:wanted])))
     group = _closest(sorted(fitting), wanted, closeness, frozenset(must))
     return Placement(demand, tuple((position, fitting[position].total) for position in group))

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.amounts import NO_AMOUNTS, Amounts
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -61,6 +63,9 @@ class Pod:
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
     pod's end frees is unknown. Only for a pod with containers, and where the reader asks for it."""
+
+    amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
+    """The CPU and memory among the requests, likewise; also where the amount that its end frees is unknown."""
 
     @property
     def ended(self) -> bool:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
-Rank = Callable[[int], int]
-"""From the free shares of a GPU that fits to its rank; the lowest rank is chosen, ties go to the lower position."""
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gpu_device_plugin.core.model.placing import Demand, Room
+
+Rank: TypeAlias = "Callable[[Room], float]"
+"""From a GPU that fits to its rank; the lowest rank is chosen, ties go to the lower position."""
+Ranks: TypeAlias = "Callable[[Demand], Rank]"
+"""A rank for each demand."""
+
+FIT = "fit"
 
 POLICIES: Mapping[str, Rank] = MappingProxyType(
     {
-        "binpack": lambda free: free,
-        "spread": lambda free: -free,
+        FIT: lambda room: room.free,
+        "binpack": lambda room: room.free,
+        "spread": lambda room: -room.free,
     }
 )
-"""`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest."""
+"""`binpack` fills one GPU before the next and keeps the others unused; `spread` takes the emptiest. `fit` takes the GPU
+by which the node loses least of its worth to the pods that come (`core.worth`); only the scheduler extender knows them,
+and where it does not decide, `fit` is `binpack`."""
 
 
 def policy_in_force(label: str, setting: str) -> str:

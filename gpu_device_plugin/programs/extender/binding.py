@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from gpu_device_plugin.cluster.binder import PodRef
+    from gpu_device_plugin.core.cluster.asking import Ask
     from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.fitting import Fit
+    from gpu_device_plugin.core.model.amounts import Amounts
     from gpu_device_plugin.core.model.pods import Pod
+    from gpu_device_plugin.core.model.policy import Ranks
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
 
@@ -70,6 +74,7 @@ class Binding:
         *,
         current: Callable[[], Awaitable[None]],
         gpu_policy: Callable[[], str],
+        ranks: Callable[[Candidate, Amounts], Ranks | None] = lambda _node, _amounts: None,
         timeout_s: Callable[[], float],
         clock: Callable[[], float],
         wall_ns: Callable[[], int],
@@ -84,6 +89,7 @@ class Binding:
             current: returns once the fleet has the bindings of other extenders made since our last one. Raises ApiError
                 or TimeoutError.
             gpu_policy: which GPU is preferred where neither pod nor node says.
+            ranks: what the policy `fit` prefers on a node, for a pod that requests these amounts.
             timeout_s: how long one binding may take.
             clock: monotonic seconds.
             wall_ns: nanoseconds since the epoch, for display.
@@ -94,6 +100,7 @@ class Binding:
         self._resources = tuple(resources)
         self._current = current
         self._gpu_policy = gpu_policy
+        self._ranks = ranks
         self._timeout_s = timeout_s
         self._clock = clock
         self._wall_ns = wall_ns
@@ -175,10 +182,10 @@ class Binding:
         there: Candidate | None = self._fleet.candidates.get(node)
         if there is None:
             return f"node {node} is not known to the GPU scheduler"
-        found, wait_s = fit(asked, there, self._gpu_policy()), 0.0
+        found, wait_s = self._fit(asked, there, pod.amounts), 0.0
         if (settling := self._fleet.settling(node)) is not None:
             rest, opens = settling
-            at_once = fit(asked, rest, self._gpu_policy())
+            at_once = self._fit(asked, rest, pod.amounts)
             found, wait_s = (found, opens - self._clock()) if isinstance(at_once, Unfit) else (at_once, 0.0)
         if isinstance(found, Unfit):
             return f"node {node}: {found.sentence}"
@@ -187,6 +194,9 @@ class Binding:
         # the promise and, if malformed, make the promise unreadable.
         void = {key: text for key, text in _VOID.items() if key in pod.annotations} if promised else {}
         return {**void, **promised}, wait_s
+
+    def _fit(self, asked: Ask, node: Candidate, amounts: Amounts) -> Fit | Unfit:
+        return fit(asked, node, self._gpu_policy(), self._ranks(node, amounts))
 
     async def _claimed(self, pod: Pod, ref: PodRef, node: str, promised: Mapping[str, str], wait_s: float = 0.0) -> str:
         # No await between the choice and this line: the next request finds the GPU claimed.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpu_device_plugin.cluster.api import NodeRecord
 from gpu_device_plugin.cluster.store import Store
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.pods import Pod
 from gpu_device_plugin.core.model.resources import Kind
@@ -22,25 +23,64 @@ _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
 
-class PodStore(Store[Pod]):
+class Comers(Protocol):
+    """Counts the pods that come, each once."""
+
+    def came(self, pod: Pod) -> None:
+        """Count a pod with GPUs."""
+
+    def other_came(self, pod: OtherPod) -> None:
+        """Count a pod without GPUs that was bound to a node with GPUs."""
+
+
+class PodStore(Store[Pod | OtherPod]):
     """Applies watched pods to a fleet."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
-        """Write to `fleet`; `clock` returns monotonic seconds."""
+    def __init__(self, fleet: Fleet, clock: Callable[[], float], comers: Comers | None = None) -> None:
+        """Write to `fleet`.
+
+        Args:
+            fleet: gets the pods.
+            clock: monotonic seconds.
+            comers: is told of each pod that was not there before.
+        """
         self._fleet = fleet
         self._clock = clock
+        self._comers = comers
 
-    def replace(self, objects: Sequence[Pod]) -> None:
-        """Replace all pods that ask for GPUs."""
-        self._fleet.replace_pods(objects, self._clock())
+    def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
+        """Replace all pods."""
+        # The mix of pods forgets by the time between them, so they come in their order.
+        for each in sorted(objects, key=lambda each: each.created):
+            self._count(each)
+        self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
+        self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
 
-    def put(self, object: Pod) -> None:  # noqa: A002 - the API's term
+    def put(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
         """Add or update a pod."""
-        self._fleet.put_pod(object, self._clock())
+        self._count(object)
+        if isinstance(object, Pod):
+            self._fleet.put_pod(object, self._clock())
+        else:
+            self._fleet.put_other(object)
 
-    def remove(self, object: Pod) -> None:  # noqa: A002 - the API's term
+    def remove(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
         """Remove a pod, given its last state."""
-        self._fleet.remove_pod(object, self._clock())
+        if isinstance(object, Pod):
+            self._fleet.remove_pod(object, self._clock())
+        else:
+            self._fleet.remove_other(object)
+
+    def _count(self, pod: Pod | OtherPod) -> None:
+        """Tell of a pod that the fleet does not know yet."""
+        if self._comers is None or pod.ended:
+            return
+        if isinstance(pod, OtherPod):
+            # A pod that had no choice of its node says nothing of what comes to other nodes.
+            if not pod.bound_to_node and self._fleet.gains_other(pod):
+                self._comers.other_came(pod)
+        elif not pod.deleting and self._fleet.pending(pod.uid) is None and pod.uid not in self._fleet.entries:
+            self._comers.came(pod)
 
 
 class NodeStore(Store[NodeRecord]):
@@ -53,11 +93,12 @@ class NodeStore(Store[NodeRecord]):
 
     def replace(self, objects: Sequence[NodeRecord]) -> None:
         """Replace all nodes."""
-        self._fleet.replace_nodes({node.name: self._gpus(node) for node in objects})
+        allocatable = {node.name: node.cpu_and_memory for node in objects}
+        self._fleet.replace_nodes({node.name: self._gpus(node) for node in objects}, allocatable)
 
     def put(self, object: NodeRecord) -> None:  # noqa: A002
         """Add or update a node."""
-        self._fleet.put_node(object.name, self._gpus(object))
+        self._fleet.put_node(object.name, self._gpus(object), object.cpu_and_memory)
 
     def remove(self, object: NodeRecord) -> None:  # noqa: A002
         """Remove a node."""

@@ -23,6 +23,7 @@ from gpu_device_plugin.cluster.binder import Binder, BinderTiming
 from gpu_device_plugin.cluster.client import Client, Timing
 from gpu_device_plugin.cluster.config import SERVICE_ACCOUNT, ClusterConfig, ClusterConfigError, config_for
 from gpu_device_plugin.cluster.lease import Lease, LeaseTiming
+from gpu_device_plugin.cluster.other_pods import OtherPodReader
 from gpu_device_plugin.cluster.reflector import Reflector, ReflectorTiming
 from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS, MalformedAnnotationError
 from gpu_device_plugin.core.contract.promises import promises
@@ -31,6 +32,7 @@ from gpu_device_plugin.fleet import Entry, Fleet
 from gpu_device_plugin.programs.extender.binding import Binding
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
 from gpu_device_plugin.programs.extender.freshness import Freshness
+from gpu_device_plugin.programs.extender.learning import Learner
 from gpu_device_plugin.programs.extender.readiness import Readiness
 from gpu_device_plugin.programs.extender.routes import Routes
 from gpu_device_plugin.programs.extender.verbs import Verbs
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.aio.http import Route
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.errors import ApiError
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.programs.extender.readiness import Watches
     from gpu_device_plugin.settings.extender import ExtenderSettings
@@ -155,7 +158,8 @@ class Extender:
         )
         self._client = Client(config, timing=timings.api, on_error=self._count_error)
         self._pod_reader = PodReader(names, READ_ON_PODS.__contains__, sums=True)
-        # A pod whose JSON names none of our resources asks for none, and need not be decoded.
+        self._other_reader = OtherPodReader()
+        # A pod whose JSON names none of our resources asks for none.
         self._ours = tuple(f'"{name}"'.encode() for name in names)
         node_reader = NodeReader(names, READ_ON_NODES.__contains__)
         self._changed = asyncio.Event()
@@ -170,8 +174,24 @@ class Extender:
         self._nodes: Reflector[NodeRecord] = Reflector(
             self._client, NODES, node_reader.read, NodeStore(self.fleet, resources), timing=timings.follow
         )
-        self._pods: Reflector[Pod] = Reflector(
-            self._client, PODS, self._read_pod, PodStore(self.fleet, time.monotonic), timing=timings.follow
+        self.waiting = Waiting(self.fleet)
+        self.verbs = Verbs(
+            self.fleet,
+            self._pod_reader,
+            resources,
+            node_policy=lambda: self.settings.node_policy,
+            gpu_policy=lambda: self.settings.gpu_policy,
+            ready=lambda: next(iter(self.unready()), ""),
+            metrics=self._metrics,
+            waiting=None if settings.http is None else self.waiting,
+        )
+        self._learner = Learner(self.verbs.judge, resources, time.monotonic)
+        self._pods: Reflector[Pod | OtherPod] = Reflector(
+            self._client,
+            PODS,
+            self._read_pod,
+            PodStore(self.fleet, time.monotonic, self._learner),
+            timing=timings.follow,
         )
         self.watches: Watches = {"nodes": self._nodes, "pods": self._pods}
         """The reflectors of the cluster, by the plural of the kind."""
@@ -197,21 +217,11 @@ class Extender:
             resources,
             current=self._fresh,
             gpu_policy=lambda: self.settings.gpu_policy,
+            ranks=self._learner.ranks,
             timeout_s=lambda: self.settings.bind_timeout_s,
             clock=time.monotonic,
             wall_ns=time.time_ns,
             check_doubts_s=timings.check_doubts_s,
-        )
-        self.waiting = Waiting(self.fleet)
-        self.verbs = Verbs(
-            self.fleet,
-            self._pod_reader,
-            resources,
-            node_policy=lambda: self.settings.node_policy,
-            gpu_policy=lambda: self.settings.gpu_policy,
-            ready=lambda: next(iter(self.unready()), ""),
-            metrics=self._metrics,
-            waiting=None if settings.http is None else self.waiting,
         )
         self.routes = Routes(
             self.verbs,
@@ -261,9 +271,10 @@ class Extender:
             await self._serve(servers, "listen", settings.listen, calls, tls=tls, finish_within_s=patience_s)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._nodes.run(), name="watch nodes")
-                tasks.create_task(self._pods.run(), name="watch pods")
+                tasks.create_task(self._follow_pods(), name="watch pods")
                 tasks.create_task(self.binding.resolve_doubts(), name="resolve doubts")
                 tasks.create_task(self._prepare_after_changes(), name="prepare after changes")
+                tasks.create_task(self._learner.run(), name="learn")
                 tasks.create_task(self._tick(), name="expire vanished pods")
                 tasks.create_task(self._log_when_ready(), name="log when ready")
                 if self._lease is not None:
@@ -288,16 +299,16 @@ class Extender:
 
     # --- The cluster ----------------------------------------------------------------------------------------------
 
-    def _read_pod(self, raw: msgspec.Raw) -> Pod | None:
+    def _read_pod(self, raw: msgspec.Raw) -> Pod | OtherPod | None:
         whole = bytes(raw)
         if not any(name in whole for name in self._ours):
-            return None
+            return self._other_reader.read(raw)
         pod, ignored = self._pod_reader.read(raw)
         if ignored:
             _log.warning(
                 "ignoring invalid limits of a pod", extra={"pod": f"{pod.namespace}/{pod.name}", "why": ignored[0]}
             )
-        return pod if pod.containers else None
+        return pod if pod.containers else self._other_reader.read(raw)
 
     def _unplaced(self, pod: Pod) -> None:
         """Count a pod whose GPU is unknown because its annotations are malformed."""
@@ -308,6 +319,11 @@ class Extender:
 
     def _bind_timing(self) -> BinderTiming:
         return self._timings.bind or BinderTiming.within(self.settings.bind_timeout_s)
+
+    async def _follow_pods(self) -> NoReturn:
+        # A pod without GPUs says something of what comes to nodes with GPUs if its node is known to be one.
+        await self._nodes.wait_synced()
+        await self._pods.run()
 
     async def _tick(self) -> NoReturn:
         while True:

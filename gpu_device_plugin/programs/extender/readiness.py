@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from gpu_device_plugin.cluster.api import NodeRecord
     from gpu_device_plugin.cluster.lease import Lease
     from gpu_device_plugin.cluster.reflector import Reflector
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
     from gpu_device_plugin.core.model.pods import Pod
 
-    Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod]]
+    Watches = Mapping[str, Reflector[NodeRecord] | Reflector[Pod | OtherPod]]
 
 
 class Readiness:

@@ -84,15 +84,15 @@ class Verbs:
         self._ready = ready
         self._metrics = metrics
         self._waiting = waiting
-        self._judge = Judge(fleet)
+        self.judge = Judge(fleet)
         self._judge_soon = Judge(fleet.soon)
 
     def __repr__(self) -> str:
-        return f"<Verbs: {self._fleet!r}, {self._judge!r}>"
+        return f"<Verbs: {self._fleet!r}, {self.judge!r}>"
 
     def prepare(self) -> None:
         """Apply the changes of all nodes to the index, so that the next request need not wait for that."""
-        self._judge.prepare()
+        self.judge.prepare()
         self._judge_soon.prepare()
 
     def filter(self, body: bytes) -> bytes:
@@ -120,7 +120,7 @@ class Verbs:
             passed = [name for name in args.names if name == claim.node]
             failed = {name: _ELSEWHERE for name in args.names if name != claim.node}
         else:
-            verdicts = self._judge.verdicts(asked, args.names)
+            verdicts = self.judge.verdicts(asked, args.names)
             passed = [name for name, why in zip(args.names, verdicts, strict=True) if why is None]
             for name, why in zip(args.names, verdicts, strict=True) if len(passed) < len(args.names) else ():
                 if why is not None:
@@ -155,7 +155,7 @@ class Verbs:
         if failed:
             return Reason.NO_ROOM
         # kube-scheduler names only nodes whose sums are sufficient now; room may be made on another node.
-        verdicts = by_verdicts(self._judge.verdicts(asked, list(self._fleet.candidates)))
+        verdicts = by_verdicts(self.judge.verdicts(asked, list(self._fleet.candidates)))
         return Reason.NEVER_FITS if verdicts is Reason.NEVER_FITS else Reason.NO_ROOM
 
     def _soon(self, asked: Ask, names: Iterable[str]) -> str | None:
@@ -171,13 +171,13 @@ class Verbs:
         try:
             args = wire.read_args(body)
             names = args.names
-            _, asked = self._asked(args.pod)
+            pod, asked = self._asked(args.pod)
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
-            asked = Impossible("")
+            return wire.priorities([wire.HostPriority(name, 0) for name in names])
         if isinstance(asked, Impossible) or not asked.parts:
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        scores = self._judge.scores(asked, names, self._node_policy(), self._gpu_policy())
+        scores = self.judge.scores(asked, names, self._node_policy(), self._gpu_policy(), pod.amounts)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
 
     def preempt(self, body: bytes) -> bytes:

@@ -129,7 +129,7 @@ def test_nothing_of_the_other_resource_is_no_contradiction() -> None:
 
 def test_a_wish_that_makes_no_sense_is_impossible() -> None:
     assert refused(pod(("c0", 4), annotations={GPU_POLICY: "best"})) == (
-        "the annotation gpu-device-plugin/gpu-policy is none of binpack, spread; write one of them"
+        "the annotation gpu-device-plugin/gpu-policy is none of fit, binpack, spread; write one of them"
     )
 
 

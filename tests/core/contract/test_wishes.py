@@ -162,7 +162,7 @@ def test_the_cache_of_models_is_bounded() -> None:
 @pytest.mark.parametrize("key", [GPU_POLICY, NODE_POLICY])
 @pytest.mark.parametrize("text", ["", "Binpack", "best"])
 def test_an_unknown_policy_is_malformed(key: str, text: str) -> None:
-    sentence = f"the annotation {key} is none of binpack, spread; write one of them"
+    sentence = f"the annotation {key} is none of fit, binpack, spread; write one of them"
     with pytest.raises(MalformedAnnotationError, match=f"^{re.escape(sentence)}$"):
         read_wishes({key: text})
 

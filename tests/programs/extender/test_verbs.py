@@ -761,7 +761,7 @@ def test_what_cannot_be_answered_is_an_error_in_words(body: bytes) -> None:
         (wanting(8, labels={GPU_COUNT: "64"}), "evenly"),
         (wanting(8, labels={GPU_COUNT: "-1"}), "is not a number of GPUs"),
         (wanting(8, annotations={USE_MODEL: ","}), "names nothing"),
-        (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of binpack, spread"),
+        (wanting(8, annotations={"gpu-device-plugin/gpu-policy": SECRET}), "is none of fit, binpack, spread"),
         (wanting(*[2] * 16), "together"),
         (wanting(*[1] * 17), "more than 16 of its containers ask for GPUs of their own"),
     ],

@@ -1,0 +1,67 @@
+"""A node of the cluster as worth is computed: its shape, its room, and the GPU on which a pod costs least."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.model.amounts import Amounts
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.worth.appraising import CLOSED, Left
+from gpu_device_plugin.core.worth.shapes import Shape, rounded
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.model.placing import Demand, Room
+    from gpu_device_plugin.core.model.policy import Rank, Ranks
+    from gpu_device_plugin.core.worth.appraising import Appraiser
+
+UNKNOWN = Amounts(256_000, 4 << 20)
+"""The CPU and memory of a node that does not name them: 256 CPUs and 4 TiB, so that only its GPUs decide."""
+
+
+def shape_of(node: Candidate) -> Shape:
+    """Return the shape of a node."""
+    allocatable = node.allocatable or UNKNOWN
+    gpus = node.gpus.gpus
+    return Shape(
+        tuple([gpu.shares for gpu in gpus]),
+        tuple([gpu.model for gpu in gpus]),
+        rounded(allocatable.cpu_milli),
+        rounded(allocatable.memory_mib),
+    )
+
+
+def left_on(node: Candidate) -> Left:
+    """Return the room of a node. A GPU in whole use has no free share, and one out of service is closed."""
+    left = node.left or UNKNOWN
+    return Left(tuple([_free(room) for room in node.rooms]), left.cpu_milli, left.memory_mib)
+
+
+def _free(room: Room) -> int:
+    if not room.healthy:
+        return CLOSED
+    return 0 if room.whole else room.free
+
+
+def ranks_on(appraiser: Appraiser, node: Candidate, amounts: Amounts) -> Ranks | None:
+    """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: nothing is learned.
+
+    A GPU ranks by the worth that the node loses with it, so that the least loss comes first.
+    """
+    shape, left = shape_of(node), left_on(node)
+    if shape not in appraiser.tables.wanted:
+        return None
+    cpu = left.cpu_milli - amounts.cpu_milli
+    places = {room.position: at for at, room in enumerate(node.rooms)}
+
+    def of(demand: Demand) -> Rank:
+        def rank(room: Room) -> float:
+            at = places[room.position]
+            # Parts of the pod that are placed already have left the other rooms as they are: nearly so.
+            frees = (*left.frees[:at], _free(room), *left.frees[at + 1 :])
+            shares = room.total if demand.kind is Kind.COUNT else demand.amount // demand.gpus
+            return -appraiser.change(shape, frees, cpu, at, shares)
+
+        return rank
+
+    return of
