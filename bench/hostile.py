@@ -127,7 +127,7 @@ CLEARLY_REFUSED: Mapping[str, str] = MappingProxyType(
         "a name that is as long as it may be, 64 times": _LONG.format("avoid-model"),
         "37,000 names": _LONG.format("use-model"),
         "a policy of 250,000 characters": (
-            "the annotation gpu-device-plugin/gpu-policy is none of binpack, spread; write one of them"
+            "the annotation gpu-device-plugin/gpu-policy is none of fit, binpack, spread; write one of them"
         ),
         "a split over as many GPUs as there are shares, beside a whole GPU": (
             "the pod label aliyun.com/gpu-count asks for 1048576 GPUs, and no node can have more than 64"

@@ -89,7 +89,7 @@ def test_every_mistake_in_settings_has_a_line_of_its_own() -> None:
     assert done.stderr.splitlines() == [
         "gpu-device-plugin: GPUSHARE_POLCY: there is no such setting; did you mean GPUSHARE_POLICY?",
         "gpu-device-plugin: --share-size: '1GB' is not an amount of memory; did you mean 1GiB?",
-        "gpu-device-plugin: --policy: 'x' is unknown; write binpack or spread",
+        "gpu-device-plugin: --policy: 'x' is unknown; write fit or binpack or spread",
     ]
 
 

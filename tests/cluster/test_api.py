@@ -19,6 +19,7 @@ from gpu_device_plugin.cluster.api import (
 )
 from gpu_device_plugin.cluster.quantity import whole_quantity
 from gpu_device_plugin.core.contract.promises import MOST_TEXT
+from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM, container, node, pod
 
@@ -219,6 +220,7 @@ def test_a_node_is_reduced_to_what_concerns_us() -> None:
         annotations={"ours/gpus": "[]"},
         capacity={GPU_MEM: 1000, GPU_COUNT: 8},
         allocatable={GPU_MEM: 1000},
+        cpu_and_memory=Amounts(16_000, 65_536),
         ready=True,
         unschedulable=True,
         address="10.0.0.7",

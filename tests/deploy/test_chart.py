@@ -203,7 +203,7 @@ def test_the_extender_takes_its_settings_and_bounds(values: Json, workload: str)
     made = container(objects, workload, "extender")
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-extender"])
     found = cli.sources_of(ExtenderSettings, cli.parse(made["args"]), {}).read(texts=texts)
-    assert (found.gpu_policy, found.node_policy, found.vanished_grace_s) == ("spread", "binpack", 5)
+    assert (found.gpu_policy, found.node_policy, found.vanished_grace_s) == ("spread", "fit", 5)
     assert made["resources"] == {"requests": {"cpu": "1", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
 
 
@@ -272,7 +272,7 @@ def test_the_agent_takes_its_settings_and_its_place() -> None:
     sources = cli.sources_of(NodeSettings, cli.parse(made["args"]), {})
     texts = texts_of(objects["ConfigMap", "gpushare", "gpushare-node"])
     one, other = sources.read(texts=texts), settings_for(sources, texts, "large")
-    assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "binpack")
+    assert (one.share_size_mib, one.reserve_mib, one.policy) == (256, 2048, "fit")
     assert (other.share_size_mib, other.exclude_gpus, other.pre_start) == (4096, ("0", "1"), True)
     assert settings_for(sources, texts, "none") == one
     assert "runtimeClassName" not in pod

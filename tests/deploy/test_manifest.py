@@ -57,7 +57,7 @@ def test_what_administrators_choose_is_shown_to_them_as_it_is_by_default(
     objects: dict[str, dict[str, Any]], settings: NodeSettings
 ) -> None:
     (text,) = objects["ConfigMap"]["data"].values()
-    assert yaml.safe_load(text) == {"policy": "binpack", "share_size": "1GiB"}
+    assert yaml.safe_load(text) == {"policy": "fit", "share_size": "1GiB"}
     assert (settings.policy, settings.share_size_mib) == (NodeSettings().policy, NodeSettings().share_size_mib)
 
 

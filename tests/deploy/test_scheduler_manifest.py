@@ -92,8 +92,8 @@ def test_the_settings_are_mounted_as_a_directory_that_follows_the_configmap(mani
     assert mount in container(manifest)["volumeMounts"]
     assert {"name": "settings", "configMap": {"name": "gpushare-extender"}} in pod_of(manifest)["volumes"]
     chosen = yaml.safe_load(config_map(manifest, "gpushare-extender")["data"]["default.yaml"])
-    assert chosen == {"gpu_policy": "binpack", "node_policy": "binpack"}
-    assert (ExtenderSettings().gpu_policy, ExtenderSettings().node_policy) == ("binpack", "binpack")
+    assert chosen == {"gpu_policy": "fit", "node_policy": "fit"}
+    assert (ExtenderSettings().gpu_policy, ExtenderSettings().node_policy) == ("fit", "fit")
 
 
 @every_manifest

@@ -125,7 +125,7 @@ async def test_without_a_file_there_is_nothing_to_follow() -> None:
             await asyncio.sleep(0)
     assert told.said() == ()
     told.rereading.look(anyway=True)
-    assert told.said() == ("binpack",)
+    assert told.said() == ("fit",)
 
 
 async def test_it_ends_with_the_program_beside_it(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_what_people_write_becomes_a_value(name: str, text: str, field: str, val
         ({"listen": "127.0.0.1"}, None),
         ({"listen": "127.0.0.1:70000"}, None),
         ({"node_policy": "packed"}, "--node-policy: 'packed' is unknown; did you mean binpack?"),
-        ({"gpu_policy": "x"}, "--gpu-policy: 'x' is unknown; write binpack or spread"),
+        ({"gpu_policy": "x"}, "--gpu-policy: 'x' is unknown; write fit or binpack or spread"),
         ({"api": "off"}, None),
         ({"vanished_grace": "30"}, "--vanished-grace: '30' is not a duration; write it like 5s, 200ms or 2m"),
         ({"bind_timeout": "0s"}, "--bind-timeout: '0s' is too short; it has to be longer than 0s"),

@@ -198,7 +198,7 @@ def test_resource_names_that_the_kubelet_refuses(name: str) -> None:
     ("flags", "sentence"),
     [
         ({"policy": "spred"}, "--policy: 'spred' is unknown; did you mean spread?"),
-        ({"policy": "x"}, "--policy: 'x' is unknown; write binpack or spread"),
+        ({"policy": "x"}, "--policy: 'x' is unknown; write fit or binpack or spread"),
         ({"share_size": "1GB"}, "--share-size: '1GB' is not an amount of memory; did you mean 1GiB?"),
         ({"share_size": "0GiB"}, "--share-size: '0GiB' is too little; the least is 1MiB"),
         ({"nvml_timeout": "5"}, "--nvml-timeout: '5' is not a duration; write it like 5s, 200ms or 2m"),
@@ -254,7 +254,7 @@ def test_a_variable_that_means_nothing_is_not_passed_over(variable: str, hint: s
             "line 1, share-size: there is no such setting; did you mean share_size?",
         ),
         ("policy: spread\npolicy: binpack\n", "line 2, policy: this file sets it twice; remove one of the lines"),
-        ("policy: [spread]", "line 1, policy: a single value is needed here, written like binpack|spread"),
+        ("policy: [spread]", "line 1, policy: a single value is needed here, written like fit|binpack|spread"),
         (
             "fatal_xids: {79: yes}",
             "line 1, fatal_xids: words or a list of words is needed here, written like XID,...",

@@ -329,7 +329,7 @@ def test_the_doctor_looks_where_the_agent_was_told_to_unless_it_is_told_otherwis
     settings, _ = settings_of(*cli.sources_of_the_agent(arguments, running), NOWHERE)
     assert (settings.share_size_mib, settings.policy, settings.node_name) == (2048, "spread", "a")
     settings, _ = settings_of(*cli.sources_of_the_agent(arguments, []), NOWHERE)
-    assert settings.policy == "binpack"
+    assert settings.policy == "fit"
 
 
 def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_it_had(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_the_files_of_the_agent_are_read_as_it_sees_them_with_the_profile_that_i
     assert (settings.share_size_mib, profiles.last) == (2048, "big")
     unseen = agent._replace(root=tmp_path / "none")
     settings, profiles = settings_of(*cli.sources_of_the_agent(arguments, [unseen]), NOWHERE)
-    assert (settings.policy, settings.device_plugin_dir, profiles) == ("binpack", tmp_path, Profiles())
+    assert (settings.policy, settings.device_plugin_dir, profiles) == ("fit", tmp_path, Profiles())
     mine = cli.parse(["doctor", f"--config={mount(tmp_path / 'mine', default='share_size: 4GiB')}"])
     settings, _ = settings_of(*cli.sources_of_the_agent(mine, [agent]), NOWHERE)
     assert settings.share_size_mib == 4096
@@ -371,7 +371,7 @@ def test_files_that_cannot_be_used_keep_the_doctor_from_nothing(tmp_path: Path) 
     assert profiles.problems["big"].startswith(f"{folder}/big.yaml, line 1, polcy: there is no such setting")
     mount(folder, default="policy: [", big="")
     settings, profiles = seen()
-    assert (settings.policy, settings.reserve_mib) == ("binpack", 2048)
+    assert (settings.policy, settings.reserve_mib) == ("fit", 2048)
     assert list(profiles.problems) == ["", "big"]
     flags.append("--policy=sideways")
     with pytest.raises(UsageError, match="--policy: 'sideways' is unknown"):

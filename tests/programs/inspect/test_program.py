@@ -750,7 +750,7 @@ ASSUMED: dict[str, tuple[list[dict[str, Any]], list[list[str]], str]] = {
         [],
         (
             "cannot be used (gpushare/gpushare-extender, default.yaml, line 1, gpu_policy: 'best' is unknown; write "
-            "binpack or spread)"
+            "fit or binpack or spread)"
         ),
     ),
 }
@@ -769,7 +769,7 @@ def test_where_the_policy_is_not_known_it_is_said_which_one_is_assumed(
     gpu_chosen, said = chosen_gpu(world, capsys)
     assert gpu_chosen == 0
     assert said == [
-        (f"Nodes that publish no policy are assumed to have the policy binpack: the ConfigMap gpushare-extender {why}.")
+        (f"Nodes that publish no policy are assumed to have the policy fit: the ConfigMap gpushare-extender {why}.")
     ]
 
 

@@ -33,7 +33,7 @@ async def test_the_node_says_what_gpus_it_has() -> None:
         await there.start_agent()
         await there.node.until(lambda: bool(there.said_of_node()))
         said = there.said_of_node()
-        assert (said["version"], said["shareMiB"], said["policy"], said["driver"]) == (1, 1024, "binpack", "580.65.06")
+        assert (said["version"], said["shareMiB"], said["policy"], said["driver"]) == (1, 1024, "fit", "580.65.06")
         assert said["gpus"] == [
             {
                 "uuid": uuid,
@@ -51,7 +51,7 @@ async def test_the_node_says_what_gpus_it_has() -> None:
         assert there.labels() == {
             "count": "2",
             "share-mib": "1024",
-            "policy": "binpack",
+            "policy": "fit",
             "driver": "580.65.06",
             "product": "Tesla-T4",
             "memory-mib": "15360",
@@ -104,7 +104,7 @@ async def test_new_gpus_are_told_of() -> None:
 async def test_another_policy_after_sighup_is_told_of() -> None:
     async with cluster() as there:
         await there.start_agent()
-        await there.node.until(lambda: there.labels().get("policy") == "binpack")
+        await there.node.until(lambda: there.labels().get("policy") == "fit")
         assert there.node.agent is not None
         there.node.agent.reload(
             Sources(NodeSettings, flags={**there.node.settings, "policy": "spread"}, environ={}).read()
@@ -133,7 +133,7 @@ async def test_the_nodes_label_goes_before_the_agents_own_policy() -> None:
 async def test_a_label_that_names_no_policy_is_ignored_with_a_line(caplog: pytest.LogCaptureFixture) -> None:
     async with cluster(node_labels={"ack.node.gpu.placement": "best"}) as there:
         await there.start_agent()
-        await there.node.until(lambda: there.said_of_node().get("policy") == "binpack")
+        await there.node.until(lambda: there.said_of_node().get("policy") == "fit")
         assert "the node label ack.node.gpu.placement names no policy, and is ignored" in caplog.text
 
 
@@ -227,7 +227,7 @@ async def test_a_node_without_gpus_says_so() -> None:
         there.node.hardware(T4, events=[{"at": 0, "failure": "no-driver"}])
         there.node.launch()
         await there.node.until(lambda: there.said_of_node().get("gpus") == [])
-        assert there.labels() == {"count": "0", "share-mib": "1024", "policy": "binpack"}
+        assert there.labels() == {"count": "0", "share-mib": "1024", "policy": "fit"}
 
 
 async def test_an_agent_that_cannot_read_its_node_starts_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
