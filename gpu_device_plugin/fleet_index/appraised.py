@@ -25,6 +25,7 @@ _MOST_KINDS = 3
 """The most different parts of one pod that are appraised, the largest ones: a part takes milliseconds."""
 _MOST_GROUPS = 16
 """The most groups of unused GPUs that are compared by their links: one takes up to half a millisecond."""
+NO_ROW = -1
 _EQUAL = 1e-9
 """Gains that differ by less are equal, in shares."""
 
@@ -49,7 +50,7 @@ class Appraised:
             self._begin()
             return
         self._mark, changed = self._table.changed_since(self._mark)
-        self.gains.refresh(_rows(self._table, changed))
+        self.gains.refresh(np.arange(len(self._table.rooms)) if changed is None else np.array(changed, np.int64))
 
 
 class GainsOfPod:
@@ -67,39 +68,35 @@ class GainsOfPod:
     def now(self) -> Floats:
         """Return the gain of each row, `NEVER` where the pod has no room for itself; valid until the next change."""
         self._mark, changed = self._table.changed_since(self._mark)
-        rooms = self._table.rooms
-        if len(self._known) < len(rooms):
-            changed = None
-            self._known = np.full(len(rooms), NEVER)
-        rows = _rows(self._table, changed)
-        if len(rows):
-            found = [number * self.gains.of(kind, rows) for kind, number in self._kinds]
-            self._known[rows] = np.sum(found, axis=0)
+        if changed is None or len(self._known) < len(self._table.rooms):
+            self._known = sum((number * self.gains.of_all(kind) for kind, number in self._kinds), np.zeros(1))
+        elif changed:
+            rows = np.array(changed, np.int64)
+            self._known[rows] = sum((number * self.gains.of(kind, rows) for kind, number in self._kinds), np.zeros(1))
         return self._known
 
 
-def _rows(table: NodeTable, changed: Sequence[int] | None) -> Ints:
-    return np.arange(len(table.rooms)) if changed is None else np.unique(np.array(changed, np.int64))
-
-
 def scores_among(
-    rows: Sequence[int | None], verdicts: Sequence[Unfit | None], gains: Floats, ask: Ask, table: NodeTable
+    rows: Sequence[int], verdicts: Sequence[Unfit | None], gains: Floats, ask: Ask, table: NodeTable
 ) -> list[int]:
-    """Return the scores of some rows, None being a node that is not known; 0 where the pod does not fit.
+    """Return the scores of some rows, `NO_ROW` being a node that is not known; 0 where the pod does not fit.
 
     Of the nodes that gain most, those are preferred whose unused GPUs are best connected.
     """
-    fitting = [(at, row) for at, row in enumerate(rows) if row is not None and verdicts[row] is None]
-    found = scores(gains[[row for _, row in fitting]])
-    best = [row for (_, row), score in zip(fitting, found, strict=True) if score == MOST]
-    preferred = set(_best_connected(best, ask, table))
-    answer = [0] * len(rows)
-    for (at, row), score in zip(fitting, found, strict=True):
-        answer[at] = score if score < MOST or row in preferred else MOST - 1
+    # One row more, the last one, on which nothing fits: `NO_ROW` finds it.
+    fits = np.zeros(len(gains) + 1, np.bool_)
+    fits[: len(verdicts)] = [why is None for why in verdicts]
+    named = np.array(rows, np.int64)
+    found = scores(np.where(fits, np.append(gains, NEVER), NEVER)[named])
+    amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
+    if amount > 1:
+        best = named[found == MOST]
+        found[np.isin(named, np.setdiff1d(best, _best_connected(best.tolist(), amount, table)))] = MOST - 1
+    answer: list[int] = found.tolist()
     return answer
 
 
-def scores(gains: Floats) -> list[int]:
+def scores(gains: Floats) -> Ints:
     """Return the scores of nodes, 0 to 10, by their gains.
 
     kube-scheduler adds the scores of its other plugins, so they are relative to each other: only the best nodes get 10,
@@ -107,21 +104,18 @@ def scores(gains: Floats) -> list[int]:
     """
     known = gains > NEVER
     if not known.any():
-        return [0] * len(gains)
+        return np.zeros(len(gains), np.int64)
     best, worst = gains[known].max(), gains[known].min()
-    below = np.floor((MOST - 1) * (np.where(known, gains, worst) - worst) / max(best - worst, _EQUAL))
-    return [int(score) for score in np.where(gains >= best - _EQUAL, MOST, below)]
+    below = (MOST - 1) * (np.where(known, gains, worst) - worst) / max(best - worst, _EQUAL)
+    return np.where(gains >= best - _EQUAL, MOST, below.astype(np.int64))
 
 
-def _best_connected(rows: Sequence[int], ask: Ask, table: NodeTable) -> Sequence[int]:
-    """Return the rows whose unused GPUs are best connected for the largest group of whole ones that a pod takes."""
-    amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
-    if amount == 1 or len(rows) < 2:
-        return rows
+def _best_connected(rows: Sequence[int], amount: int, table: NodeTable) -> Sequence[int]:
+    """Return the rows of which `amount` unused GPUs are best connected."""
     by_group: dict[int, list[int]] = {}
     for row in rows:
         by_group.setdefault(table.group[row], []).append(row)
     tried = sorted(by_group.items(), key=lambda item: -len(item[1]))[:_MOST_GROUPS]
     near = {group: connected(*table.groups.examples[group], amount) for group, _ in tried}
-    nearest = max(near.values())
+    nearest = max(near.values(), default=0.0)
     return [row for group, there in tried if near[group] == nearest for row in there]

@@ -7,13 +7,14 @@ judged together, column by column; every result is cached until its node changes
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import repeat
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpu_device_plugin.core.cluster.effort import Effort
 from gpu_device_plugin.core.model.amounts import NO_AMOUNTS
 from gpu_device_plugin.core.model.policy import FIT
 from gpu_device_plugin.core.worth.mix import kinds_of
-from gpu_device_plugin.fleet_index.appraised import Appraised, GainsOfPod, scores_among
+from gpu_device_plugin.fleet_index.appraised import NO_ROW, Appraised, GainsOfPod, scores_among
 from gpu_device_plugin.fleet_index.scores import scores
 from gpu_device_plugin.fleet_index.table import NodeTable
 from gpu_device_plugin.fleet_index.verdicts import UNKNOWN, UNTRIED, verdicts
@@ -80,11 +81,11 @@ class Judge:
             amounts: the pod's requests.
         """
         pod = self._pod(ask)
-        rows = map(self._table.index.get, names)
         if self._appraised is not None and (ask.wishes.node_policy or node_policy) == FIT:
-            return scores_among(list(rows), pod.verdicts(), pod.gains(self._appraised.gains, amounts), ask, self._table)
+            rows = list(map(self._table.index.get, names, repeat(NO_ROW)))
+            return scores_among(rows, pod.verdicts(), pod.gains(self._appraised.gains, amounts), ask, self._table)
         found = pod.scores(node_policy, gpu_policy)
-        return [0 if row is None else found[row] for row in rows]
+        return [0 if row is None else found[row] for row in map(self._table.index.get, names)]
 
     def learned(self, tables: Tables) -> None:
         """Score by these tables from now on, where the policy is `fit`."""
