@@ -1,0 +1,1 @@
+"""`gpu-device-plugin simulate`: what would fit, under which policy, on which nodes."""

@@ -1,0 +1,86 @@
+"""Policies that score nodes in columns, with each score remembered until its node changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from gpu_device_plugin.fleet_index.gains import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.fleet_index.rooms import Floats, Ints, Rooms
+
+
+class Scorer(Protocol):
+    """Scores nodes for one kind of pod."""
+
+    def of(self, kind: PodKind, rows: Ints) -> Floats:
+        """Return the scores of rows, the best being the highest; `NEVER` where the pod does not fit."""
+
+    def gpus(self, kind: PodKind, row: int) -> Sequence[int]:
+        """Return the GPUs of a row that a pod gets, by position; it fits there."""
+
+    def refresh(self, rows: Ints) -> None:
+        """Take note of rows that have changed."""
+
+
+class Columns:
+    """Places pods on nodes in columns; of equal nodes the first row is chosen."""
+
+    def __init__(self, rooms: Rooms, kinds: Sequence[PodKind], scorer: Scorer) -> None:
+        """Place pods of these kinds by one policy."""
+        self.rooms = rooms
+        self._kinds = kinds
+        self._scorer = scorer
+        self._scores: dict[int, Floats] = {}
+        self._marks: dict[int, int] = {}
+        """Of each kind, how many changes its scores include."""
+        self._changes: list[int] = []
+        """Rows, in the order of their changes."""
+
+    def follow(self, scorer: Scorer) -> None:
+        """Score by another policy, or by newer tables, from now on."""
+        self._scorer = scorer
+        self._scores.clear()
+
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
+        scores = self._current(kind)
+        row = int(scores.argmax()) if len(scores) else 0
+        if not len(scores) or scores[row] == NEVER:
+            return None
+        pod, rooms = self._kinds[kind], self.rooms
+        gpus = self._scorer.gpus(pod, row) if pod.gpus else ()
+        for gpu in gpus:
+            rooms.free[row, gpu] -= pod.shares or rooms.free[row, gpu]
+        rooms.cpu[row] -= pod.cpu_milli
+        rooms.memory[row] -= pod.memory_mib
+        self._changed(row)
+        return row, gpus
+
+    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Give back what a pod has taken."""
+        pod, rooms = self._kinds[kind], self.rooms
+        for gpu in gpus:
+            rooms.free[row, gpu] = rooms.free[row, gpu] + pod.shares if pod.shares else rooms.size[row, gpu]
+        rooms.cpu[row] += pod.cpu_milli
+        rooms.memory[row] += pod.memory_mib
+        self._changed(row)
+
+    def _changed(self, row: int) -> None:
+        self._changes.append(row)
+        self._scorer.refresh(np.array([row]))
+
+    def _current(self, kind: int) -> Floats:
+        scores = self._scores.get(kind)
+        if scores is None:
+            scores = self._scores[kind] = self._scorer.of(self._kinds[kind], np.arange(len(self.rooms)))
+        elif changed := set(self._changes[self._marks[kind] :]):
+            rows = np.fromiter(changed, np.int64, len(changed))
+            scores[rows] = self._scorer.of(self._kinds[kind], rows)
+        self._marks[kind] = len(self._changes)
+        return scores

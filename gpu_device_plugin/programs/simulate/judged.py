@@ -1,0 +1,98 @@
+"""The policies binpack and spread: nodes and GPUs as the scheduler extender chooses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.core.cluster.asking import Ask, Part
+from gpu_device_plugin.core.cluster.candidate import Candidate, summary
+from gpu_device_plugin.core.cluster.fitting import Fit, fit
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.amounts import Amounts
+from gpu_device_plugin.core.model.placing import Demand, Room
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.fleet import View
+from gpu_device_plugin.fleet_index.judge import Judge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.programs.simulate.model import Start
+
+
+class Judged:
+    """Places pods by verdicts and scores of the extender; of equal nodes the first is chosen."""
+
+    def __init__(self, nodes: Sequence[Start], kinds: Sequence[PodKind], policy: str) -> None:
+        """Place pods of these kinds.
+
+        Args:
+            nodes: the nodes as they are at first.
+            kinds: of the pods.
+            policy: for nodes and for GPUs, a name in `POLICIES`.
+        """
+        self._kinds = kinds
+        self._policy = policy
+        self._asks = [asked(kind) for kind in kinds]
+        self._names = [str(at) for at in range(len(nodes))]
+        self._gpus = [_gpus(node) for node in nodes]
+        self._frees = [list(node.left.frees) for node in nodes]
+        self._left = [Amounts(node.left.cpu_milli, node.left.memory_mib) for node in nodes]
+        self._nodes = View(lambda: None)
+        for row in range(len(nodes)):
+            self._put(row)
+        self._judge = Judge(self._nodes)
+
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
+        ask, pod = self._asks[kind], self._kinds[kind]
+        verdicts = self._judge.verdicts(ask, self._names)
+        # kube-scheduler itself checks CPU and memory, before it asks the extender.
+        fitting = [
+            name
+            for name, why, left in zip(self._names, verdicts, self._left, strict=True)
+            if why is None and left.cpu_milli >= pod.cpu_milli and left.memory_mib >= pod.memory_mib
+        ]
+        if not fitting:
+            return None
+        scores = self._judge.scores(ask, fitting, self._policy, self._policy)
+        row = int(fitting[max(range(len(fitting)), key=scores.__getitem__)])
+        found = fit(ask, self._nodes.candidates[str(row)], self._policy)
+        placements = found.placements if isinstance(found, Fit) else ()
+        gpus = [position for placement in placements for position in placement.positions]
+        for gpu in gpus:
+            self._frees[row][gpu] -= pod.shares or self._frees[row][gpu]
+        self._left[row] = self._left[row].without([Amounts(pod.cpu_milli, pod.memory_mib)])
+        self._put(row)
+        return row, gpus
+
+    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Give back what a pod has taken."""
+        pod, sizes = self._kinds[kind], self._gpus[row].sizes
+        for gpu in gpus:
+            self._frees[row][gpu] = self._frees[row][gpu] + pod.shares if pod.shares else sizes[gpu]
+        self._left[row] = self._left[row].without([Amounts(-pod.cpu_milli, -pod.memory_mib)])
+        self._put(row)
+
+    def _put(self, row: int) -> None:
+        gpus = self._gpus[row]
+        rooms = tuple(
+            Room(gpu.position, gpu.shares, max(0, free), healthy=free >= 0, shared=free != gpu.shares)
+            for gpu, free in zip(gpus.gpus, self._frees[row], strict=True)
+        )
+        self._nodes.put(str(row), Candidate(str(row), gpus, rooms, summary(rooms), None, self._left[row]))
+
+
+def _gpus(node: Start) -> NodeGpus:
+    gpus = zip(node.shape.sizes, node.shape.models, strict=True)
+    return NodeGpus(tuple(ListedGpu(at, size, model=model) for at, (size, model) in enumerate(gpus)), share_mib=1024)
+
+
+def asked(kind: PodKind) -> Ask:
+    """Return the demand of a kind of pod as the extender knows it."""
+    if not kind.gpus:
+        return Ask()
+    demand = Demand(Kind.MEMORY, kind.shares * kind.gpus, kind.gpus) if kind.shares else Demand(Kind.COUNT, kind.gpus)
+    return Ask((Part(demand),), wishes_of(kind))

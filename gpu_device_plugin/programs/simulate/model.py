@@ -1,0 +1,102 @@
+"""What is simulated: nodes, pods, the order in which they come, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gpu_device_plugin.core.worth.appraising import Left
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.core.worth.shapes import Shape
+    from gpu_device_plugin.fleet_index.rooms import Bools, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A node before the first pod comes."""
+
+    name: str
+    shape: Shape
+    left: Left
+    """The room beside the pods that run there and stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A list of pods."""
+
+    kinds: tuple[PodKind, ...]
+    """Different ones."""
+    pods: tuple[int, ...]
+    """Of each pod in its order, the place of its kind in `kinds`."""
+
+    def mix(self) -> Mapping[PodKind, float]:
+        """Return how often each kind comes."""
+        found: dict[PodKind, float] = {}
+        for pod in self.pods:
+            found[self.kinds[pod]] = found.get(self.kinds[pod], 0.0) + 1.0
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Pods in the order in which they come, as places in `Workload.kinds`."""
+
+    pods: Sequence[int]
+    at: Sequence[float] | None = None
+    """When each comes, in mean lifetimes; None: nobody ever leaves."""
+    life: Sequence[float] | None = None
+    """For how long it runs, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one run."""
+
+    policy: str
+    pods: Sequence[int]
+    """Of each arrival, the place of its kind in `Workload.kinds`."""
+    accepted: Bools
+    """By arrival."""
+    shares: Floats
+    """By arrival, what it asks of all GPUs."""
+    capacity: float
+    """Shares of all GPUs that were free at first."""
+    cpu_s: float
+    """CPU time that the policy took."""
+
+    @property
+    def allocated(self) -> float:
+        """The accepted part of the capacity; only where nobody leaves it is what is in use at the end."""
+        return float((self.shares * self.accepted).sum()) / self.capacity if self.capacity else 0.0
+
+    def allocated_at(self, arrived: float) -> float:
+        """Return the same when so much of the capacity had been asked for: 1.0 once, 1.3 nearly a third more."""
+        came = self.shares.cumsum()
+        last = int(came.searchsorted(arrived * self.capacity)) + 1
+        return float((self.shares[:last] * self.accepted[:last]).sum()) / self.capacity if self.capacity else 0.0
+
+    @property
+    def rejected(self) -> float:
+        """The part of all shares asked for that was not given."""
+        asked = float(self.shares.sum())
+        return 1 - float((self.shares * self.accepted).sum()) / asked if asked else 0.0
+
+
+def shares_of(kind: PodKind, unit: float) -> float:
+    """Return what a kind of pod asks of all its GPUs together; a whole one counts as `unit` shares."""
+    return kind.gpus * (kind.shares or unit)
+
+
+def unit_of(nodes: Sequence[Start]) -> float:
+    """Return the shares of the mean GPU."""
+    gpus = sum(len(node.shape.sizes) for node in nodes)
+    return sum(sum(node.shape.sizes) for node in nodes) / gpus if gpus else 1.0
+
+
+def capacity_of(nodes: Sequence[Start]) -> float:
+    """Return the shares that are free on all nodes together."""
+    return float(sum(node.left.shares for node in nodes))

@@ -1,0 +1,132 @@
+"""Run one policy over pods that come, and leave."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from gpu_device_plugin.core.worth.learning import learn
+from gpu_device_plugin.core.worth.mix import Mix
+from gpu_device_plugin.core.worth.when import due
+from gpu_device_plugin.fleet_index.gains import Gains
+from gpu_device_plugin.fleet_index.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.bestfit import BestFit
+from gpu_device_plugin.programs.simulate.columns import Columns
+from gpu_device_plugin.programs.simulate.fgd import Fgd
+from gpu_device_plugin.programs.simulate.judged import Judged
+from gpu_device_plugin.programs.simulate.model import Outcome, capacity_of, shares_of, unit_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.fleet_index.rooms import Rooms
+    from gpu_device_plugin.programs.simulate.columns import Scorer
+    from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
+
+POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
+"""The policies of the scheduler extender, and two for comparison."""
+
+
+class Placer(Protocol):
+    """Places pods by one policy."""
+
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
+
+    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Give back what a pod has taken."""
+
+
+def run(
+    policy: str,
+    nodes: Sequence[Start],
+    workload: Workload,
+    arrivals: Arrivals,
+    seed: int,
+    *,
+    cold: bool = False,
+    progress: Callable[[int], None] = lambda _done: None,
+) -> Outcome:
+    """Let pods come, and return which of them found room; a pod that finds none does not come again.
+
+    Args:
+        policy: a name in `POLICIES`.
+        nodes: the nodes as they are at first.
+        workload: the kinds of pods.
+        arrivals: when which of them comes.
+        seed: of the order of nodes: of equal ones the first is chosen.
+        cold: `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
+        progress: called now and then with how many pods have come.
+    """
+    order = np.random.default_rng(seed).permutation(len(nodes))
+    placer = _placer(policy, [nodes[at] for at in order], workload, cold=cold)
+    began = time.process_time()
+    accepted = _accepted(placer, arrivals, progress)
+    unit = unit_of(nodes)
+    demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
+    shares = demand[np.array(arrivals.pods, np.int64)]
+    return Outcome(policy, arrivals.pods, accepted, shares, capacity_of(nodes), time.process_time() - began)
+
+
+def _accepted(placer: Placer, arrivals: Arrivals, progress: Callable[[int], None]) -> np.ndarray:
+    accepted = np.zeros(len(arrivals.pods), np.bool_)
+    running: list[tuple[float, int, int, Sequence[int]]] = []
+    """When a pod leaves, its kind, its row and its GPUs."""
+    for n, kind in enumerate(arrivals.pods):
+        if not n % 500:
+            progress(n)
+        if arrivals.at is not None:
+            while running and running[0][0] <= arrivals.at[n]:
+                placer.leave(*heapq.heappop(running)[1:])
+        found = placer.place(kind)
+        accepted[n] = found is not None
+        if found is not None and arrivals.at is not None and arrivals.life is not None:
+            heapq.heappush(running, (arrivals.at[n] + arrivals.life[n], kind, *found))
+    progress(len(arrivals.pods))
+    return accepted
+
+
+def _placer(policy: str, nodes: Sequence[Start], workload: Workload, *, cold: bool) -> Placer:
+    if policy in {"binpack", "spread"}:
+        return Judged(nodes, workload.kinds, policy)
+    rooms = rooms_of([(node.shape, node.left) for node in nodes])
+    if policy == "bestfit":
+        return Columns(rooms, workload.kinds, BestFit(rooms))
+    scorer = {"fit": _fit, "fgd": Fgd}[policy]
+    if cold:
+        return _Learning(rooms, workload.kinds, scorer)
+    return Columns(rooms, workload.kinds, scorer(rooms, workload.mix()))
+
+
+def _fit(rooms: Rooms, mix: Mapping[PodKind, float]) -> Scorer:
+    return Gains(rooms, learn(mix, rooms.counts()))
+
+
+class _Learning:
+    """Learns from the pods that came so far, at the same times as the scheduler extender."""
+
+    def __init__(
+        self,
+        rooms: Rooms,
+        kinds: Sequence[PodKind],
+        scorer: Callable[[Rooms, Mapping[PodKind, float]], Scorer],
+    ) -> None:
+        self._columns = Columns(rooms, kinds, BestFit(rooms))
+        self._kinds = kinds
+        self._scorer = scorer
+        self._mix = Mix()
+        self._learned_from = 0
+
+    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
+        self._mix.add(self._kinds[kind], 0.0)
+        if due(self._mix.came, self._learned_from, 0.0, outdated=False):
+            self._learned_from = self._mix.came
+            self._columns.follow(self._scorer(self._columns.rooms, self._mix.parts()))
+        return self._columns.place(kind)
+
+    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        self._columns.leave(kind, row, gpus)

@@ -1,0 +1,43 @@
+"""The ways in which a pod may take GPUs of a node, as policies try them that look at every state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpu_device_plugin.core.worth.shapes import wishes_of
+
+if TYPE_CHECKING:
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.fleet_index.rooms import Bools, Ints, Rooms
+
+_MANY = 1 << 60
+
+
+def states_after(kind: PodKind, rooms: Rooms, rows: Ints) -> tuple[Ints, Bools]:
+    """Return the free shares that a pod may leave, rows x states x GPUs, and which of the states are possible.
+
+    A pod that takes shares of one GPU may take any; of several GPUs a pod gets the fullest ones that have room.
+    """
+    free, size = rooms.free[rows], rooms.size[rows]
+    number, gpus = free.shape
+    if not kind.gpus:
+        return free[:, None, :], np.ones((number, 1), np.bool_)
+    fitting = (free >= kind.shares) if kind.shares else (free == size)
+    fitting &= (free > 0) & _allowed(kind, rooms, rows)
+    if kind.shares and kind.gpus == 1:
+        states = np.repeat(free[:, None, :], gpus, 1)
+        at = np.arange(gpus)
+        states[:, at, at] -= kind.shares
+        return states, fitting
+    order = np.argsort(np.where(fitting, free, _MANY), 1, kind="stable")
+    taken = fitting & (np.argsort(order, 1, kind="stable") < kind.gpus)
+    states = np.where(taken, free - kind.shares if kind.shares else 0, free)
+    return states[:, None, :], (fitting.sum(1) >= kind.gpus)[:, None]
+
+
+def _allowed(kind: PodKind, rooms: Rooms, rows: Ints) -> Bools:
+    wishes = wishes_of(kind)
+    by_gpu = np.array([wishes.allow_model(model) for _, model in rooms.gpus])
+    return by_gpu[rooms.gpu[rows]]
