@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BestFit:
-    """Scores nodes by the sum of what they have left of each resource, each as a part of the largest node's."""
+    """Scores nodes by what they have left of CPU and GPUs, each as a part of the largest node's."""
 
     def __init__(self, rooms: Rooms) -> None:
         """Score `rooms`."""
@@ -32,8 +32,9 @@ class BestFit:
         states, fits = states_after(kind, rooms, rows)
         cpu, memory = rooms.cpu[rows] - kind.cpu_milli, rooms.memory[rows] - kind.memory_mib
         fits &= ((cpu >= 0) & (memory >= 0))[:, None]
-        left = np.maximum(states, 0).sum(2) / self._most_shares * 2 + (cpu / self._most_cpu)[:, None]
-        found: Floats = np.where(fits, -left, NEVER).max(1)
+        left = np.maximum(states, 0).sum(2) / self._most_shares + (cpu / self._most_cpu)[:, None]
+        # As published, rounded to a hundred steps: so many nodes are equal, and their order decides.
+        found: Floats = np.where(fits, np.floor(100 * (1 - left / 2)), NEVER).max(1)
         return found
 
     def gpus(self, kind: PodKind, row: int) -> list[int]:

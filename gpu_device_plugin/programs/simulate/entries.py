@@ -1,0 +1,137 @@
+"""Nodes and pods as people write them: on the command line, or as JSON with the same words."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.cluster.quantity import allocatable_amounts
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
+from gpu_device_plugin.core.worth.appraising import Left
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.programs.simulate.model import Start
+from gpu_device_plugin.settings.knobs import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from gpu_device_plugin.core.model.amounts import Amounts
+
+_NODE_WORDS = ("gpus", "mem", "model", "cpu", "memory")
+_POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
+_MOST_SHARES = 1 << 20
+_MOST_COPIES = 1_000_000
+_TIMES = re.compile(r"([0-9]{1,9})x")
+
+
+class EntryError(ValueError):
+    """A node or a pod cannot be read; the message names the entry and says what is wrong."""
+
+
+def nodes_in(text: str) -> tuple[Start, ...]:
+    """Read nodes such as ``10x gpus=4 mem=24 model=A10 cpu=64 memory=256Gi; 2x gpus=8 mem=80``.
+
+    Raises:
+        EntryError: an entry cannot be read.
+    """
+    return nodes_of(_entries(text, _NODE_WORDS))
+
+
+def pods_in(text: str) -> list[PodKind]:
+    """Read pods such as ``40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16``.
+
+    Raises:
+        EntryError: an entry cannot be read.
+    """
+    return pods_of(_entries(text, _POD_WORDS))
+
+
+def nodes_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> tuple[Start, ...]:
+    """Return nodes, given the name, the number and the words of each entry.
+
+    Raises:
+        EntryError: an entry cannot be read.
+    """
+    found: list[Start] = []
+    for name, number, words in entries:
+        _known(name, words, _NODE_WORDS)
+        gpus = _number(name, words, "gpus", 1, MOST_GPUS)
+        mem = _number(name, words, "mem", None, _MOST_SHARES)
+        room = _amounts(name, words, {"cpu": "256", "memory": "4Ti"})
+        shape = Shape((mem,) * gpus, (str(words.get("model", "")),) * gpus, room.cpu_milli, room.memory_mib)
+        left = Left(shape.sizes, shape.cpu_milli, shape.memory_mib)
+        _bounded(name, len(found) + number)
+        found += [Start(f"{name}-{at + 1}", shape, left) for at in range(number)]
+    return tuple(found)
+
+
+def pods_of(entries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> list[PodKind]:
+    """Return the kind of every pod, likewise.
+
+    Raises:
+        EntryError: an entry cannot be read.
+    """
+    found: list[PodKind] = []
+    for name, number, words in entries:
+        _known(name, words, _POD_WORDS)
+        mem = _number(name, words, "mem", 0, _MOST_SHARES)
+        count = _number(name, words, "count", 0, MOST_GPUS)
+        split = _number(name, words, "split", 1, MOST_GPUS)
+        if mem and count:
+            raise EntryError(f"{name}: mem and count are the same hardware; give one of them")
+        if mem % max(1, split) or not split:
+            raise EntryError(f"{name}: a mem of {mem} cannot be split over {split} GPUs; give a multiple")
+        asked = _amounts(name, words, {"cpu": "0", "memory": "0"})
+        models = tuple(model for model in str(words.get("model", "")).split("|") if model)
+        gpus = split if mem else count
+        _bounded(name, len(found) + number)
+        found += [PodKind(mem // split, gpus, asked.cpu_milli, asked.memory_mib, (models, ()))] * number
+    return found
+
+
+def _entries(text: str, known: Iterable[str]) -> Iterator[tuple[str, int, Mapping[str, str]]]:
+    for entry in filter(None, map(str.strip, text.split(";"))):
+        words: dict[str, str] = {}
+        number = 1
+        for at, word in enumerate(entry.split()):
+            times = _TIMES.fullmatch(word)
+            name, found, value = word.partition("=")
+            if times and not at:
+                number = int(times[1])
+            elif not found or not value:
+                raise EntryError(f"{entry!r}: {word!r} is not like {next(iter(known))}=8; write NUMBERx WORD=VALUE ...")
+            elif name in words:
+                raise EntryError(f"{entry!r}: {name} stands there twice; remove one")
+            else:
+                words[name] = value
+        yield repr(entry), number, words
+
+
+def _known(name: str, words: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for word in words:
+        if word not in known:
+            hint = nearest(word, known, f"use {', '.join(known)}")
+            raise EntryError(f"{name}: there is no {word[:40]!r} here; {hint}")
+
+
+def _number(name: str, words: Mapping[str, Any], word: str, default: int | None, most: int) -> int:
+    if word not in words and default is not None:
+        return default
+    text = str(words.get(word, ""))
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
+        said = "is missing" if word not in words else f"is {text[:40]!r}"
+        raise EntryError(f"{name}: {word} {said}; write a whole number of at most {most:,}, as in {word}=8")
+    return int(text)
+
+
+def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) -> Amounts:
+    found = allocatable_amounts({word: words.get(word, usual) for word, usual in default.items()})
+    if found is None:
+        raise EntryError(f"{name}: cpu and memory are quantities of Kubernetes, as in cpu=500m memory=16Gi")
+    return found
+
+
+def _bounded(name: str, number: int) -> None:
+    if number > _MOST_COPIES:
+        raise EntryError(f"{name}: that makes more than {_MOST_COPIES:,}; give fewer")
