@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.cluster.usage import Usage
 from gpu_device_plugin.core.contract.keys import IDX
 from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Entry, Fleet
 from tests.resources import COUNT, MEM
@@ -746,3 +748,62 @@ def test_a_pod_that_was_deleted_before_its_kubelet_reported_on_it_may_be_startin
     assert free(there) == [4]
     there.expire(100.0 + VANISHED_GRACE_S)
     assert free(there) == [8]
+
+
+# --- CPU and memory
+
+
+def other(name: str, node: str, cpu: int, *, ended: bool = False) -> OtherPod:
+    return OtherPod(name, "1", node, Amounts(cpu, 64), ended)
+
+
+def test_a_node_has_left_what_no_pod_requests() -> None:
+    """8 CPUs; a pod with GPUs requests 2, one without 0.5, another 0.25."""
+    there = fleet(pod("p", node="a", gpu=0, amounts=Amounts(2000, 1024)))
+    there.put_node("a", gpus(8), Amounts(8000, 4096))
+    there.put_other(other("q", "a", 500))
+    there.put_other(other("r", "a", 250))
+    node = there.candidates["a"]
+    assert (node.allocatable, node.left) == (Amounts(8000, 4096), Amounts(5250, 2944))
+    there.remove_other(other("r", "a", 250))
+    there.put_other(other("q", "a", 500, ended=True))
+    assert there.candidates["a"].left == Amounts(6000, 3072)
+    there.remove_pod(pod("p", node="a", gpu=0, phase="Succeeded"), 0.0)
+    assert there.candidates["a"].left == Amounts(8000, 4096)
+    there.replace_others([other("s", "a", 1000)])
+    assert there.candidates["a"].left == Amounts(7000, 4032)
+
+
+def test_a_claim_takes_cpu_and_memory_before_the_pod_is_seen() -> None:
+    there = fleet()
+    there.replace_nodes({"a": gpus(8)}, {"a": Amounts(8000, 4096)})
+    there.claim(pod("p", node="a", gpu=0, amounts=Amounts(2000, 1024)))
+    assert there.candidates["a"].left == Amounts(6000, 3072)
+    there.release("P")
+    assert there.candidates["a"].left == Amounts(8000, 4096)
+
+
+def test_of_a_node_that_does_not_say_nothing_is_known_to_be_left() -> None:
+    there = fleet(pod("p", node="a", gpu=0, amounts=Amounts(2000, 1024)), a=gpus(8))
+    assert (there.candidates["a"].allocatable, there.candidates["a"].left) == (None, None)
+
+
+def test_pods_without_gpus_change_nothing_on_nodes_without_gpus() -> None:
+    there = fleet(cpu=gpus(), a=gpus(8))
+    assert there.candidates
+    mark, _ = there.changed_since(0)
+    there.put_other(other("q", "cpu", 500))
+    there.put_other(other("r", "nowhere", 500))
+    assert there.changed_since(mark) == (mark, [])
+    there.put_other(other("s", "a", 500))
+    assert there.changed_since(mark)[1] == ["a"]
+
+
+def test_a_pod_without_gpus_is_new_on_a_node_with_gpus_once() -> None:
+    there = fleet(cpu=gpus(), a=gpus(8))
+    assert there.gains_other(other("q", "a", 500))
+    there.put_other(other("q", "a", 500))
+    assert not there.gains_other(other("q", "a", 500))
+    assert not there.gains_other(other("r", "cpu", 500))
+    assert not there.gains_other(other("r", "nowhere", 500))
+    assert not there.gains_other(other("r", "", 500))

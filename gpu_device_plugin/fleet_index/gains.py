@@ -74,7 +74,7 @@ class Gains:
         free, cpu = rooms.free[rows], rooms.cpu[rows]
         level = np.searchsorted(self._levels, cpu, side="right")
         packed = self._packed_worth(rows, level, free).sum(1)
-        shape = _known(rooms.shape[rows], self._shapes, len(rooms.shapes))
+        shape = self._shape(rows)
         total, unused = np.maximum(free, 0).sum(1), (_unused(free, rooms.size[rows])).sum(1)
         stranded = self._stranded(cpu, rooms.memory[rows], total)
         self.worth[rows] = packed + self._rest(shape, level, cpu, total, unused) - stranded
@@ -94,7 +94,7 @@ class Gains:
         rooms = self.rooms
         free, size = rooms.free[rows], rooms.size[rows]
         cpu, memory = rooms.cpu[rows] - kind.cpu_milli, rooms.memory[rows] - kind.memory_mib
-        shape = _known(rooms.shape[rows], self._shapes, len(rooms.shapes))
+        shape = self._shape(rows)
         fits = (cpu >= 0) & (memory >= 0) & self._known[shape]
         level = np.searchsorted(self._levels, cpu, side="right")
         now = self._packed_worth(rows, level, free)
@@ -131,7 +131,7 @@ class Gains:
             return [int(at) for at in np.nonzero((full & allowed)[0])[0][: kind.gpus]]
         level = np.searchsorted(self._levels, rooms.cpu[at] - kind.cpu_milli, side="right")
         change = self._packed_worth(at, level, free - kind.shares) - self._packed_worth(at, level, free)
-        shape = _known(rooms.shape[at], self._shapes, len(rooms.shapes))
+        shape = self._shape(at)
         preferred = change + full * self._opened(shape, level, full.sum(1))[:, None]
         preferred[(free < kind.shares) | ~allowed] = NEVER
         return [int(at) for at in _first(preferred, kind.gpus)[0]]
@@ -146,8 +146,10 @@ class Gains:
 
     def _packed_worth(self, rows: Ints | slice, level: Ints, free: Ints) -> Floats:
         """Return what could be packed into each GPU: nothing where less than one share is free."""
-        gpu = _known(self.rooms.gpu[rows], self._gpus, len(self.rooms.gpus))
-        free = np.maximum(free, 0)
+        gpu, free = self.rooms.gpu[rows], np.maximum(free, 0)
+        if len(self.rooms.gpus) > self._gpus:
+            # A kind of GPU that the tables do not know is worth nothing.
+            gpu, free = np.minimum(gpu, self._gpus), np.where(gpu < self._gpus, free, 0)
         if not self._fine:
             size = np.maximum(self.rooms.size[rows], 1)
             free = free * np.minimum(size, cells(1 << 60)) // size
@@ -156,12 +158,21 @@ class Gains:
 
     def _opened(self, shape: Ints, level: Ints, unused: Ints) -> Floats:
         """Return what a node gains if one GPU less is unused."""
-        return self._together[shape, level, np.maximum(0, unused - 1)] - self._together[shape, level, unused]
+        return self._of_several(shape, level, np.maximum(0, unused - 1)) - self._of_several(shape, level, unused)
+
+    def _of_several(self, shape: Ints, level: Ints, unused: Ints) -> Floats:
+        """Return what unused GPUs of nodes are worth together."""
+        return self._together[shape, level, np.where(shape < self._shapes, unused, 0)]
+
+    def _shape(self, rows: Ints | slice) -> Ints:
+        """Return the code of the shape of rows, one that the tables do not know replaced by the last one."""
+        shape = self.rooms.shape[rows]
+        return shape if len(self.rooms.shapes) == self._shapes else np.minimum(shape, self._shapes)
 
     def _rest(self, shape: Ints, level: Ints, cpu: Ints, total: Ints, unused: Ints) -> Floats:
         """Return the worth of nodes but for that of what could be packed into each GPU, and for stranded GPUs."""
         worth = self._wanted[shape] * total
-        worth += self._together[shape, level, unused]
+        worth += self._of_several(shape, level, unused)
         worth += self._cpu_worth[level] * cpu
         return worth
 
@@ -173,11 +184,6 @@ class Gains:
         for each in self._shares_per_mib:
             stranded += np.maximum(0.0, total - memory * each)
         return STRANDED / len(SCARCITY) * stranded
-
-
-def _known(codes: Ints, known: int, number: int) -> Ints:
-    """Return codes, those that are not known replaced by the last row of a table."""
-    return codes if number == known else np.minimum(codes, known)
 
 
 def _sums(columns: Ints | Bools) -> Ints:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, NodeRecord
+from gpu_device_plugin.core.cluster.other_pods import OtherPod
 from gpu_device_plugin.core.contract.keys import NODE_GPUS, PLACEMENT_LABEL
+from gpu_device_plugin.core.model.amounts import Amounts
 from gpu_device_plugin.core.model.pods import Container, ContainerKind, Pod
 from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.extender.followers import NodeStore, PodStore
@@ -90,3 +93,61 @@ def test_pods_come_change_and_go_at_the_time_of_the_clock() -> None:
     assert frees(made, "a") == (5,)
     made.expire(230.0)
     assert frees(made, "a") == (8,)
+
+
+class Comers:
+    """Writes down who came."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def came(self, pod: Pod) -> None:
+        self.said.append(pod.name)
+
+    def other_came(self, pod: OtherPod) -> None:
+        self.said.append(pod.uid)
+
+
+def other(name: str, node_name: str, *, ended: bool = False, bound: bool = False, created: str = "") -> OtherPod:
+    return OtherPod(name, "1", node_name, Amounts(500, 64), ended, bound, created)
+
+
+def test_every_pod_that_may_take_room_for_gpus_is_counted_once_in_the_order_of_their_creation() -> None:
+    made, comers = fleet(), Comers()
+    NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
+    store = PodStore(made, lambda: 0.0, comers)
+    first, waits = pod("first", 3, "a"), pod("waits", 1)
+    store.replace(
+        [
+            replace(waits, created="2026-11-20T12:00:03Z"),
+            replace(first, created="2026-11-20T12:00:01Z"),
+            other("without", "a", created="2026-11-20T12:00:02Z"),
+            other("elsewhere", "cpu"),
+            other("waiting", ""),
+            other("of every node", "a", bound=True),
+            other("over", "a", ended=True),
+        ]
+    )
+    assert comers.said == ["first", "without", "waits"]
+    store.put(pod("waits", 1, "a"))
+    store.put(other("without", "a"))
+    store.put(pod("new", 2))
+    store.put(replace(pod("ended", 2, "a"), phase="Succeeded"))
+    store.put(replace(pod("going", 2), deleting=True))
+    store.replace([pod("waits", 1, "a"), other("without", "a"), pod("new", 2)])
+    assert comers.said == ["first", "without", "waits", "new"]
+    store.remove(other("without", "a"))
+    store.put(replace(pod("waits", 1, "a"), phase="Failed"))
+    store.put(replace(pod("waits", 1, "a"), phase="Failed", labels={"a": "b"}))
+    assert comers.said == ["first", "without", "waits", "new"]
+
+
+def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
+    """A node of the double has 16 CPUs and 64 GiB."""
+    made = fleet()
+    NodeStore(made, RESOURCES).put(node("a", 16, 2))
+    store = PodStore(made, lambda: 0.0)
+    store.put(other("p", "a"))
+    assert made.candidates["a"].left == Amounts(15_500, 65_472)
+    store.remove(other("p", "a"))
+    assert made.candidates["a"].left == Amounts(16_000, 65_536)
