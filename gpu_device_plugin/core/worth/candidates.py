@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.policy import Rank, Ranks
     from gpu_device_plugin.core.worth.appraising import Appraiser
 
-UNKNOWN = Amounts(256_000, 4 << 20)
-"""The CPU and memory of a node that does not name them: 256 CPUs and 4 TiB, so that only its GPUs decide."""
+UNKNOWN = Amounts(1 << 18, 1 << 22)
+"""The CPU and memory of a node that does not name them: 262 CPUs and 4 TiB, so that only its GPUs decide."""
 
 
 def shape_of(node: Candidate) -> Shape:

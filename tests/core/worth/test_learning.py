@@ -1,0 +1,307 @@
+"""What the mix of pods teaches of the room of nodes, and what each pod costs of it."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.cluster.usage import Usage
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus
+from gpu_device_plugin.core.model.amounts import Amounts
+from gpu_device_plugin.core.model.placing import Demand
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.worth.appraising import CLOSED, Appraiser, Choice, Left
+from gpu_device_plugin.core.worth.candidates import UNKNOWN, left_on, ranks_on, shape_of
+from gpu_device_plugin.core.worth.learning import MOST_CELLS, MOST_LEVELS, WANTED, learn, learning
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape, rounded
+
+T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
+A10 = Shape((24,), ("A10",), 32_000, 131_072)
+MIB = 1024
+
+
+def of_model(*models: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return models, ()
+
+
+# --- tables
+
+
+def test_without_pods_every_share_is_worth_the_same() -> None:
+    tables = learn({}, {T4: 2, A10: 1})
+    assert tables.wanted == {T4: 1.0, A10: 1.0}
+    assert tables.packed == {(16, "T4"): ((0.0,) * 17,), (24, "A10"): ((0.0,) * 25,)}
+    assert (tables.levels, tables.prices, tables.cpu_per_share) == ((), {16: {}, 24: {}}, 0.0)
+    assert tables.unit == (2 * 32 + 24) / 5
+
+
+def test_without_nodes_there_is_nothing_to_learn() -> None:
+    tables = learn({PodKind(4, 1): 1.0}, {})
+    assert (tables.wanted, tables.packed, tables.together) == ({}, {}, {})
+    assert Appraiser(tables).tables is tables
+
+
+def test_room_is_worth_the_pods_that_could_be_packed_into_it() -> None:
+    """Pods of 5 on GPUs of 16: 15 shares are worth as much as 16, and 4 are worth nothing."""
+    packed = learn({PodKind(5, 1): 1.0}, {T4: 1}).packed[16, "T4"][0]
+    third = 16 / 3
+    assert packed == pytest.approx((0.0,) * 5 + (third,) * 5 + (2 * third,) * 5 + (16.0, 16.0))
+
+
+def test_without_cpu_for_them_pods_are_worth_less() -> None:
+    """Half of the pods ask for 4 CPUs: below, the room is worth half, and nothing without a CPU at all."""
+    tables = learn({PodKind(8, 1, 1000): 1.0, PodKind(8, 1, 4000): 1.0}, {T4: 1})
+    assert tables.levels == (1000, 4000)
+    assert [by_level[16] for by_level in tables.packed[16, "T4"]] == pytest.approx([0.0, 8.0, 16.0])
+    assert tables.cpu_per_share == (1000 + 4000) / 16
+
+
+def test_gpus_that_more_pods_may_have_are_worth_more() -> None:
+    """One third of the demand is for A10 alone, the rest for any: A10 has 24 of 88 shares.
+
+    A share of A10 is asked for 8/24 + 16/88 times, one of T4 16/88; the mean over all shares is 24/88. Half of the
+    difference counts.
+    """
+    tables = learn({PodKind(8, 1, models=of_model("A10")): 1.0, PodKind(16, 1): 1.0}, {T4: 2, A10: 1})
+    mean = 24 / 88
+    assert tables.wanted[A10] == pytest.approx(1 + WANTED * ((8 / 24 + 16 / 88) / mean - 1))
+    assert tables.wanted[T4] == pytest.approx(1 + WANTED * ((16 / 88) / mean - 1))
+
+
+def test_pods_that_no_node_can_host_teach_nothing_of_models() -> None:
+    tables = learn({PodKind(8, 1, models=of_model("H100")): 1.0}, {T4: 1, A10: 1})
+    assert tables.wanted == {T4: 1.0, A10: 1.0}
+
+
+def test_unused_gpus_are_worth_more_together_where_pods_of_several_come() -> None:
+    """All demand is for pairs: an unused GPU beside another is worth 0.15 of a GPU more, one alone nothing."""
+    tables = learn({PodKind(0, 2, 4000): 1.0}, {T4: 1})
+    without_cpu, with_cpu = tables.together[T4]
+    assert without_cpu == (0.0, 0.0, 0.0)
+    assert with_cpu == pytest.approx((0.0, 0.0, 0.15 * 16 * 2))
+
+
+def test_cpu_is_worth_something_to_pods_without_gpus() -> None:
+    """They ask for a third of all CPU; a share goes with 500 thousandths."""
+    tables = learn({PodKind(8, 1, 4000): 1.0, PodKind(0, 0, 2000): 1.0}, {T4: 1})
+    assert tables.cpu_worth == pytest.approx((0.0, 0.1 / 500 / 3, 0.1 / 500 / 3))
+
+
+def test_many_amounts_of_cpu_are_a_few_levels() -> None:
+    mix = {PodKind(1, 1, cpu): 1.0 for cpu in range(1, 1000)}
+    levels = learn(mix, {T4: 1}).levels
+    assert (len(levels), levels[0], levels[-1]) == (MOST_LEVELS, 1, 999)
+
+
+def test_a_gpu_of_many_shares_is_priced_in_cells() -> None:
+    """40,000 shares of 1 MiB in 128 cells of 312.5: a pod of 10,000 takes exactly 32, one of 10,001 takes 33."""
+    large = Shape((40_000,), ("A100",), 32_000, 131_072)
+    tables = learn({PodKind(10_000, 1): 1.0}, {large: 1})
+    assert tables.prices == {40_000: {MOST_CELLS // 4: pytest.approx(0.25)}}
+    appraiser = Appraiser(tables)
+    assert appraiser.choose(PodKind(10_000, 1), large, Left((10_000,), 0, 0)) is not None
+    assert learn({PodKind(10_001, 1): 1.0}, {large: 1}).prices[40_000].keys() == {33}
+    values = [appraiser.worth(large, Left((free,), 0, 0)) for free in (9_999, 10_000)]
+    assert values[1] - values[0] > 9_000
+
+
+def test_learning_takes_many_steps_so_that_others_can_run_between_them() -> None:
+    steps = learning({PodKind(size, 1, size): 1.0 for size in range(1, 17)}, {T4: 1})
+    assert sum(1 for _ in steps) > 100
+
+
+# --- appraising
+
+
+def appraiser(mix: dict[PodKind, float], *shapes: Shape) -> Appraiser:
+    return Appraiser(learn(mix, dict.fromkeys(shapes, 1)))
+
+
+def left(*frees: int, cpu: int = 32_000, memory: int = 131_072) -> Left:
+    return Left(frees, cpu, memory)
+
+
+def test_a_pod_takes_the_gpu_that_loses_least() -> None:
+    """Pods of 5 and 11 come: 5 of a rest of 5 cost nothing else; of a rest of 11 they cost the larger pod."""
+    there = appraiser({PodKind(5, 1): 1.0, PodKind(11, 1): 1.0}, T4)
+    found = there.choose(PodKind(5, 1), T4, left(11, 5))
+    assert found is not None
+    assert found.gpus == (1,)
+
+
+def test_a_pod_that_does_not_fit_gets_nothing() -> None:
+    there = appraiser({PodKind(8, 1): 1.0}, T4)
+    assert there.choose(PodKind(8, 1), T4, left(7, 7)) is None
+    assert there.choose(PodKind(8, 2), T4, left(16, 7)) is None
+    assert there.choose(PodKind(0, 2), T4, left(16, 15)) is None
+    assert there.choose(PodKind(8, 1, 2000), T4, left(16, 16, cpu=1999)) is None
+    assert there.choose(PodKind(8, 1, 0, 64), T4, left(16, 16, memory=63)) is None
+    assert there.choose(PodKind(8, 1, models=of_model("A10")), T4, left(16, 16)) is None
+    assert there.choose(PodKind(8, 1), T4, left(CLOSED, CLOSED)) is None
+
+
+def test_whole_gpus_are_the_first_unused_ones_that_are_allowed() -> None:
+    mixed = Shape((16, 24, 24), ("T4", "A10", "A10"), 32_000, 131_072)
+    there = appraiser({PodKind(0, 1): 1.0}, mixed)
+    for kind, gpus in (
+        (PodKind(0, 1), (0,)),
+        (PodKind(0, 2, models=of_model("A10")), (1, 2)),
+        (PodKind(0, 1, models=((), ("T4",))), (1,)),
+    ):
+        found = there.choose(kind, mixed, left(16, 24, 24))
+        assert found is not None
+        assert found.gpus == gpus
+
+
+def test_a_pod_without_gpus_takes_cpu_alone() -> None:
+    there = appraiser({PodKind(8, 1, 4000): 1.0, PodKind(0, 0, 2000): 1.0}, T4)
+    found = there.choose(PodKind(0, 0, 2000), T4, left(16, 16))
+    assert found is not None
+    assert (found.gpus, found.gain < 0) == ((), True)
+
+
+def test_of_two_nodes_the_fuller_one_is_better_where_nothing_else_decides() -> None:
+    """Whole GPUs only: each costs the same, and the node with fewer left is filled first."""
+    there = appraiser({PodKind(0, 1): 1.0}, T4)
+    fuller, emptier = (there.choose(PodKind(0, 1), T4, each) for each in (left(16, 0), left(16, 16)))
+    assert fuller is not None
+    assert emptier is not None
+    assert fuller.gain > emptier.gain
+
+
+kinds = st.builds(
+    PodKind,
+    st.sampled_from((0, 1, 3, 5, 8, 16)),
+    st.integers(0, 2),
+    st.sampled_from((0, 1000, 4000)),
+    st.sampled_from((0, 4 * MIB)),
+    st.sampled_from((((), ()), of_model("T4"), of_model("A10"))),
+).map(lambda kind: kind if kind.gpus else PodKind(0, 0, kind.cpu_milli, kind.memory_mib))
+mixes = st.dictionaries(kinds, st.floats(0.1, 10), min_size=1, max_size=5)
+
+
+@given(mixes, st.tuples(st.integers(0, 16), st.integers(0, 16)), st.integers(0, 32), st.integers(0, 128), st.data())
+def test_worth_never_rises_by_taking(
+    mix: dict[PodKind, float], frees: tuple[int, int], cpus: int, gibs: int, data: st.DataObject
+) -> None:
+    """Shares of a GPU, CPU or memory: having less of anything is never worth more."""
+    there = appraiser(mix, T4, A10)
+    one, other = frees
+    before = left(one, other, cpu=cpus * 1000, memory=gibs * MIB)
+    what = data.draw(st.sampled_from(("shares", "cpu", "memory")))
+    after = Left(
+        (data.draw(st.integers(0, one)) if what == "shares" else one, other),
+        data.draw(st.integers(0, cpus)) * 1000 if what == "cpu" else before.cpu_milli,
+        data.draw(st.integers(0, gibs)) * MIB if what == "memory" else before.memory_mib,
+    )
+    assert there.worth(T4, after) <= there.worth(T4, before) + 1e-9
+
+
+@given(mixes, st.permutations((T4, A10, Shape((16,), ("T4",), 8000, 32_768))))
+def test_the_order_of_nodes_teaches_nothing(mix: dict[PodKind, float], shapes: list[Shape]) -> None:
+    tables = learn(mix, dict.fromkeys(shapes, 2))
+    again = learn(mix, dict.fromkeys(reversed(shapes), 2))
+    assert tables.packed == again.packed
+    assert tables.wanted == {shape: pytest.approx(worth) for shape, worth in again.wanted.items()}
+
+
+@given(mixes, kinds, st.lists(st.integers(-1, 16), min_size=2, max_size=2))
+def test_the_gpus_of_a_node_are_interchangeable(mix: dict[PodKind, float], kind: PodKind, frees: list[int]) -> None:
+    there = appraiser(mix, T4)
+    gains = [there.choose(kind, T4, left(*each)) for each in permutations(frees)]
+    assert [None if gain is None else pytest.approx(gain.gain) for gain in gains[::-1]] == [
+        None if gain is None else gain.gain for gain in gains
+    ]
+
+
+@given(mixes, kinds, st.lists(st.integers(-1, 16), min_size=2, max_size=2), st.integers(0, 32))
+def test_the_gain_is_the_difference_of_the_worths(
+    mix: dict[PodKind, float], kind: PodKind, frees: list[int], cpus: int
+) -> None:
+    there = appraiser(mix, T4)
+    before = left(*frees, cpu=cpus * 1000)
+    found = there.choose(kind, T4, before)
+    assume(found is not None)
+    assert isinstance(found, Choice)
+    after = Left(
+        tuple(free - (kind.shares or free) if at in found.gpus else free for at, free in enumerate(before.frees)),
+        before.cpu_milli - kind.cpu_milli,
+        before.memory_mib - kind.memory_mib,
+    )
+    assert min(0, *after.frees) >= CLOSED
+    idle = there.tables.idle_cpu * after.cpu_milli + there.tables.idle_share * after.shares
+    assert found.gain == pytest.approx(there.worth(T4, after) - there.worth(T4, before) - idle)
+
+
+# --- nodes of a cluster
+
+
+def gpus(*sizes: int, broken: int | None = None) -> NodeGpus:
+    return NodeGpus(
+        tuple(
+            ListedGpu(at, size, f"u{at}", "T4", unhealthy="XID 79" if at == broken else "")
+            for at, size in enumerate(sizes)
+        )
+    )
+
+
+def test_a_node_has_the_shape_that_it_would_have_empty() -> None:
+    node = candidate(
+        "n", gpus(16, 16, 16, broken=2), [Usage(((0, 5),), (1,))], Amounts(31_850, 130_900), [Amounts(850, 900)]
+    )
+    assert shape_of(node) == Shape((16, 16, 16), ("T4",) * 3, 31_744, 131_072)
+    assert left_on(node) == Left((11, 0, CLOSED), 31_000, 130_000)
+
+
+def test_a_node_that_does_not_say_has_more_than_enough() -> None:
+    node = candidate("n", gpus(16), [])
+    assert (shape_of(node).cpu_milli, left_on(node).memory_mib) == (UNKNOWN.cpu_milli, UNKNOWN.memory_mib)
+
+
+@pytest.mark.parametrize(
+    ("amount", "nearest"), [(0, 0), (63, 63), (64, 64), (65, 66), (127, 128), (130, 132), (96_000, 96_256)]
+)
+def test_machines_of_one_type_have_one_shape(amount: int, nearest: int) -> None:
+    """Six binary digits: between 64 and 128 every second number, between 65,536 and 131,072 every 2,048th."""
+    assert rounded(amount) == nearest
+
+
+def test_a_gpu_ranks_by_what_the_node_loses_with_it() -> None:
+    """Pods of 5 and 11 come; GPU 1 has a rest of 5, and GPU 2 is unused."""
+    node = candidate("n", gpus(16, 16, 16), [Usage(((0, 5), (1, 11)))], Amounts(32_000, 131_072))
+    there = Appraiser(learn({PodKind(5, 1): 1.0, PodKind(11, 1): 1.0}, {shape_of(node): 1}))
+    ranks = ranks_on(there, node, Amounts(1000, 0))
+    assert ranks is not None
+    assert min(node.rooms, key=ranks(Demand(Kind.MEMORY, 5))).position == 1
+    used, unused = node.rooms[1:]
+    whole = ranks(Demand(Kind.COUNT, 1))
+    assert whole(unused) > whole(used) > 0
+
+
+def test_on_a_node_of_an_unknown_shape_there_is_no_rank() -> None:
+    there = Appraiser(learn({PodKind(5, 1): 1.0}, {T4: 1}))
+    assert ranks_on(there, candidate("n", gpus(16), []), Amounts()) is None
+
+
+def test_a_shape_hosts_what_fits_on_it_empty() -> None:
+    mixed = Shape((16, 24), ("T4", "A10"), 8000, 1024)
+    assert mixed.hosts(PodKind(16, 2, 8000, 1024))
+    assert mixed.hosts(PodKind(0, 2))
+    assert not mixed.hosts(PodKind(17, 2))
+    assert not mixed.hosts(PodKind(0, 1, 8001))
+    assert not mixed.hosts(PodKind(0, 1, 0, 1025))
+    assert not mixed.hosts(PodKind(20, 1, models=of_model("T4")))
+    assert mixed.hosts(PodKind(20, 1, models=((), ("T4",))))
+
+
+def test_gpus_of_one_size_share_their_prices_and_not_their_pods() -> None:
+    """Of pods of 8 half may have an L4, and all a T4."""
+    two = Shape((16, 16), ("L4", "T4"), 32_000, 131_072)
+    tables = learn({PodKind(8, 1): 1.0, PodKind(8, 1, models=of_model("T4")): 1.0}, {two: 1})
+    assert tables.prices == {16: {8: pytest.approx(0.5)}}
+    assert [tables.packed[16, model][0][16] for model in ("L4", "T4")] == pytest.approx([8.0, 16.0])
