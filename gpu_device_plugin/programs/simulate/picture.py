@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from math import ceil
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.programs.simulate.classes import order
@@ -16,6 +17,8 @@ _WIDTH = 760
 _LEFT, _RIGHT = 56, 20
 _TOP, _HEIGHT = 64, 240
 _BAR, _GAP = 9, 10
+_TICK, _MOST_TICKS = 0.1, 10
+_ROUNDING = 1e-9
 # Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell lines apart in print.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 _DASHES = ("none", "7 3", "2 3", "9 3 2 3", "12 4")
@@ -87,11 +90,10 @@ def _curves(results: Sequence[Result], what: str) -> Iterator[str]:
         level = most * step / 4
         yield f'<path class="grid" d="M{_LEFT} {y(level):.1f}H{_WIDTH - _RIGHT}"/>'
         yield f'<text x="{_LEFT - 8}" y="{y(level) + 4:.1f}" text-anchor="end">{100 * level:.0f}</text>'
-        came = across * step / 4
-        yield (
-            f'<text x="{x(came):.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="{"end" if step == 4 else "middle"}">'
-            f"{100 * came:.0f}</text>"
-        )
+    tick = _TICK * max(1, ceil(across / _TICK / _MOST_TICKS))
+    for number in range(int(across / tick + _ROUNDING) + 1):
+        came = number * tick
+        yield (f'<text x="{x(came):.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{100 * came:.0f}</text>')
     yield f'<text x="{_LEFT}" y="{_TOP + _HEIGHT + 36}">GPU asked for by the pods that came, % (first seed)</text>'
     for n, each in enumerate(results):
         points = " ".join(f"{x(came):.1f},{y(got):.1f}" for came, got in each.curve)

@@ -175,8 +175,8 @@ def _is_json(content: bytes) -> bool:
 
 
 class _Items(msgspec.Struct, gc=False):
-    kind: str | None = None
-    items: msgspec.Raw | None = None
+    kind: msgspec.Raw = msgspec.Raw()
+    items: msgspec.Raw = msgspec.Raw()
 
 
 def _is_kubernetes(content: bytes) -> bool:
@@ -184,7 +184,7 @@ def _is_kubernetes(content: bytes) -> bool:
         found = msgspec.json.decode(content, type=_Items)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False  # the reader of our own JSON says what is wrong
-    return found.items is not None or found.kind is not None
+    return bool(bytes(found.items) or bytes(found.kind))
 
 
 def _lines(content: bytes) -> Iterable[str]:
