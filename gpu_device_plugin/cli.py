@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
+from gpu_device_plugin.programs.simulate import arguments as simulation
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
@@ -168,6 +169,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     return program.main(gpus=arguments.gpus, once=arguments.once, page=arguments.page)
 
 
+def _simulate(arguments: argparse.Namespace) -> int:
+    frugal.with_one_thread(os.environ)
+    from gpu_device_plugin.programs.simulate import program  # noqa: PLC0415 - a third of a second that --help need not take
+
+    return program.main(arguments, os.environ)
+
+
 Program = Callable[[argparse.Namespace], int]
 PROGRAMS: Mapping[str, Program] = MappingProxyType(
     {
@@ -177,6 +185,7 @@ PROGRAMS: Mapping[str, Program] = MappingProxyType(
         "web": _web,
         "inspect": _inspect,
         "doctor": _doctor,
+        "simulate": _simulate,
         "demo": _demo,
     }
 )
@@ -284,6 +293,14 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
+    simulate = commands.add_parser(
+        "simulate",
+        help="what would fit, under which policy, on how many nodes",
+        description=simulation.DESCRIPTION,
+        usage=simulation.USAGE,
+        epilog=simulation.EPILOG,
+    )
+    simulation.add_arguments(simulate)
     demo = commands.add_parser(
         "demo",
         help="share GPUs between pods, live in this terminal, without a cluster",
@@ -309,4 +326,12 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
             "file to nodes whose label gpu-device-plugin/config names it [GPUSHARE_CONFIG]",
         )
         add_settings(command, knobs_of(make))
-    return parser, {"node": node, "extender": extender, "mps": mps, "web": web, "doctor": doctor, "demo": demo}
+    return parser, {
+        "node": node,
+        "extender": extender,
+        "mps": mps,
+        "web": web,
+        "doctor": doctor,
+        "simulate": simulate,
+        "demo": demo,
+    }

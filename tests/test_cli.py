@@ -27,7 +27,9 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
 
 
-FIRST = "begin with a command, node, extender, mps, web, inspect, doctor or demo; see gpu-device-plugin --help"
+FIRST = (
+    "begin with a command, node, extender, mps, web, inspect, doctor, simulate or demo; see gpu-device-plugin --help"
+)
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,18 @@ def test_a_program_that_is_named_explains_itself(words: str) -> None:
     assert subprocess.run(program, capture_output=True, check=False).returncode == 0
 
 
-PROGRAMS_OF_OURS = ("node", "extender", "web", "mps", "doctor", "demo", "inspect", "inspect why", "inspect uninstall")
+PROGRAMS_OF_OURS = (
+    "node",
+    "extender",
+    "web",
+    "mps",
+    "doctor",
+    "simulate",
+    "demo",
+    "inspect",
+    "inspect why",
+    "inspect uninstall",
+)
 FLAGS_OF_OTHERS = {
     "helm": {"set", "take-ownership", "force-conflicts"},
     "docker": {"platform", "push", "build-arg", "secret"},

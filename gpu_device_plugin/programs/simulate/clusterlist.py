@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,7 +19,7 @@ from gpu_device_plugin.fleet import Fleet
 from gpu_device_plugin.programs.simulate.model import Start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from gpu_device_plugin.core.model.pods import Pod
     from gpu_device_plugin.core.model.resources import Resource
@@ -60,8 +60,9 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
     """
     try:
         listed = msgspec.json.decode(text, type=_List)
-    except msgspec.DecodeError as error:
-        raise UnreadableObjectError(f"not a list as kubectl prints it: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = str(error) if isinstance(error, msgspec.DecodeError) else "not UTF-8"
+        raise UnreadableObjectError(f"not a list as kubectl prints it: {why}") from None
     fleet, empty = Fleet(resources, vanished_grace_s=0), Fleet(resources, vanished_grace_s=0)
     notes: list[str] = []
     pods: list[Pod] = []
@@ -70,8 +71,7 @@ def read_cluster(text: bytes, resources: Sequence[Resource]) -> ClusterList:
         try:
             kind = msgspec.json.decode(raw, type=_Typed).kind
             if kind == "Node" or listed.kind == "NodeList":
-                for there in (fleet, empty):
-                    reader.put_node(raw, there)
+                notes += reader.put_node(raw, (fleet, empty))
             elif kind == "Pod" or listed.kind == "PodList":
                 found = reader.pod(raw, fleet, empty)
                 pods += [found] if found is not None else []
@@ -104,12 +104,17 @@ class _Reader:
         self._pods = PodReader(self._names.values(), READ_ON_PODS.__contains__, sums=True)
         self._others = OtherPodReader()
 
-    def put_node(self, raw: msgspec.Raw, fleet: Fleet) -> None:
+    def put_node(self, raw: msgspec.Raw, fleets: Iterable[Fleet]) -> Sequence[str]:
+        """Put a node into fleets; return why it is left out, if it is."""
         node = self._nodes.read(raw)
-        if node.unschedulable:
-            return
         memory, count = (node.capacity.get(self._names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
-        fleet.put_node(node.name, gpus_of_node(node.annotations, node.labels, memory, count), node.cpu_and_memory)
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        if node.unschedulable or not node.ready:
+            why = "it is cordoned" if node.unschedulable else "it is not ready"
+            return [f"node {node.name} is left out: {why}"] if gpus.gpus else []
+        for fleet in fleets:
+            fleet.put_node(node.name, gpus, node.cpu_and_memory)
+        return []
 
     def pod(self, raw: msgspec.Raw, fleet: Fleet, empty: Fleet) -> Pod | None:
         """Put a pod onto its node; return it if it asks for GPUs and has not ended."""
@@ -119,7 +124,7 @@ class _Reader:
                 there.put_other(self._others.read(raw))
             return None
         fleet.put_pod(pod)
-        return None if pod.ended or pod.deleting else replace(pod, annotations=pod.annotations)
+        return None if pod.ended or pod.deleting else pod
 
     def kinds(self, pod: Pod, notes: list[str]) -> Sequence[PodKind]:
         asked = ask(pod, self._resources)

@@ -94,7 +94,7 @@ def _entries(text: str, known: Iterable[str]) -> Iterator[tuple[str, int, Mappin
     for entry in filter(None, map(str.strip, text.split(";"))):
         words: dict[str, str] = {}
         number = 1
-        for at, word in enumerate(entry.split()):
+        for at, word in enumerate(entry.replace(",", " ").split()):
             times = _TIMES.fullmatch(word)
             name, found, value = word.partition("=")
             if times and not at:

@@ -1,0 +1,141 @@
+"""The command line of `gpu-device-plugin simulate`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.programs.commandline import add_settings
+from gpu_device_plugin.settings.common import ResourceSettings
+from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+USAGE = """%(prog)s [--nodes NODES] [--pods PODS] [--policy NAMES] [--seeds N] [--cold] [--from-empty]
+       [--until rejected|PERCENT | --departures PERCENT | --nodes-needed] [-o table|json] [--picture FILE.svg]"""
+DESCRIPTION = (
+    "Answer before you buy or change: what would fit, what would another policy have done, how many nodes do these "
+    "pods need. Nothing in the cluster is changed."
+)
+EPILOG = (
+    "NODES and PODS are a file (JSON of kubectl get nodes,pods -A -o json; our own JSON; a CSV trace of openb), the "
+    "word cluster, or entries such as '10x gpus=4 mem=24 cpu=64 memory=256Gi' and '40x mem=8 cpu=4; 5x count=2'. "
+    "Exit code 0: simulated; 1: the cluster cannot be read or a file not written; 2: the input cannot be used."
+)
+_MOST_SEEDS = 100
+_LEAST_PERCENT, _MOST_PERCENT, _MOST_LOAD = 5.0, 1000.0, 200.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--nodes", default="cluster", metavar="NODES", help="a file, entries, or the cluster [cluster]")
+    parser.add_argument(
+        "--pods", metavar="PODS", help="a file, entries, or the cluster: its waiting pods [the source of the nodes]"
+    )
+    parser.add_argument(
+        "--policy", default="fit,binpack", metavar="NAMES", help="of fit, binpack, spread, fgd, bestfit [fit,binpack]"
+    )
+    parser.add_argument("--seeds", default="3", metavar="N", help="how many orders of pods and nodes to try [3]")
+    parser.add_argument(
+        "--until",
+        metavar="rejected|PERCENT",
+        help="let pods of the list come again and again, until one finds no room, or until they have asked for PERCENT "
+        "of the free GPUs; by default each pod comes once",
+    )
+    parser.add_argument(
+        "--departures", metavar="PERCENT", help="let pods leave again; those that run ask for PERCENT of the free GPUs"
+    )
+    parser.add_argument(
+        "--nodes-needed", action="store_true", help="find how many nodes of the kind in --nodes take all pods"
+    )
+    parser.add_argument("--from-empty", action="store_true", help="the pods that run with GPUs come again, too")
+    parser.add_argument("--cold", action="store_true", help="fit and fgd learn only from the pods that have come")
+    parser.add_argument("-o", "--output", default="table", metavar="table|json", help="the form of the result [table]")
+    parser.add_argument("--picture", metavar="FILE.svg", help="also draw allocation and rejected pods")
+    for name in ("context", "kubeconfig"):
+        parser.add_argument(f"--{name}", metavar="VALUE", help="passed on to kubectl")
+    add_settings(parser, knobs_of(ResourceSettings))
+
+
+def policies_in(text: str, known: Sequence[str]) -> tuple[str, ...]:
+    """Return the policies of a list, each once.
+
+    Raises:
+        UsageError: there is no such policy.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--policy: there is no policy {name[:40]!r}; {nearest(name, known, _choice(known))}")
+    if not names:
+        raise UsageError(f"--policy: no policy is named; {_choice(known)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _choice(known: Sequence[str]) -> str:
+    return f"there are {', '.join(known)}"
+
+
+def seeds_in(text: str) -> int:
+    """Return a number of seeds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 1 <= int(text) <= _MOST_SEEDS):
+        raise UsageError(f"--seeds: {text[:40]!r} is not a whole number from 1 to {_MOST_SEEDS}")
+    return int(text)
+
+
+def until_in(text: str | None) -> float | str | None:
+    """Return a part of the GPUs, 1.0 being all, or the word ``rejected``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    return text if text is None or text == "rejected" else _part("--until", text, _MOST_PERCENT, "rejected, or ")
+
+
+def load_in(text: str | None) -> float | None:
+    """Return a load as a part of the GPUs.
+
+    Raises:
+        UsageError: it is no percentage.
+    """
+    return None if text is None else _part("--departures", text, _MOST_LOAD, "")
+
+
+def _part(flag: str, text: str, most: float, other: str) -> float:
+    number = text.removesuffix("%").strip()
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", number) or not _LEAST_PERCENT <= float(number) <= most:
+        raise UsageError(
+            f"{flag}: {text[:40]!r} is not {other}a percentage from {_LEAST_PERCENT:g} to {most:g}; write 95 for 95 %"
+        )
+    return float(number) / 100
+
+
+def refuse_contradictions(arguments: argparse.Namespace) -> None:
+    """Refuse flags that exclude each other.
+
+    Raises:
+        UsageError: two of them are given, or a word is unknown.
+    """
+    given = [
+        flag
+        for flag, value in (
+            ("--until", arguments.until),
+            ("--departures", arguments.departures),
+            ("--nodes-needed", arguments.nodes_needed),
+        )
+        if value
+    ]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]} are different questions; leave one of them out")
+    if arguments.nodes_needed and arguments.picture:
+        raise UsageError("--picture: there is no picture of --nodes-needed; leave one of the two out")
+    if arguments.output not in {"table", "json"}:
+        raise UsageError(f"--output: {arguments.output[:40]!r} is neither table nor json")
+    if arguments.picture is not None and not arguments.picture.endswith(".svg"):
+        raise UsageError(f"--picture: {arguments.picture[:80]}: the picture is an SVG; give a name that ends with .svg")

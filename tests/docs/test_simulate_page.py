@@ -1,0 +1,90 @@
+"""The page of the simulator shows what it prints, and explains every flag and every word that there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_device_plugin.programs.simulate.entries import nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
+from gpu_device_plugin.programs.simulate.run import POLICIES
+from gpu_device_plugin.testing.builders import container, node, pod
+from tests.docs.pages import DOCS, blocks, commands, text_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PAGE = text_of(DOCS / "simulate.md")
+RUN = (
+    "kubectl get nodes,pods -A -o json > cluster.json",
+    "gpu-device-plugin simulate --nodes cluster.json",
+    "gpu-device-plugin simulate --nodes cluster.json --from-empty --until 130 --picture cluster.svg",
+    'gpu-device-plugin simulate --nodes "1x gpus=4 mem=24 cpu=64 memory=256Gi" --pods "40x mem=8 cpu=4 memory=16Gi; 5x count=2 cpu=16; 30x mem=14" --nodes-needed',  # noqa: E501 - as it is written there
+)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> dict[str, str]:
+    """A PATH with the program, and with a kubectl that lists one node and one waiting pod."""
+    there = node("a", mem=20, count=2)
+    there["metadata"]["uid"] = "a"
+    listed = {"kind": "List", "items": [there, pod("waits", container(mem=5), uid="waits")]}
+    (tmp_path / "listed").write_text(json.dumps(listed), encoding="utf-8")
+    programs = {
+        "kubectl": f"cat {shlex.quote(str(tmp_path / 'listed'))}",
+        "gpu-device-plugin": f'exec {shlex.quote(sys.executable)} -m gpu_device_plugin "$@"',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(DOCS.parent)}
+
+
+def test_the_commands_can_be_followed_and_print_what_is_shown(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = [pair for block in blocks(PAGE, "console") for pair in block.commands]
+    assert [command.text for command in commands(DOCS / "simulate.md") if not command.inline] == list(RUN)
+    for command, output in shown:
+        done = subprocess.run(
+            ["/bin/sh", "-c", command], cwd=tmp_path, env=shell, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), command
+        assert done.stdout.strip("\n") == output or not output
+    assert (tmp_path / "cluster.svg").read_text(encoding="utf-8").startswith("<svg ")
+
+
+def explained(heading: str) -> set[str]:
+    (rows,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    return {word for row in rows.splitlines() for word in re.findall(r"`(-[\w-]+|[a-z]+)[^`]*`", row.split(" | ")[0])}
+
+
+def test_every_flag_is_explained() -> None:
+    program = [sys.executable, "-m", "gpu_device_plugin", "simulate", "--help"]
+    usage = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    flags = set(re.findall(r"^ {2}(?:-\w(?: [\w|]+)?, )?(--[\w-]+)", usage, re.MULTILINE)) - {"--help"}
+    assert flags - {"--output"} == explained("Flag") - {"-o"}
+
+
+def test_every_policy_is_named() -> None:
+    (row,) = re.findall(r"^\| `--policy NAMES` \|(.*)$", PAGE, re.MULTILINE)
+    assert {*POLICIES} == set(re.findall(r"`([a-z]+)`", row))
+
+
+def test_the_example_in_json_is_read() -> None:
+    (example,) = blocks(PAGE, "json")
+    found = read_json(example.text.encode())
+    assert json_nodes(found.nodes or ()) != ()
+    assert len(json_pods(found.pods or ())) == 45
+
+
+def test_every_word_is_explained() -> None:
+    """Each is accepted by a node or by a pod."""
+    assert explained("Word") == {"gpus", "mem", "count", "split", "model", "cpu", "memory"}
+    assert nodes_in("gpus=1 mem=1 model=A10 cpu=1 memory=1Gi")
+    assert pods_in("mem=2 split=2 model=A10 cpu=1 memory=1Gi; count=1")

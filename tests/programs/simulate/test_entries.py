@@ -1,0 +1,124 @@
+"""Nodes and pods in words, in JSON of our own, and in traces of openb."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.programs.simulate.classes import class_of, order
+from gpu_device_plugin.programs.simulate.entries import EntryError, nodes_in, pods_in
+from gpu_device_plugin.programs.simulate.jsonlist import json_nodes, json_pods, read_json
+from gpu_device_plugin.programs.simulate.openb import TraceError, read_nodes, read_pods
+
+
+def test_a_node_in_words_has_its_gpus_and_quantities_of_kubernetes() -> None:
+    first, second, third = nodes_in("2x gpus=2 mem=24 model=A10 cpu=64 memory=256Gi; mem=80")
+    assert first.shape.sizes == second.shape.sizes == (24, 24)
+    assert (first.shape.models, first.shape.cpu_milli, first.shape.memory_mib) == (("A10", "A10"), 64_000, 262_144)
+    assert first.left.frees == (24, 24)
+    assert first.name != second.name
+    assert third.shape.sizes == (80,)
+
+
+def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
+    assert pods_in("2x mem=8,cpu=500m,memory=1Gi; count=4 model=A10|T4; mem=16 split=2; cpu=2") == [
+        PodKind(8, 1, 500, 1024),
+        PodKind(8, 1, 500, 1024),
+        PodKind(0, 4, models=(("A10", "T4"), ())),
+        PodKind(8, 2),
+        PodKind(cpu_milli=2000, gpus=0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("40x mme=8", "did you mean mem?"),
+        ("40x mem=eight", "mem is 'eight'; write a whole number"),
+        ("40x mem", "'mem' is not like mem=8"),
+        ("mem=8 mem=9", "mem stands there twice"),
+        ("mem=8 count=1", "the same hardware"),
+        ("mem=7 split=2", "cannot be split over 2"),
+        ("mem=8 cpu=lots", "quantities of Kubernetes"),
+        ("999999999x mem=8", "more than 1,000,000"),
+        ("mem=99999999", "at most 1,048,576"),
+    ],
+)
+def test_an_entry_that_is_mistyped_is_explained(text: str, said: str) -> None:
+    with pytest.raises(EntryError) as error:
+        pods_in(text)
+    assert said in str(error.value)
+
+
+def test_json_has_the_same_words_with_how_many_times() -> None:
+    found = read_json(b"""{"nodes": [{"name": "a", "times": 2, "gpus": 2, "mem": 24}],
+        "pods": [{"times": 2, "mem": 8, "cpu": "500m"}, {"count": 1, "cpu": 4, "model": ["A10", "T4"]}]}""")
+    assert [node.shape.sizes for node in json_nodes(found.nodes or ())] == [(24, 24), (24, 24)]
+    eight = PodKind(8, 1, 500)
+    assert json_pods(found.pods or ()) == [eight, eight, PodKind(0, 1, 4000, models=(("A10", "T4"), ()))]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b'{"pods": [{"times": "many"}]}', "pods[0]: times is 'many'"),
+        (b'{"pods": [{"mem": 8}, {"men": 8}]}', "pods[1]: there is no 'men' here; did you mean mem?"),
+        (b'{"pods": [8]}', "Expected `object`"),
+        (b'{"pods": [', "it is not JSON with lists"),
+        (b'{"pods": "\xff"}', "it is not JSON with lists"),
+    ],
+)
+def test_json_of_another_form_is_explained(text: bytes, said: str) -> None:
+    with pytest.raises(EntryError) as error:
+        json_pods(read_json(text).pods or ())
+    assert said in str(error.value)
+
+
+POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos"
+
+
+def test_a_pod_of_a_trace_takes_hundredths_of_a_gpu_or_whole_gpus() -> None:
+    rows = [
+        "a,4000,100,1,455,,LS",
+        "b,0,7,1,1000,T4|P100,BE",
+        "c,1,1,8,1000,,LS",
+        "d,1,1,0,0,,LS",
+        "e,4000,100,1,455,,LS",
+    ]
+    workload = read_pods([POD_COLUMNS, *rows])
+    assert workload.pods == (0, 1, 2, 3, 0)
+    assert workload.kinds == (
+        PodKind(46, 1, 4000, 100),
+        PodKind(0, 1, 100, 7, (("P100", "T4"), ())),
+        PodKind(0, 8, 1, 1),
+        PodKind(0, 0, 1, 1),
+    )
+
+
+def test_a_node_of_a_trace_has_gpus_of_a_hundred_shares() -> None:
+    (node,) = read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,96000,786432,2,V100M32"])
+    assert (node.name, node.shape.sizes, node.shape.models) == ("n0", (100, 100), ("V100M32", "V100M32"))
+    assert (node.left.cpu_milli, node.left.memory_mib) == (96_000, 786_432)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["name,cpu_milli,memory_mib,gpu_milli"], "no column num_gpu"),
+        ([POD_COLUMNS, "a,1,1,one,0"], "line 2, num_gpu: 'one' is not a whole number"),
+        ([POD_COLUMNS, "a,1,1,1,0", "b,1"], "line 3 has fewer columns"),
+        ([POD_COLUMNS, "a,1,1,1,-5"], "'-5' is not a whole number"),
+        ([], "no column name"),
+    ],
+)
+def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> None:
+    with pytest.raises(TraceError) as error:
+        read_pods(lines)
+    assert said in str(error.value)
+
+
+def test_classes_are_sizes_in_tenths_of_a_gpu_and_sort_by_them() -> None:
+    kinds = (PodKind(0, 8), PodKind(3, 1), PodKind(0, 1), PodKind(), PodKind(5, 2))
+    names = [class_of(kind, 10.0) for kind in kinds]
+    assert names == ["8 GPUs", "0.3 GPU", "1 GPU", "no GPU", "2 x 0.5 GPU"]
+    assert sorted(names, key=order) == ["no GPU", "0.3 GPU", "1 GPU", "2 x 0.5 GPU", "8 GPUs"]
