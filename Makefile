@@ -8,7 +8,7 @@ GPUS   ?=
 WORKERS := $(shell expr $$(nproc 2> /dev/null || echo 1) + 1)
 SEED   := $(or $(SEED),$(shell date +%s))
 
-.PHONY: help demo test explore check lint types imports protos protos-check bench picture docs e2e cluster mutants dist release clean
+.PHONY: help demo test explore check lint types imports protos protos-check bench placement picture docs e2e cluster mutants dist release clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -69,6 +69,9 @@ bench: $(VENV)/.ready  ## measure speed and size; prints a table
 	$(BIN)/python -m bench.extender
 	$(BIN)/python -m bench.web
 	$(BIN)/python -m bench.page
+
+placement: $(VENV)/.ready  ## GPUs that the real kube-scheduler gives out with each policy (KUBE_BIN, OPENB; ARGS=--help)
+	$(BIN)/python -m bench.placement $(ARGS)
 
 e2e: $(VENV)/.ready  ## tests with real programs, which take minutes: the image, and all steps on real Kubernetes (KUBE_BIN=DIR, or KUBECONFIG and E2E_NODE: docs/testing.md)
 	E2E=1 $(BIN)/pytest $(ARGS) tests/e2e

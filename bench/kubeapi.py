@@ -72,8 +72,14 @@ class KubeApi:
             await asyncio.gather(*map(add, nodes))
 
     @contextlib.contextmanager
-    def scheduler(self, extender: str) -> Iterator[bool]:
-        """Let kube-scheduler schedule with the extender at this URL; False if there is no kube-scheduler."""
+    def scheduler(self, extender: str, *, weight: int | None = None, binpack: Sequence[str] = ()) -> Iterator[bool]:
+        """Let kube-scheduler schedule; False if there is no kube-scheduler.
+
+        Args:
+            extender: URL of the extender; empty: none.
+            weight: of its scores; None: as it is shipped.
+            binpack: resources by which the fullest nodes are preferred, beside CPU and memory.
+        """
         program = _which("kube-scheduler")
         if program is None:
             yield False
@@ -82,8 +88,17 @@ class KubeApi:
         # More calls than by default: those of the scheduler itself are not what is measured.
         configuration["clientConnection"] = {"kubeconfig": str(self.kubeconfig), "qps": 5000, "burst": 5000}
         configuration["leaderElection"] = {"leaderElect": False}
-        configuration["profiles"] = [{"schedulerName": "gpushare-scheduler"}]
-        configuration["extenders"][0]["urlPrefix"] = extender
+        profile: Json = {"schedulerName": "gpushare-scheduler"}
+        if binpack:
+            resources = [{"name": name, "weight": 1} for name in ("cpu", "memory", *binpack)]
+            strategy = {"type": "MostAllocated", "resources": resources}
+            profile["pluginConfig"] = [{"name": "NodeResourcesFit", "args": {"scoringStrategy": strategy}}]
+        configuration["profiles"] = [profile]
+        if extender:
+            configuration["extenders"][0]["urlPrefix"] = extender
+            configuration["extenders"][0]["weight"] = weight or configuration["extenders"][0]["weight"]
+        else:
+            del configuration["extenders"]
         path = self._folder / "scheduler.json"
         path.write_text(json.dumps(configuration))
         (port,) = free_ports(1)

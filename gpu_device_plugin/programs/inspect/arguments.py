@@ -21,7 +21,7 @@ REALLY = "really"
 _PODS_OF_KUBECTL = frozenset({"", "pod", "pods", "po"})
 """The words that kubectl accepts before the name of a pod."""
 
-COMMANDS = ("top", "why", "web", "doctor", "uninstall")
+COMMANDS = ("top", "why", "prices", "web", "doctor", "uninstall")
 """The words that are no node."""
 
 MOST_EXPLAINED = 10
@@ -67,6 +67,7 @@ _OF_ALL_NODES: Mapping[str, str] = MappingProxyType(
     {
         "doctor": "it examines the whole cluster; for one node run gpu-device-plugin doctor there",
         "web": "it shows the whole cluster; the page itself has filters",
+        "prices": "it learns from the pods of the whole cluster; leave the name out",
     }
 )
 
@@ -86,14 +87,14 @@ def _command(prog: str, words: Sequence[str]) -> tuple[str, str, str]:
             return "why", "", pod
         case ["top", *nodes] if len(nodes) < 2:
             return "top", "".join(nodes), ""
-        case ["doctor" | "web" as command]:
+        case ["doctor" | "web" | "prices" as command]:
             return command, "", ""
-        case ["doctor" | "web" as command, _]:
+        case ["doctor" | "web" | "prices" as command, _]:
             raise UsageError(f"{command}: {_OF_ALL_NODES[command]}")
         case ["uninstall", *nodes] if len(nodes) < 2:
             return "uninstall", "".join(nodes), ""
         case [word, other]:
-            meant = nearest(word, ["why", "top", "uninstall", "web"], "")
+            meant = nearest(word, ["why", "top", "uninstall", "web", "prices"], "")
             hint = f"there is no such command; {meant}" if meant else f"name one node, {prog} NODE, or why POD"
             raise UsageError(f"{word} {other}: {hint}")
         case [_, _, *_]:
@@ -112,7 +113,11 @@ def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
     given = (
         (("why",), arguments.all_nodes, "--all-nodes goes with why POD; leave it out"),
         (("why", "top", "overview"), arguments.namespace, f"{command}: it takes no -n; leave it out"),
-        (("overview",), arguments.output != "summary", f"{command}: -d and -o are for the overview; leave them out"),
+        (
+            ("overview", "prices"),
+            arguments.output != "summary",
+            f"{command}: -d and -o are for the overview; leave them out",
+        ),
         (
             ("overview", "top"),
             arguments.selector,
@@ -134,6 +139,8 @@ def _refuse_what_belongs_elsewhere(arguments: argparse.Namespace) -> None:
             raise UsageError(sentence)
     if arguments.interval is not None and not _SHORTEST_S <= arguments.interval <= _LONGEST_S:
         raise UsageError(f"--interval: {arguments.interval:g} s; choose {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
+    if command == "prices" and arguments.output not in {"summary", "json"}:
+        raise UsageError(f"-o {arguments.output}: prices are a table or -o json; write one of them")
     if command == "overview" and arguments.namespace and (arguments.node or arguments.selector):
         raise UsageError("-n: the pods of a namespace are shown wherever they run; leave out the node and -l")
     if command == "overview" and arguments.namespace and arguments.output != "summary":
@@ -145,7 +152,7 @@ def _parser(prog: str) -> Parser:
         prog=prog,
         usage="%(prog)s [-d | -o gpushare|wide|json|yaml] [-w] [-l LABELS] [NODE]\n       %(prog)s -n NAMESPACE\n"
         "       %(prog)s top [--sort-by WORD] [--interval SECONDS] [-n NAMESPACE] [-l LABELS] [NODE]\n"
-        "       %(prog)s why POD [-n NAMESPACE]\n"
+        "       %(prog)s why POD [-n NAMESPACE]\n       %(prog)s prices [-o json]\n"
         "       %(prog)s web [--port N] [--no-browser]\n       %(prog)s doctor [--json]\n"
         f"       %(prog)s uninstall [NODE] [--dry-run] [--all={REALLY}]",
         description="Show which pods use which GPU of the cluster, also live in a browser, why a pod gets none, or "
@@ -155,9 +162,9 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="NODE | top [NODE] | why POD | web | doctor | uninstall [NODE]",
-        help="show one node; draw GPUs and pods again and again; explain a pod; show the cluster live in a browser; "
-        "diagnose it; or clean up nodes that no longer share GPUs",
+        metavar="NODE | top [NODE] | why POD | prices | web | doctor | uninstall [NODE]",
+        help="show one node; draw GPUs and pods again and again; explain a pod; show what room is worth to the policy "
+        "fit; show the cluster live in a browser; diagnose it; or clean up nodes that no longer share GPUs",
     )
     layout = parser.add_mutually_exclusive_group()
     layout.add_argument(

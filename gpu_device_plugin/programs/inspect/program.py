@@ -21,6 +21,7 @@ from gpu_device_plugin.core.telling.overview import details, summary
 from gpu_device_plugin.core.telling.overview_document import document
 from gpu_device_plugin.core.telling.overview_wide import wide
 from gpu_device_plugin.core.telling.podtable import SORTS, pod_rows, pod_table, rows_alone, rows_waiting
+from gpu_device_plugin.core.telling.prices import price_document, price_lines
 from gpu_device_plugin.core.telling.reported import at_a_glance
 from gpu_device_plugin.core.telling.tones import Line, columns
 from gpu_device_plugin.core.telling.top import Picture, Wishes
@@ -35,6 +36,7 @@ from gpu_device_plugin.programs.terminal import discard_output, say, show
 from gpu_device_plugin.settings.common import ResourceSettings
 from gpu_device_plugin.settings.knobs import UsageError, knobs_of, nearest
 from gpu_device_plugin.settings.sources import Sources
+from gpu_device_plugin.view.learned import lesson_of
 from gpu_device_plugin.view.reading import cluster, events, gpu_pods, pod_and_status, surroundings, waiting_pods
 from gpu_device_plugin.view.why import why
 
@@ -296,6 +298,19 @@ def _optional_items(kubectl: Kubectl, path: str, fields: Sequence[str], missing:
         return None
 
 
+def _prices(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
+    try:
+        raw_nodes, raw_pods = kubectl.items(_NODES), kubectl.items(_PODS, _COUNTING[1:])
+    except ClusterUnreadableError:
+        if not (lacking := kubectl.denied("nodes") or kubectl.denied("pods")):
+            raise
+        raise ClusterUnreadableError(f"{lacking}: prices are learned from all of them; {GRANT}") from None
+    found = lesson_of(raw_nodes, raw_pods, resources)
+    if arguments.output == "json":
+        return json.dumps(price_document(found), indent=2).splitlines(), OK
+    return price_lines(found, _columns() or _UNBOUNDED), OK
+
+
 def _doctor(arguments: argparse.Namespace, kubectl: Kubectl, resources: Sequence[Resource]) -> _Output:
     found = findings(kubectl, resources)
     return report(found, as_json=arguments.json), exit_code(found)
@@ -354,7 +369,7 @@ def _warn(found: Cluster) -> None:
 
 
 _COMMANDS: Mapping[str, Callable[[argparse.Namespace, Kubectl, Sequence[Resource]], _Output]] = MappingProxyType(
-    {"overview": _overview, "why": _why, "doctor": _doctor, "uninstall": _uninstall}
+    {"overview": _overview, "why": _why, "prices": _prices, "doctor": _doctor, "uninstall": _uninstall}
 )
 
 

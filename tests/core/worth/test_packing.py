@@ -44,7 +44,7 @@ def test_a_size_beside_which_nothing_fits_is_worth_a_whole_gpu() -> None:
 def test_a_size_of_which_there_is_plenty_costs_little_beside_a_rare_one() -> None:
     """Of ten pods of 3 only one fills a gap beside a pod of 13; the others make GPUs full among themselves."""
     found = prices({13: 1.0, 3: 10.0}, 16)
-    assert found[13] == pytest.approx(1 - found[3])
+    assert found[13] == pytest.approx(1 - found[3], abs=0.02)
     assert found[3] == pytest.approx(1 / 5, abs=0.02)
 
 

@@ -1,0 +1,376 @@
+"""How many GPUs the real kube-scheduler gives out with each policy: ``python -m bench.placement``.
+
+Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. With the traces of openb in the folder OPENB a sample of its
+nodes gets its pods; otherwise nodes and pods are made up. Pods come one after the other until all GPUs have been asked
+for; one that is unschedulable is deleted, and does not come again. No kubelet runs, and none is needed: a pod takes its
+place when it is bound. The simulator places the same pods on the same nodes for comparison.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import numpy as np
+from aiohttp import web
+
+from bench.extender import running
+from bench.kubeapi import KubeApi, binaries, free_ports
+from bench.node_agent import machine
+from bench.scheduler import PREFIX
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
+from gpu_device_plugin.core.contract.nodegpus import ListedGpu, NodeGpus, write_node_gpus
+from gpu_device_plugin.core.worth.appraising import Left
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.programs.simulate import openb
+from gpu_device_plugin.programs.simulate.arrivals import until
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of, shares_of, unit_of
+from gpu_device_plugin.programs.simulate.run import run
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from gpu_device_plugin.testing.builders import Json
+
+_MEM, _COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+_BEST = 10
+_PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the proxy between kube-scheduler and the extender saw."""
+
+    scores: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """By pod uid, the last answer of prioritize: the score of each node."""
+    chosen: int = 0
+    """Pods that were bound after a choice between several nodes."""
+    best: int = 0
+    """Of these, those that got a node of the best score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is placed where."""
+
+    nodes: Sequence[Start]
+    workload: Workload
+    arrivals: Arrivals
+
+    @property
+    def demand(self) -> list[float]:
+        """Shares that each arrival asks for."""
+        unit = unit_of(self.nodes)
+        return [shares_of(self.workload.kinds[kind], unit) for kind in self.arrivals.pods]
+
+
+def cluster(nodes: int, trace: str, seed: int) -> Cluster:
+    """Return the cluster: a sample of openb, or one that is made up."""
+    folder = os.environ.get("OPENB")
+    if folder:
+        with (Path(folder) / "openb_node_list_gpu_node.csv").open() as file:
+            every = openb.read_nodes(file)
+        with (Path(folder) / f"openb_pod_list_{trace}.csv").open() as file:
+            workload = openb.read_pods(file)
+        chosen = random.Random(seed).sample(every, min(nodes, len(every)))  # noqa: S311 - the same sample every time
+    else:
+        chosen, workload = _made_up(nodes)
+    named = [replace(node, name=f"node-{at:04}") for at, node in enumerate(chosen)]
+    return Cluster(named, workload, until(workload, named, seed, 1.0))
+
+
+def _made_up(nodes: int) -> tuple[list[Start], Workload]:
+    small = Shape((100,) * 2, ("T4",) * 2, 96_000, 393_216)
+    large = Shape((100,) * 8, ("V100",) * 8, 96_000, 786_432)
+    shapes = [large if at % 3 else small for at in range(nodes)]
+    starts = [Start("", shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib)) for shape in shapes]
+    kinds = {
+        PodKind(25, 1, 4000, 16_384): 20,
+        PodKind(50, 1, 8000, 32_768): 20,
+        PodKind(81, 1, 8000, 32_768): 15,
+        PodKind(0, 1, 8000, 32_768): 30,
+        PodKind(0, 4, 32_000, 131_072): 3,
+        PodKind(0, 8, 88_000, 262_144): 2,
+        PodKind(0, 0, 8000, 32_768): 10,
+    }
+    pods = [place for place, number in enumerate(kinds.values()) for _ in range(number)]
+    return starts, Workload(tuple(kinds), tuple(pods))
+
+
+def node_json(node: Start) -> Json:
+    """Return a node as its agent and its kubelet describe it."""
+    gpus = tuple(
+        ListedGpu(at, size, f"GPU-{node.name}-{at}", model, memory_mib=size * 1024)
+        for at, (size, model) in enumerate(zip(node.shape.sizes, node.shape.models, strict=True))
+    )
+    offered = {
+        "cpu": f"{node.shape.cpu_milli}m",
+        "memory": f"{node.shape.memory_mib}Mi",
+        "pods": "1000",
+        _MEM: str(sum(node.shape.sizes)),
+        _COUNT: str(len(node.shape.sizes)),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": node.name,
+            "labels": {"kubernetes.io/hostname": node.name},
+            "annotations": {NODE_GPUS: write_node_gpus(NodeGpus(gpus, share_mib=1024, policy=None))},
+        },
+        "spec": {},
+        "status": {
+            "capacity": offered,
+            "allocatable": offered,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def pod_json(number: int, kind: PodKind, scheduler: str) -> Json:
+    """Return a pod of a kind."""
+    gpus = {_MEM: str(kind.shares * kind.gpus)} if kind.shares else {_COUNT: str(kind.gpus)} if kind.gpus else {}
+    amounts = {"cpu": f"{kind.cpu_milli}m", "memory": f"{kind.memory_mib}Mi", **gpus}
+    models = {USE_MODEL: ",".join(kind.models[0])} if kind.models[0] else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"pod-{number:05}", "namespace": "default", "annotations": models},
+        "spec": {
+            "schedulerName": scheduler,
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "main", "image": "none", "resources": {"requests": amounts, "limits": amounts}}],
+        },
+    }
+
+
+# --- The real scheduler ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def watching(extender: str, seen: Watched) -> AsyncIterator[str]:
+    """Serve a proxy in front of an extender that keeps its scores and the bindings; yield its address."""
+    async with aiohttp.ClientSession() as http:
+
+        async def forward(request: web.Request) -> web.Response:
+            body = await request.read()
+            headers = {"Content-Type": "application/json"}
+            async with http.post(f"{extender}{request.path}", data=body, headers=headers) as answer:
+                said = await answer.read()
+            if request.path.endswith("/prioritize"):
+                uid = json.loads(body)["Pod"]["metadata"]["uid"]
+                seen.scores[uid] = {each["Host"]: each["Score"] for each in json.loads(said)}
+            elif request.path.endswith("/bind") and not json.loads(said).get("Error"):
+                bound = json.loads(body)
+                _count(seen, seen.scores.pop(bound["PodUID"], {}), bound["Node"])
+            return web.Response(body=said, content_type="application/json")
+
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_post("/{path:.*}", forward)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        (port,) = free_ports(1)
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            await runner.cleanup()
+
+
+def _count(seen: Watched, scores: Mapping[str, int], node: str) -> None:
+    if len(set(scores.values())) > 1:
+        seen.chosen += 1
+        seen.best += scores.get(node) == max(scores.values())
+
+
+class Pods:
+    """Creates pods one after the other, and waits for the scheduler's word on each."""
+
+    def __init__(self, api: KubeApi, http: aiohttp.ClientSession, scheduler: str) -> None:
+        self._api = api
+        self._http = http
+        self._scheduler = scheduler
+        self._headers = {"Authorization": f"Bearer {api.token}"}
+        self._outcomes: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    async def watch(self) -> None:
+        """Follow the pods until cancelled."""
+        url = f"{self._api.url}/api/v1/namespaces/default/pods?watch=true"
+        while True:
+            async with self._http.get(url, headers=self._headers, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+                async for line in answer.content:
+                    event = json.loads(line)
+                    if event["type"] in {"ADDED", "MODIFIED"}:
+                        await self._outcomes.put(_outcome(event["object"]))
+
+    async def place(self, number: int, kind: PodKind) -> str:
+        """Create a pod; return its node, or an empty text where it is unschedulable, in which case it is gone again."""
+        pod = pod_json(number, kind, self._scheduler)
+        name = pod["metadata"]["name"]
+        path = f"{self._api.url}/api/v1/namespaces/default/pods"
+        async with self._http.post(path, json=pod, headers=self._headers) as answer:
+            if answer.status != 201:
+                raise OSError(f"creating a pod: {await answer.text()}")
+        async with asyncio.timeout(_PATIENCE_S):
+            while True:
+                found, where = await self._outcomes.get()
+                if found == name and where:
+                    break
+        if where == _NOWHERE:
+            await self.delete(name)
+            return ""
+        return where
+
+    async def delete(self, name: str) -> None:
+        """Delete a pod, at once."""
+        path = f"{self._api.url}/api/v1/namespaces/default/pods/{name}?gracePeriodSeconds=0"
+        async with self._http.delete(path, headers=self._headers) as answer:
+            await answer.read()
+
+
+_NOWHERE = "-"
+
+
+def _outcome(pod: Mapping[str, Any]) -> tuple[str, str]:
+    conditions = pod.get("status", {}).get("conditions", ())
+    refused = any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    return pod["metadata"]["name"], pod["spec"].get("nodeName") or (_NOWHERE if refused else "")
+
+
+async def placed(api: KubeApi, there: Cluster, scheduler: str, ledger: Ledger | None = None) -> list[bool]:
+    """Let all pods come, and return which of them found room."""
+    connector = aiohttp.TCPConnector(ssl=False)
+    async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 24) as http:
+        pods = Pods(api, http, scheduler)
+        following = asyncio.create_task(pods.watch())
+        found = []
+        for number, place in enumerate(there.arrivals.pods):
+            kind = there.workload.kinds[place]
+            where = await pods.place(number, kind)
+            took = bool(where) and (ledger is None or ledger.take(where, kind))
+            if where and not took:
+                await pods.delete(f"pod-{number:05}")
+            found.append(took)
+        following.cancel()
+    return found
+
+
+class Ledger:
+    """What nodes have free where nobody but kube-scheduler places pods: a pod takes the fullest GPU with room."""
+
+    def __init__(self, nodes: Sequence[Start]) -> None:
+        self._nodes = {node.name: (node.shape, list(node.shape.sizes)) for node in nodes}
+
+    def take(self, name: str, kind: PodKind) -> bool:
+        """Return whether a pod finds room on its node, and take it."""
+        shape, frees = self._nodes[name]
+        fitting = [
+            at
+            for at, free in enumerate(frees)
+            if (free >= kind.shares if kind.shares else free == shape.sizes[at])
+            and (not kind.models[0] or shape.models[at] in kind.models[0])
+        ]
+        if len(fitting) < kind.gpus:
+            return False
+        for at in sorted(fitting, key=lambda at: frees[at])[: kind.gpus]:
+            frees[at] -= kind.shares or frees[at]
+        return True
+
+
+# --- The runs --------------------------------------------------------------------------------------------------------
+
+
+def allocated(there: Cluster, accepted: Sequence[bool]) -> float:
+    """Return the part of all shares that the accepted pods have, in percent."""
+    given = sum(shares for shares, took in zip(there.demand, accepted, strict=True) if took)
+    return 100 * given / capacity_of(there.nodes)
+
+
+def with_extender(there: Cluster, policy: str, weight: int) -> str:
+    """Place all pods with our extender; return a line of the table."""
+    seen = Watched()
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
+        asyncio.run(api.add_nodes([node_json(node) for node in there.nodes]))
+        flags = ("--node-policy", policy, "--gpu-policy", policy, "--vanished-grace", "0s")
+        with running(Path(name), str(api.kubeconfig), *flags) as extender:
+
+            async def go() -> list[bool]:
+                async with watching(extender.url, seen) as proxy:
+                    with api.scheduler(proxy + PREFIX, weight=weight) as runs:
+                        if not runs:
+                            raise SystemExit("there is no kube-scheduler in KUBE_BIN")
+                        return await placed(api, there, "gpushare-scheduler")
+
+            began = time.monotonic()
+            accepted = asyncio.run(go())
+            took_s = time.monotonic() - began
+    won = f"{100 * seen.best / seen.chosen:.1f} % of {seen.chosen}" if seen.chosen else "-"
+    return _row(f"kube-scheduler, extender with {policy}, weight {weight}", there, accepted, won, took_s)
+
+
+def alone(there: Cluster) -> str:
+    """Place all pods with kube-scheduler alone, most allocated nodes first; return a line of the table."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
+        asyncio.run(api.add_nodes([node_json(node) for node in there.nodes]))
+        began = time.monotonic()
+        with api.scheduler("", binpack=(_MEM, _COUNT)) as runs:
+            if not runs:
+                raise SystemExit("there is no kube-scheduler in KUBE_BIN")
+            accepted = asyncio.run(placed(api, there, "gpushare-scheduler", Ledger(there.nodes)))
+    return _row("kube-scheduler alone, MostAllocated", there, accepted, "-", time.monotonic() - began)
+
+
+def simulated(there: Cluster, policy: str, seed: int) -> str:
+    """Place all pods in the simulator; return a line of the table."""
+    outcome = run(policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit")
+    return _row(f"simulator, {policy}", there, outcome.accepted.tolist(), "-", outcome.cpu_s)
+
+
+def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: float) -> str:
+    rejected = len(accepted) - int(np.sum(accepted))
+    return f"| {what} | {allocated(there, accepted):.2f} % | {rejected} | {won} | {took_s:.0f} s |"
+
+
+def rows(there: Cluster, weights: Sequence[int], seed: int) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield simulated(there, "fit", seed)
+    for weight in weights:
+        yield with_extender(there, "fit", weight)
+    yield simulated(there, "binpack", seed)
+    yield with_extender(there, "binpack", weights[0])
+    yield alone(there)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure everything and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.placement", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=200, help="nodes, of openb a sample")
+    parser.add_argument("--trace", default="default", help="list of pods, as in openb_pod_list_TRACE.csv")
+    parser.add_argument("--weights", type=int, nargs="+", default=[5], help="of the extender in kube-scheduler")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample and of the order of pods")
+    options = parser.parse_args(argv)
+    if not binaries():
+        raise SystemExit("set KUBE_BIN to a folder with etcd, kube-apiserver and kube-scheduler")
+    there = cluster(options.nodes, options.trace, options.seed)
+    gpus = sum(len(node.shape.sizes) for node in there.nodes)
+    print(machine(f"{len(there.nodes)} nodes, {gpus} GPUs, {len(there.arrivals.pods):,} pods") + "\n")
+    print("| | GPU allocated | rejected pods | best node won | took |\n|---|---|---|---|---|", flush=True)
+    for row in rows(there, options.weights, options.seed):
+        print(row, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""What the policy `fit` learns from a mix of pods, for people: the price of each size, and how wanted each GPU is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_device_plugin.core.telling.printing import counted, printable
+from gpu_device_plugin.core.telling.tables import Layout, Row, table
+from gpu_device_plugin.core.telling.tones import Line
+from gpu_device_plugin.core.worth.learning import HOSTS, cells, learn
+from gpu_device_plugin.core.worth.packing import packed_values
+from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.core.worth.when import FEWEST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gpu_device_plugin.core.worth.learning import Tables
+    from gpu_device_plugin.core.worth.mix import PodKind
+    from gpu_device_plugin.core.worth.shapes import Shape
+
+DISCLAIMER = (
+    "This is what the pods of now teach. The running extender may have learned from pods that have ended since, of "
+    "which the last hours count most."
+)
+_MOST_SIZES = 20
+"""The most frequent sizes of one GPU that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """One size of pods on one model of GPU."""
+
+    size: int
+    """Shares that a pod takes of the GPU."""
+    comes: float
+    """The part of all pods with GPUs that have this size; whole GPUs count by their number."""
+    price: float
+    """As a part of the GPU."""
+    strands: int
+    """Shares that stay free beside such a pod, whatever the pods of the other sizes do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """A model of GPU with its prices."""
+
+    model: str
+    shares: int
+    number: int
+    """Of such GPUs."""
+    wanted: float
+    """What a share of it is worth, where the mean is 1: more pods may have it."""
+    sizes: tuple[Price, ...]
+    """The most frequent ones, the smallest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """All that is learned."""
+
+    pods: int
+    kinds: int
+    gpus: tuple[Priced, ...]
+    """By model and size."""
+    cpu_per_share: float
+    """Thousandths of a CPU that pods ask for beside each share."""
+    memory_per_share: float
+    """MiB, likewise."""
+    of_several: float
+    """The part of the demand for GPUs that is for several at once."""
+
+
+def lesson(pods: int, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int]) -> Lesson:
+    """Return what a mix of pods teaches on some nodes.
+
+    Args:
+        pods: how many pods the mix was made of.
+        mix: how often each kind comes; only ratios matter.
+        nodes: how many nodes there are of each shape.
+    """
+    tables = learn(mix, nodes)
+    demand = {kind: part * kind.gpus * (kind.shares or tables.unit) for kind, part in mix.items()}
+    several = sum(amount for kind, amount in demand.items() if kind.gpus > 1)
+    total = sum(demand.values())
+    return Lesson(
+        pods,
+        len(mix),
+        tuple(_priced(size, model, mix, nodes, tables) for size, model in sorted(tables.packed, key=_by_model)),
+        tables.cpu_per_share,
+        tables.memory_per_share,
+        several / total if total else 0.0,
+    )
+
+
+def _by_model(gpu: tuple[int, str]) -> tuple[str, int]:
+    return gpu[1], gpu[0]
+
+
+def _priced(size: int, model: str, mix: Mapping[PodKind, float], nodes: Mapping[Shape, int], tables: Tables) -> Priced:
+    comes: dict[int, float] = {}
+    for kind, part in mix.items():
+        if kind.gpus and kind.shares <= size and wishes_of(kind).allow_model(model):
+            taken = kind.shares or size
+            comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
+    everything = sum(part * kind.gpus for kind, part in mix.items())
+    # The best filling by shares alone: what stays free then is stranded.
+    filled = packed_values({taken: float(taken) for taken in comes}, size)
+    often = sorted(sorted(comes, key=lambda taken: (-comes[taken], taken))[:_MOST_SIZES])
+    prices = tuple(
+        Price(
+            taken,
+            comes[taken] / everything,
+            1.0 if taken == size else tables.prices[size].get(-(-taken * cells(size) // size), 0.0),
+            size - taken - int(filled[size - taken]),
+        )
+        for taken in often
+    )
+    having = {
+        shape: number * sum(gpu == (size, model) for gpu in zip(shape.sizes, shape.models, strict=True))
+        for shape, number in nodes.items()
+    }
+    number = sum(having.values())
+    wanted = sum(tables.wanted[shape] * there for shape, there in having.items()) / number
+    return Priced(model, size, number, wanted, prices)
+
+
+def price_lines(found: Lesson, width: int) -> list[Line]:
+    """Return the lesson as a table, and sentences below it, for a terminal of `width` columns."""
+    if found.pods < FEWEST:
+        verb = "teaches" if found.pods == 1 else "teach"
+        few = f"{counted(found.pods, 'pod')} {verb} too little: until {FEWEST} have come, the policy fit is binpack."
+        return [Line(few)]
+    rows = [
+        Row(
+            (
+                f"{gpu.model or 'a GPU'} x {gpu.number}" if not at else "",
+                str(gpu.shares) if not at else "",
+                f"{gpu.wanted:.2f}" if not at else "",
+                "whole" if price.size == gpu.shares else str(price.size),
+                f"{100 * price.comes:.1f}",
+                f"{price.price:.2f}",
+                str(price.strands) if price.strands else "",
+            )
+        )
+        for gpu in found.gpus
+        for at, price in enumerate(gpu.sizes)
+    ]
+    layout = Layout(
+        ("GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"),
+        frozenset({"SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"}),
+        {"GPU": 12},
+    )
+    return [*table(layout, rows, width), Line(""), *map(Line, _sentences(found))]
+
+
+def _sentences(found: Lesson) -> list[str]:
+    dearest = [
+        (price.price - price.size / gpu.shares, gpu, price)
+        for gpu in found.gpus
+        for price in gpu.sizes
+        if price.strands
+    ]
+    told = []
+    if dearest:
+        _, gpu, price = max(dearest, key=lambda each: (each[0], -each[2].size))
+        told.append(
+            f"A pod of {price.size} of the {gpu.shares} shares of {printable(gpu.model) or 'a GPU'} strands "
+            f"{price.strands}, and is priced as {price.price:.2f} of the GPU."
+        )
+    told.append(
+        f"{counted(found.pods, 'pod')} of {counted(found.kinds, 'kind')} came. Beside each share they ask for "
+        f"{found.cpu_per_share / 1000:.2f} CPUs and {found.memory_per_share / 1024:.2f} GiB of memory."
+    )
+    if found.of_several:
+        told.append(
+            f"{found.of_several:.0%} of the demand is for several GPUs at once: an unused GPU is kept for them with up "
+            f"to {HOSTS * found.of_several:.2f} of its worth."
+        )
+    return [*told, DISCLAIMER]
+
+
+def price_document(found: Lesson) -> dict[str, Any]:
+    """Return the lesson for programs."""
+    return {
+        "version": 1,
+        "pods": found.pods,
+        "kinds": found.kinds,
+        "learned": found.pods >= FEWEST,
+        "cpuMilliPerShare": round(found.cpu_per_share, 3),
+        "memoryMiBPerShare": round(found.memory_per_share, 3),
+        "ofSeveralGpus": round(found.of_several, 4),
+        "gpus": [
+            {
+                "model": gpu.model,
+                "shares": gpu.shares,
+                "number": gpu.number,
+                "wanted": round(gpu.wanted, 4),
+                "pods": [_as_document(price) for price in gpu.sizes],
+            }
+            for gpu in found.gpus
+        ],
+    }
+
+
+def _as_document(price: Price) -> dict[str, Any]:
+    return {
+        "shares": price.size,
+        "comes": round(price.comes, 4),
+        "price": round(price.price, 4),
+        "strands": price.strands,
+    }

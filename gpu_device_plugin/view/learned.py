@@ -1,0 +1,81 @@
+"""What an extender that starts now would learn from the pods of the cluster."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
+from gpu_device_plugin.cluster.other_pods import OtherPodReader
+from gpu_device_plugin.core.cluster.asking import Ask, ask
+from gpu_device_plugin.core.cluster.candidate import candidate
+from gpu_device_plugin.core.contract.keys import READ_ON_NODES, READ_ON_PODS
+from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
+from gpu_device_plugin.core.model.resources import Kind
+from gpu_device_plugin.core.telling.prices import Lesson, lesson
+from gpu_device_plugin.core.worth.candidates import shape_of
+from gpu_device_plugin.core.worth.mix import Mix, PodKind, kinds_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import msgspec
+
+    from gpu_device_plugin.core.cluster.candidate import Candidate
+    from gpu_device_plugin.core.cluster.other_pods import OtherPod
+    from gpu_device_plugin.core.model.resources import Resource
+
+
+def lesson_of(
+    raw_nodes: Iterable[msgspec.Raw], raw_pods: Iterable[msgspec.Raw], resources: Sequence[Resource]
+) -> Lesson:
+    """Return the lesson of a cluster; an object that cannot be read teaches nothing."""
+    names = {resource.kind: resource.name for resource in resources}
+    node_reader = NodeReader(names.values(), READ_ON_NODES.__contains__)
+    nodes: dict[str, Candidate] = {}
+    for raw in raw_nodes:
+        try:
+            node = node_reader.read(raw)
+        except UnreadableObjectError:
+            continue
+        memory, count = (node.capacity.get(names[kind], 0) for kind in (Kind.MEMORY, Kind.COUNT))
+        gpus = gpus_of_node(node.annotations, node.labels, memory, count)
+        if gpus.gpus:
+            nodes[node.name] = candidate(node.name, gpus, (), node.cpu_and_memory)
+    shapes = [shape_of(node) for node in nodes.values()]
+    mix = Mix()
+    for created, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
+        for kind in kinds:
+            mix.add(kind, created)
+    return lesson(mix.came, mix.parts(), {shape: shapes.count(shape) for shape in dict.fromkeys(shapes)})
+
+
+def _came(
+    raw_pods: Iterable[msgspec.Raw], nodes: dict[str, Candidate], resources: Sequence[Resource]
+) -> Iterable[tuple[float, Sequence[PodKind]]]:
+    """Yield when each pod was created, and its kinds: with GPUs, or without them on a node that has some."""
+    reader = PodReader([resource.name for resource in resources], READ_ON_PODS.__contains__, sums=True)
+    others = OtherPodReader()
+    for raw in raw_pods:
+        try:
+            pod, _ = reader.read(raw)
+            other = None if pod.containers else others.read(raw)
+        except UnreadableObjectError:
+            continue
+        if other is not None:
+            if _counts(other, nodes):
+                amounts = other.amounts
+                yield _seconds(other.created), [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+        elif not pod.ended and not pod.deleting and isinstance(asked := ask(pod, resources), Ask):
+            yield _seconds(pod.created), kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+
+
+def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:
+    return not pod.ended and not pod.bound_to_node and pod.node_name in nodes
+
+
+def _seconds(created: str) -> float:
+    try:
+        return datetime.fromisoformat(created).timestamp()
+    except ValueError:
+        return 0.0

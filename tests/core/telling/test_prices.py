@@ -1,0 +1,88 @@
+"""What the policy fit has learned, for people."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_device_plugin.core.telling.prices import DISCLAIMER, lesson, price_document, price_lines
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+
+A10 = Shape((24, 24), ("NVIDIA A10", "NVIDIA A10"), 32_000, 131_072)
+T4 = Shape((16,), ("Tesla T4",), 32_000, 131_072)
+MIX = {
+    PodKind(13, 1, 4000, 8192, (("A10",), ())): 2.0,
+    PodKind(8, 1, 2000, 8192): 5.0,
+    PodKind(0, 2, 16_000, 65_536, (("A10",), ())): 1.0,
+    PodKind(0, 0, 500, 512): 2.0,
+}
+
+
+def test_a_lesson_is_a_table_of_the_sizes_that_come_with_sentences() -> None:
+    """Beside 13 of 24 shares one pod of 8 fits, and 3 stay free; 8 fill a GPU. Of 9 GPUs asked for, 2 are for 13."""
+    found = lesson(40, MIX, {A10: 1, T4: 2})
+    assert [(gpu.model, gpu.shares, gpu.number) for gpu in found.gpus] == [("NVIDIA A10", 24, 2), ("Tesla T4", 16, 2)]
+    a10, t4 = found.gpus
+    assert [(price.size, price.strands) for price in a10.sizes] == [(8, 0), (13, 3), (24, 0)]
+    assert [price.comes for price in a10.sizes] == pytest.approx([5 / 9, 2 / 9, 2 / 9])
+    assert a10.sizes[2].price == 1.0
+    assert [(price.size, price.strands) for price in t4.sizes] == [(8, 0)]
+    assert t4.sizes[0].price == pytest.approx(0.5)
+    assert a10.wanted > 1 > t4.wanted
+    assert a10.sizes[1].price == pytest.approx(2 / 3, abs=0.02)
+    lines = [line.text for line in price_lines(found, 80)]
+    assert lines[0].split() == ["GPU", "SHARES", "WANTED", "POD", "COMES(%)", "PRICE", "STRANDS"]
+    assert lines[1].split()[:4] == ["NVIDIA", "A10", "x", "2"]
+    assert [line.split()[0] for line in lines[2:4]] == ["13", "whole"]
+    assert lines[-1] == DISCLAIMER
+    assert "A pod of 13 of the 24 shares of NVIDIA A10 strands 3, and is priced as 0.6" in "\n".join(lines)
+    assert "40 pods of 4 kinds came. Beside each share they ask for 0.32 CPUs and 1.13 GiB of memory." in lines
+    assert any("% of the demand is for several GPUs at once" in line for line in lines)
+
+
+def test_few_pods_teach_nothing_yet() -> None:
+    (line,) = price_lines(lesson(1, MIX, {T4: 1}), 80)
+    assert line.text == "1 pod teaches too little: until 20 have come, the policy fit is binpack."
+    (line,) = price_lines(lesson(2, MIX, {T4: 1}), 80)
+    assert line.text == "2 pods teach too little: until 20 have come, the policy fit is binpack."
+    assert price_document(lesson(19, MIX, {T4: 1}))["learned"] is False
+    assert price_document(lesson(20, MIX, {T4: 1}))["learned"] is True
+
+
+def test_without_pods_or_gpus_there_are_no_prices() -> None:
+    assert lesson(0, {}, {}).gpus == ()
+    assert lesson(30, {}, {T4: 1}).gpus[0].sizes == ()
+    assert [line.text for line in price_lines(lesson(30, {PodKind(0, 0, 500): 1.0}, {T4: 1}), 80)][-1] == DISCLAIMER
+
+
+def test_only_the_most_frequent_sizes_are_shown() -> None:
+    mix = {PodKind(size, 1): 100.0 - size for size in range(1, 25)}
+    assert [price.size for price in lesson(30, mix, {A10: 1}).gpus[0].sizes] == list(range(1, 21))
+
+
+def test_hostile_names_do_not_reach_the_terminal() -> None:
+    evil = Shape((16,), ("\x1b[31mred",), 32_000, 131_072)
+    lines = price_lines(lesson(30, {PodKind(13, 1): 1.0}, {evil: 1}), 80)
+    assert not any("\x1b" in line.text for line in lines)
+
+
+def test_programs_get_the_same_as_json() -> None:
+    found = price_document(lesson(40, {PodKind(8, 1, 2000, 8192): 1.0}, {T4: 2}))
+    assert found == {
+        "version": 1,
+        "pods": 40,
+        "kinds": 1,
+        "learned": True,
+        "cpuMilliPerShare": 250.0,
+        "memoryMiBPerShare": 1024.0,
+        "ofSeveralGpus": 0.0,
+        "gpus": [
+            {
+                "model": "Tesla T4",
+                "shares": 16,
+                "number": 2,
+                "wanted": 1.0,
+                "pods": [{"shares": 8, "comes": 1.0, "price": 0.5, "strands": 0}],
+            }
+        ],
+    }
