@@ -22,6 +22,8 @@ _NODE_WORDS = ("gpus", "mem", "model", "cpu", "memory")
 _POD_WORDS = ("mem", "count", "split", "model", "cpu", "memory")
 _MOST_SHARES = 1 << 20
 _MOST_COPIES = 1_000_000
+_MOST_AMOUNT = 10**9
+"""Thousandths of a CPU, and MiB."""
 _TIMES = re.compile(r"([0-9]{1,9})x")
 
 
@@ -129,6 +131,8 @@ def _amounts(name: str, words: Mapping[str, Any], default: Mapping[str, str]) ->
     found = allocatable_amounts({word: words.get(word, usual) for word, usual in default.items()})
     if found is None:
         raise EntryError(f"{name}: cpu and memory are quantities of Kubernetes, as in cpu=500m memory=16Gi")
+    if found.cpu_milli > _MOST_AMOUNT or found.memory_mib > _MOST_AMOUNT:
+        raise EntryError(f"{name}: no machine has so much CPU or memory; give at most a million CPUs and 953Ti")
     return found
 
 

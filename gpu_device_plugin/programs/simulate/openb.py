@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from typing import TYPE_CHECKING
 
+from gpu_device_plugin.core.model.gpus import MOST_GPUS
 from gpu_device_plugin.core.worth.appraising import Left
 from gpu_device_plugin.core.worth.mix import PodKind
 from gpu_device_plugin.core.worth.shapes import Shape
@@ -39,6 +40,8 @@ def read_nodes(lines: Iterable[str]) -> tuple[Start, ...]:
     found = []
     for number, row in _rows(lines, _NODE):
         gpus = _number(row, "gpu", number)
+        if gpus > MOST_GPUS:
+            raise TraceError(f"line {number}, gpu: {gpus:,} are more than the {MOST_GPUS} that a node can have")
         shape = Shape(
             (SHARES,) * gpus,
             (row["model"],) * gpus,
@@ -75,13 +78,22 @@ def _kind(row: Mapping[str, str], number: int) -> PodKind:
 
 def _rows(lines: Iterable[str], columns: Iterable[str]) -> Iterable[tuple[int, Mapping[str, str]]]:
     reader = csv.DictReader(lines)
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    try:
+        there = reader.fieldnames or ()
+    except csv.Error as error:
+        raise TraceError(f"line 1 is no CSV: {error}") from None
+    missing = [name for name in columns if name not in there]
     if missing:
         raise TraceError(f"its first line has no column {missing[0]}; a trace of openb has {', '.join(columns)}")
-    for number, row in enumerate(reader, 2):
-        if any(row[name] is None for name in columns):
-            raise TraceError(f"line {number} has fewer columns than the first line")
-        yield number, row
+    number = 1
+    try:
+        for row in reader:
+            number += 1
+            if any(row[name] is None for name in columns):
+                raise TraceError(f"line {number} has fewer columns than the first line")
+            yield number, row
+    except csv.Error as error:
+        raise TraceError(f"line {number + 1} is no CSV: {error}") from None
 
 
 def _number(row: Mapping[str, str], name: str, number: int) -> int:

@@ -105,7 +105,7 @@ def _inputs(arguments: argparse.Namespace, environ: Mapping[str, str], kubectl: 
     sources = Sources(
         _resources(arguments, environ),
         lambda: listed(flags, MOST_BYTES, kubectl),
-        from_empty=arguments.from_empty or arguments.nodes_needed,
+        from_empty=arguments.from_empty,
     )
     return sources.inputs(arguments.nodes, arguments.pods)
 

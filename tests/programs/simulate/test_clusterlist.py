@@ -76,6 +76,11 @@ def test_a_pod_that_no_node_can_ever_take_is_left_out_and_named() -> None:
     assert note.startswith("pod default/odd is left out: container 'main' asks for")
 
 
+def test_a_request_that_no_machine_meets_stays_within_64_bits() -> None:
+    (kind,) = listed(two_gpus("a"), asking("huge", 4, cpu="9E")).waiting
+    assert 10**9 < kind.cpu_milli < 2**62
+
+
 def test_an_object_that_cannot_be_read_does_not_hide_the_others() -> None:
     found = listed({"kind": "Pod", "metadata": {}}, two_gpus("a"))
     assert len(found.nodes) == 1

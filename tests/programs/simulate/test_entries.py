@@ -42,6 +42,7 @@ def test_pods_in_words_may_be_parts_of_a_gpu_whole_gpus_or_neither() -> None:
         ("mem=8 cpu=lots", "quantities of Kubernetes"),
         ("999999999x mem=8", "more than 1,000,000"),
         ("mem=99999999", "at most 1,048,576"),
+        ("mem=1 cpu=9E", "no machine has so much CPU"),
     ],
 )
 def test_an_entry_that_is_mistyped_is_explained(text: str, said: str) -> None:
@@ -109,12 +110,19 @@ def test_a_node_of_a_trace_has_gpus_of_a_hundred_shares() -> None:
         ([POD_COLUMNS, "a,1,1,1,0", "b,1"], "line 3 has fewer columns"),
         ([POD_COLUMNS, "a,1,1,1,-5"], "'-5' is not a whole number"),
         ([], "no column name"),
+        ([POD_COLUMNS, "x" * 200_000], "line 2 is no CSV"),
+        (["x" * 200_000], "line 1 is no CSV"),
     ],
 )
 def test_a_trace_that_cannot_be_read_says_where(lines: list[str], said: str) -> None:
     with pytest.raises(TraceError) as error:
         read_pods(lines)
     assert said in str(error.value)
+
+
+def test_a_node_of_a_trace_has_no_more_gpus_than_nodes_can_have() -> None:
+    with pytest.raises(TraceError, match="line 2, gpu: 99,999,999,999 are more than the 64"):
+        read_nodes(["sn,cpu_milli,memory_mib,gpu,model", "n0,1,1,99999999999,T4"])
 
 
 def test_classes_are_sizes_in_tenths_of_a_gpu_and_sort_by_them() -> None:

@@ -147,6 +147,31 @@ def test_running_pods_come_again_before_the_queue(tmp_path: Path, capsys: pytest
     assert [each["accepted"] for each in found["policies"][0]["classes"]] == [3, 0, 3]
 
 
+@pytest.mark.parametrize(("flags", "nodes"), [((), 2), (("--from-empty",), 3)])
+def test_a_queue_needs_nodes_and_with_the_running_pods_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], nodes: int
+) -> None:
+    """On GPUs of 6 shares the pods of 4, of 5, and the running one of 6 each need one of their own."""
+    words = ("--nodes", "mem=6", "--pods", cluster(tmp_path), "--nodes-needed", "--policy", "fit")
+    assert document(capsys, *words, *flags)["policies"][0]["nodes"] == nodes
+
+
+def test_the_mix_may_be_learned_from_the_pods_that_come(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each pair of 6 and 4 fills a GPU of 10; pods that come in a bad order leave some GPUs with room for neither."""
+    words = ("--nodes", "30x mem=10", "--pods", "30x mem=6; 30x mem=4", "--policy", "fit,fgd", "--cold")
+    found = document(capsys, *words)
+    assert found["cold"] is True
+    assert [sum(each["pods"] for each in policy["classes"]) for policy in found["policies"]] == [180, 180]
+    assert all(policy["rejected"] < 0.2 for policy in found["policies"])
+
+
+def test_a_trace_of_nodes_counts_mem_in_hundredths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "nodes.csv"
+    file.write_text("sn,cpu_milli,memory_mib,gpu,model\nn,8000,65536,2,T4\n", encoding="utf-8")
+    found = document(capsys, "--nodes", str(file), "--pods", "2x mem=50")
+    assert (found["policies"][0]["allocatedAtEnd"], len(found["notes"])) == (0.5, 1)
+
+
 def test_the_cluster_is_read_by_kubectl_with_the_flags_that_select_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,6 +198,11 @@ def test_our_own_json_holds_nodes_and_pods(tmp_path: Path, capsys: pytest.Captur
 def test_a_pod_that_fits_on_no_empty_node_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulated(*NODES, "--pods", "1x mem=4; 2x mem=11") == 0
     assert "2 pods fit on no node, not even on an empty one" in capsys.readouterr().err
+
+
+def test_too_light_a_load_for_a_single_pod_is_an_empty_table(capsys: pytest.CaptureFixture[str]) -> None:
+    found = document(capsys, *NODES, "--pods", "count=1", "--departures", "5")
+    assert found["policies"][0]["classes"] == []
 
 
 # --- Mistakes ---------------------------------------------------------------------------------------------------------
