@@ -218,6 +218,7 @@ def test_too_light_a_load_for_a_single_pod_is_an_empty_table(capsys: pytest.Capt
         (("--nodes", "3x gpus=0 mem=1", *PODS), "none of 3 nodes has a GPU that is shared; give nodes with GPUs"),
         ((*NODES, "--pods", "0x mem=1"), "--pods: 0x mem=1: there is no pod to place; give some"),
         ((*NODES, "--pods", "9999999x mem=1"), "that makes more than 1,000,000; give fewer"),
+        (("--nodes", "100001x mem=1", *PODS), "--nodes: 100,001 nodes are more than 100,000; give fewer"),
         ((*NODES, "--pods", "mem=11"), "no pod fits on any node, not even on an empty one; the first asks for mem=11"),
         ((*NODES, *PODS, "--seeds", "many"), "--seeds: 'many' is not a whole number from 1 to 100"),
         ((*NODES, *PODS, "--until", "0.9"), "--until: '0.9' is not rejected, or a percentage from 5 to 1000; write 95"),
