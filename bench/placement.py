@@ -3,7 +3,8 @@
 Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. With the traces of openb in the folder OPENB a sample of its
 nodes gets its pods; otherwise nodes and pods are made up. Pods come one after the other until all GPUs have been asked
 for; one that is unschedulable is deleted, and does not come again. No kubelet runs, and none is needed: a pod takes its
-place when it is bound. The simulator places the same pods on the same nodes for comparison.
+place when it is bound. The simulator places the same pods on the same nodes for comparison; as in the real cluster, pods
+without GPUs go where kube-scheduler puts them, for the extender is not asked about them.
 """
 
 from __future__ import annotations
@@ -215,9 +216,10 @@ class Pods:
                     if event["type"] in {"ADDED", "MODIFIED"}:
                         await self._outcomes.put(_outcome(event["object"]))
 
-    async def place(self, number: int, kind: PodKind) -> str:
+    async def place(self, number: int, kind: PodKind, *, only_shares: bool = False) -> str:
         """Create a pod; return its node, or an empty text where it is unschedulable, in which case it is gone again."""
-        pod = pod_json(number, kind, self._scheduler)
+        asked = replace(kind, shares=openb.SHARES) if only_shares and kind.gpus and not kind.shares else kind
+        pod = pod_json(number, asked, self._scheduler)
         name = pod["metadata"]["name"]
         path = f"{self._api.url}/api/v1/namespaces/default/pods"
         async with self._http.post(path, json=pod, headers=self._headers) as answer:
@@ -250,7 +252,7 @@ def _outcome(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 
 async def placed(api: KubeApi, there: Cluster, scheduler: str, ledger: Ledger | None = None) -> list[bool]:
-    """Let all pods come, and return which of them found room."""
+    """Let all pods come, and return which of them found room; with a ledger, all GPUs are asked for in shares."""
     connector = aiohttp.TCPConnector(ssl=False)
     async with aiohttp.ClientSession(connector=connector, read_bufsize=1 << 24) as http:
         pods = Pods(api, http, scheduler)
@@ -258,7 +260,7 @@ async def placed(api: KubeApi, there: Cluster, scheduler: str, ledger: Ledger | 
         found = []
         for number, place in enumerate(there.arrivals.pods):
             kind = there.workload.kinds[place]
-            where = await pods.place(number, kind)
+            where = await pods.place(number, kind, only_shares=ledger is not None)
             took = bool(where) and (ledger is None or ledger.take(where, kind))
             if where and not took:
                 await pods.delete(f"pod-{number:05}")
@@ -321,11 +323,15 @@ def with_extender(there: Cluster, policy: str, weight: int) -> str:
 
 
 def alone(there: Cluster) -> str:
-    """Place all pods with kube-scheduler alone, most allocated nodes first; return a line of the table."""
+    """Place all pods with kube-scheduler alone, most allocated nodes first; return a line of the table.
+
+    It knows sums only, and two resources for one GPU would not exclude each other: pods ask for shares here, also for
+    whole GPUs. A pod for which no GPU of its node has room counts as rejected; an agent would refuse it.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
         asyncio.run(api.add_nodes([node_json(node) for node in there.nodes]))
         began = time.monotonic()
-        with api.scheduler("", binpack=(_MEM, _COUNT)) as runs:
+        with api.scheduler("", binpack=(_MEM,)) as runs:
             if not runs:
                 raise SystemExit("there is no kube-scheduler in KUBE_BIN")
             accepted = asyncio.run(placed(api, there, "gpushare-scheduler", Ledger(there.nodes)))
@@ -334,7 +340,7 @@ def alone(there: Cluster) -> str:
 
 def simulated(there: Cluster, policy: str, seed: int) -> str:
     """Place all pods in the simulator; return a line of the table."""
-    outcome = run(policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit")
+    outcome = run(policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit", others_apart=True)
     return _row(f"simulator, {policy}", there, outcome.accepted.tolist(), "-", outcome.cpu_s)
 
 

@@ -53,14 +53,19 @@ class Columns:
         row = int(scores.argmax()) if len(scores) else 0
         if not len(scores) or scores[row] == NEVER:
             return None
-        pod, rooms = self._kinds[kind], self.rooms
+        pod = self._kinds[kind]
         gpus = self._scorer.gpus(pod, row) if pod.gpus else ()
+        self.take(kind, row, gpus)
+        return row, gpus
+
+    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Place a pod where somebody else has decided."""
+        pod, rooms = self._kinds[kind], self.rooms
         for gpu in gpus:
             rooms.free[row, gpu] -= pod.shares or rooms.free[row, gpu]
         rooms.cpu[row] -= pod.cpu_milli
         rooms.memory[row] -= pod.memory_mib
         self._changed(row)
-        return row, gpus
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Give back what a pod has taken."""

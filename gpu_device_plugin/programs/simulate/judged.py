@@ -62,11 +62,16 @@ class Judged:
         found = fit(ask, self._nodes.candidates[str(row)], self._policy)
         placements = found.placements if isinstance(found, Fit) else ()
         gpus = [position for placement in placements for position in placement.positions]
+        self.take(kind, row, gpus)
+        return row, gpus
+
+    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        """Place a pod where somebody else has decided."""
+        pod = self._kinds[kind]
         for gpu in gpus:
             self._frees[row][gpu] -= pod.shares or self._frees[row][gpu]
         self._left[row] = self._left[row].without([Amounts(pod.cpu_milli, pod.memory_mib)])
         self._put(row)
-        return row, gpus
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         """Give back what a pod has taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from gpu_device_plugin.core.worth.mix import Mix
 from gpu_device_plugin.core.worth.when import due
 from gpu_device_plugin.fleet_index.gains import Gains
 from gpu_device_plugin.fleet_index.rooms import rooms_of
+from gpu_device_plugin.programs.simulate.beside import Beside
 from gpu_device_plugin.programs.simulate.bestfit import BestFit
 from gpu_device_plugin.programs.simulate.columns import Columns
 from gpu_device_plugin.programs.simulate.fgd import Fgd
@@ -24,21 +25,12 @@ if TYPE_CHECKING:
 
     from gpu_device_plugin.core.worth.mix import PodKind
     from gpu_device_plugin.fleet_index.rooms import Rooms
+    from gpu_device_plugin.programs.simulate.beside import Placer
     from gpu_device_plugin.programs.simulate.columns import Scorer
     from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload
 
 POLICIES = ("fit", "binpack", "spread", "fgd", "bestfit")
 """The policies of the scheduler extender, and two for comparison."""
-
-
-class Placer(Protocol):
-    """Places pods by one policy."""
-
-    def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
-        """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
-
-    def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
-        """Give back what a pod has taken."""
 
 
 def run(
@@ -49,6 +41,7 @@ def run(
     seed: int,
     *,
     cold: bool = False,
+    others_apart: bool = False,
     progress: Callable[[int], None] = lambda _done: None,
 ) -> Outcome:
     """Let pods come, and return which of them found room; a pod that finds none does not come again.
@@ -60,11 +53,15 @@ def run(
         arrivals: when which of them comes.
         seed: of the order of nodes: of equal ones the first is chosen.
         cold: `fit` and `fgd` do not know the workload and learn from the pods that come; until then they are `bestfit`.
+        others_apart: the policy places pods with GPUs only, and `Beside` the others.
         progress: called now and then with how many pods have come.
     """
     order = np.random.default_rng(seed).permutation(len(nodes))
-    placer = _placer(policy, [nodes[at] for at in order], workload, cold=cold)
+    ordered = [nodes[at] for at in order]
     began = time.process_time()
+    placer = _placer(policy, ordered, workload, cold=cold)
+    if others_apart:
+        placer = Beside(placer, ordered, workload.kinds)
     accepted = _accepted(placer, arrivals, progress)
     unit = unit_of(nodes)
     demand = np.array([shares_of(kind, unit) for kind in workload.kinds])
@@ -127,6 +124,9 @@ class _Learning:
             self._learned_from = self._mix.came
             self._columns.follow(self._scorer(self._columns.rooms, self._mix.parts()))
         return self._columns.place(kind)
+
+    def take(self, kind: int, row: int, gpus: Sequence[int]) -> None:
+        self._columns.take(kind, row, gpus)
 
     def leave(self, kind: int, row: int, gpus: Sequence[int]) -> None:
         self._columns.leave(kind, row, gpus)
