@@ -3,8 +3,8 @@
 Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. With the traces of openb in the folder OPENB a sample of its
 nodes gets its pods; otherwise nodes and pods are made up. Pods come one after the other until all GPUs have been asked
 for; one that is unschedulable is deleted, and does not come again. No kubelet runs, and none is needed: a pod takes its
-place when it is bound. The simulator places the same pods on the same nodes for comparison; as in the real cluster, pods
-without GPUs go where kube-scheduler puts them, for the extender is not asked about them.
+place when it is bound. The simulator places the same pods on the same nodes for comparison. There as here pods without
+GPUs go where kube-scheduler puts them: the extender is not asked about them.
 """
 
 from __future__ import annotations
