@@ -30,6 +30,7 @@ _SUFFIXES = {
 }
 _MOST = 2**63 - 1
 _MIB = 1 << 20
+_MOST_AMOUNT = 1 << 48
 _MOST_REMEMBERED = 1000
 """Sizes of the two caches, which are cleared when they are full. Most pods of a cluster share a few requests."""
 _MOST_AMOUNTS = 128
@@ -59,12 +60,17 @@ def _quantity(text: str) -> Decimal | None:
 def allocatable_amounts(allocatable: Mapping[str, Any]) -> Amounts | None:
     """Return the CPU and memory that pods may request of a node, rounded down; None if it names none that is valid."""
     cpu, memory = (_quantity(str(allocatable.get(name, ""))) for name in ("cpu", "memory"))
-    return None if cpu is None or memory is None else Amounts(int(cpu * 1000), int(memory) // _MIB)
+    return None if cpu is None or memory is None else _bounded(int(cpu * 1000), int(memory) // _MIB)
 
 
 def requested_amounts(requests: Mapping[str, int]) -> Amounts:
     """Return the CPU and memory of a sum of requests, see `RequestSums.of`."""
-    return Amounts(requests.get("cpu", 0), -(-requests.get("memory", 0) // _MIB))
+    return _bounded(requests.get("cpu", 0), -(-requests.get("memory", 0) // _MIB))
+
+
+def _bounded(cpu_milli: int, memory_mib: int) -> Amounts:
+    """Return amounts of which thousands can be added up in 64 bits; no machine has a millionth of the bound."""
+    return Amounts(min(cpu_milli, _MOST_AMOUNT), min(memory_mib, _MOST_AMOUNT))
 
 
 class RequestSums:

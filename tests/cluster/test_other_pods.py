@@ -96,6 +96,7 @@ def test_there_is_no_end_of_different_amounts_but_of_those_that_are_remembered()
         ({"cpu": "15890m", "memory": "64398484Ki"}, Amounts(15_890, 62_889)),
         ({"cpu": "96", "memory": "1Ti", "pods": "110"}, Amounts(96_000, 1_048_576)),
         ({"cpu": 4, "memory": 1048575}, Amounts(4000, 0)),
+        ({"cpu": "9E", "memory": "7Ei"}, Amounts(1 << 48, 7 << 40)),
         ({"cpu": "4"}, None),
         ({"cpu": "4", "memory": "lots"}, None),
         ({}, None),
@@ -107,4 +108,5 @@ def test_the_room_of_a_node_is_rounded_down(allocatable: dict[str, Any], amounts
 
 def test_requests_are_rounded_up() -> None:
     assert requested_amounts({"cpu": 1, "memory": 1}) == Amounts(1, 1)
+    assert requested_amounts({"cpu": 1 << 62, "memory": 1 << 62}) == Amounts(1 << 48, 1 << 42)
     assert requested_amounts({"memory": 2 << 20, "ephemeral-storage": 5}) == Amounts(0, 2)

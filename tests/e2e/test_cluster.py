@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, OVER_USE
+from gpu_device_plugin.core.contract.keys import NODE_LIMITS, NODE_USE, OVER_USE, PLACEMENT_LABEL
 from gpu_device_plugin.core.contract.nodelimits import read_node_limits
 from gpu_device_plugin.core.contract.nodeuse import read_node_use
 from gpu_device_plugin.testing.builders import GPU_COUNT, GPU_MEM
@@ -164,6 +164,7 @@ def test_the_guide(heading: str, shared: Cluster) -> None:
     """What a section shows is what is to be seen, and its containers were given what is written on their pods."""
     commands = [each for block in blocks(SECTIONS[heading], "console") for each in block.commands]
     names = [body["metadata"]["name"] for path in EXAMPLES.iterdir() for body in documents(path)]
+    shared.kubectl("label", "--overwrite", "node", shared.node, f"{PLACEMENT_LABEL}=binpack")
     try:
         for command, shown in commands:
             if command.startswith(APPLY):
@@ -175,6 +176,7 @@ def test_the_guide(heading: str, shared: Cluster) -> None:
         end_init_containers(shared)
         check(shared)
     finally:
+        shared.kubectl("label", "node", shared.node, f"{PLACEMENT_LABEL}-")
         if any(command.startswith(TAINT) for command, _ in commands):
             shared.kubectl("taint", "node", shared.node, "nvidia.com/gpu-")
 
