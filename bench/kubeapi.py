@@ -72,12 +72,15 @@ class KubeApi:
             await asyncio.gather(*map(add, nodes))
 
     @contextlib.contextmanager
-    def scheduler(self, extender: str, *, weight: int | None = None, binpack: Sequence[str] = ()) -> Iterator[bool]:
+    def scheduler(
+        self, extender: str, *, weight: int | None = None, binpack: Sequence[str] = (), every: bool = False
+    ) -> Iterator[bool]:
         """Let kube-scheduler schedule; False if there is no kube-scheduler.
 
         Args:
             extender: URL of the extender; empty: none.
             weight: of its scores; None: as it is shipped.
+            every: the extender is asked about every pod, also about those without GPUs.
             binpack: resources by which the fullest nodes are preferred, beside CPU and memory.
         """
         program = _which("kube-scheduler")
@@ -97,6 +100,8 @@ class KubeApi:
         if extender:
             configuration["extenders"][0]["urlPrefix"] = extender
             configuration["extenders"][0]["weight"] = weight or configuration["extenders"][0]["weight"]
+            if every:
+                del configuration["extenders"][0]["managedResources"]
         else:
             del configuration["extenders"]
         path = self._folder / "scheduler.json"

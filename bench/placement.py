@@ -4,7 +4,7 @@ Needs etcd, kube-apiserver and kube-scheduler in KUBE_BIN. With the traces of op
 nodes gets its pods; otherwise nodes and pods are made up. Pods come one after the other until all GPUs have been asked
 for; one that is unschedulable is deleted, and does not come again. No kubelet runs, and none is needed: a pod takes its
 place when it is bound. The simulator places the same pods on the same nodes for comparison. There as here pods without
-GPUs go where kube-scheduler puts them: the extender is not asked about them.
+GPUs go where kube-scheduler puts them, unless the extender is asked about every pod.
 """
 
 from __future__ import annotations
@@ -300,7 +300,7 @@ def allocated(there: Cluster, accepted: Sequence[bool]) -> float:
     return 100 * given / capacity_of(there.nodes)
 
 
-def with_extender(there: Cluster, policy: str, weight: int) -> str:
+def with_extender(there: Cluster, policy: str, weight: int, *, every: bool = False) -> str:
     """Place all pods with our extender; return a line of the table."""
     seen = Watched()
     with tempfile.TemporaryDirectory(prefix="bench-") as name, KubeApi(Path(name)) as api:
@@ -310,7 +310,7 @@ def with_extender(there: Cluster, policy: str, weight: int) -> str:
 
             async def go() -> list[bool]:
                 async with watching(extender.url, seen) as proxy:
-                    with api.scheduler(proxy + PREFIX, weight=weight) as runs:
+                    with api.scheduler(proxy + PREFIX, weight=weight, every=every) as runs:
                         if not runs:
                             raise SystemExit("there is no kube-scheduler in KUBE_BIN")
                         return await placed(api, there, "gpushare-scheduler")
@@ -319,7 +319,8 @@ def with_extender(there: Cluster, policy: str, weight: int) -> str:
             accepted = asyncio.run(go())
             took_s = time.monotonic() - began
     won = f"{100 * seen.best / seen.chosen:.1f} % of {seen.chosen}" if seen.chosen else "-"
-    return _row(f"kube-scheduler, extender with {policy}, weight {weight}", there, accepted, won, took_s)
+    what = f"kube-scheduler, extender with {policy}, weight {weight}{', for every pod' if every else ''}"
+    return _row(what, there, accepted, won, took_s)
 
 
 def alone(there: Cluster) -> str:
@@ -338,10 +339,14 @@ def alone(there: Cluster) -> str:
     return _row("kube-scheduler alone, MostAllocated", there, accepted, "-", time.monotonic() - began)
 
 
-def simulated(there: Cluster, policy: str, seed: int) -> str:
+def simulated(there: Cluster, policy: str, seed: int, *, every: bool = False) -> str:
     """Place all pods in the simulator; return a line of the table."""
-    outcome = run(policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit", others_apart=True)
-    return _row(f"simulator, {policy}", there, outcome.accepted.tolist(), "-", outcome.cpu_s)
+    outcome = run(
+        policy, there.nodes, there.workload, there.arrivals, seed, cold=policy == "fit", others_apart=not every
+    )
+    return _row(
+        f"simulator, {policy}{', for every pod' if every else ''}", there, outcome.accepted.tolist(), "-", outcome.cpu_s
+    )
 
 
 def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: float) -> str:
@@ -351,9 +356,10 @@ def _row(what: str, there: Cluster, accepted: Sequence[bool], won: str, took_s: 
 
 def rows(there: Cluster, weights: Sequence[int], seed: int) -> Iterator[str]:
     """Yield the lines of the table."""
-    yield simulated(there, "fit", seed)
-    for weight in weights:
-        yield with_extender(there, "fit", weight)
+    for every in (False, True):
+        yield simulated(there, "fit", seed, every=every)
+        for weight in weights:
+            yield with_extender(there, "fit", weight, every=every)
     yield simulated(there, "binpack", seed)
     yield with_extender(there, "binpack", weights[0])
     yield alone(there)

@@ -100,7 +100,13 @@ class PodReader:
     """Decodes a pod's JSON into a `Pod` with only the selected fields."""
 
     def __init__(
-        self, resources: Iterable[str], keep: Callable[[str], bool], *, sums: bool = False, ids: bool = False
+        self,
+        resources: Iterable[str],
+        keep: Callable[[str], bool],
+        *,
+        sums: bool = False,
+        every: bool = False,
+        ids: bool = False,
     ) -> None:
         """Read pods.
 
@@ -108,6 +114,7 @@ class PodReader:
             resources: the resources whose limits are kept for each container.
             keep: returns whether an annotation or label with this key is kept.
             sums: also keep the pod's requests of all other resources, added up as by kube-scheduler.
+            every: add up the requests of pods without our resources too.
             ids: also keep the IDs of the running containers.
         """
         self._ids = ids
@@ -115,6 +122,7 @@ class PodReader:
         self._keep = keep
         self._sums = RequestSums(self._resources) if sums else None
         self._amounts = SharedAmounts()
+        self._every = every
         self._decoder = msgspec.json.Decoder(_Pod)
 
     def read(self, raw: bytes | msgspec.Raw) -> tuple[Pod, tuple[str, ...]]:
@@ -136,7 +144,7 @@ class PodReader:
                 ignored += bad[: _MOST_IGNORED - len(ignored)]
                 if limits:
                     containers.append(Container(container.name, kinds(container), index, limits))
-        sums = self._sums if containers else None
+        sums = self._sums if containers or self._every else None
         requests = {} if sums is None else requests_of(spec, sums)
         record = Pod(
             uid=meta.uid,

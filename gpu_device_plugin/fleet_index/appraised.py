@@ -81,12 +81,15 @@ def scores_among(
 ) -> list[int]:
     """Return the scores of some rows, `NO_ROW` being a node that is not known; 0 where the pod does not fit.
 
-    Of the nodes that gain most, those are preferred whose unused GPUs are best connected.
+    To a pod without GPUs a node without GPUs is worth most: there it takes nothing that pods with GPUs need. Of the
+    nodes that gain most, those are preferred whose unused GPUs are best connected.
     """
     # One row more, the last one, on which nothing fits: `NO_ROW` finds it.
     fits = np.zeros(len(gains) + 1, np.bool_)
     fits[: len(verdicts)] = [why is None for why in verdicts]
     named = np.array(rows, np.int64)
+    if not ask.parts:
+        gains = np.where(table.rooms.shape == 0, 0.0, gains)
     found = scores(np.where(fits, np.append(gains, NEVER), NEVER)[named])
     amount = max((part.demand.amount for part in ask.parts if part.demand.kind is Kind.COUNT), default=1)
     if amount > 1:

@@ -62,7 +62,7 @@ class Pod:
     them."""
     requests: Mapping[str, int] | None = field(default_factory=dict, compare=False)
     """The requests for other resources as kube-scheduler adds them up, CPU in thousandths; None: the amount that the
-    pod's end frees is unknown. Only for a pod with containers, and where the reader asks for it."""
+    pod's end frees is unknown. Only where the reader asks for it."""
 
     amounts: Amounts = field(default=NO_AMOUNTS, compare=False)
     """The CPU and memory among the requests, likewise; also where the amount that its end frees is unknown."""

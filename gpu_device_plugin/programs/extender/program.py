@@ -177,7 +177,7 @@ class Extender:
         self.waiting = Waiting(self.fleet)
         self.verbs = Verbs(
             self.fleet,
-            self._pod_reader,
+            PodReader(names, READ_ON_PODS.__contains__, sums=True, every=True),
             resources,
             node_policy=lambda: self.settings.node_policy,
             gpu_policy=lambda: self.settings.gpu_policy,

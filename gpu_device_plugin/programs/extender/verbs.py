@@ -175,7 +175,7 @@ class Verbs:
         except _NO_ANSWER as error:
             self._unanswered("prioritize", error)
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
-        if isinstance(asked, Impossible) or not asked.parts:
+        if isinstance(asked, Impossible):
             return wire.priorities([wire.HostPriority(name, 0) for name in names])
         scores = self.judge.scores(asked, names, self._node_policy(), self._gpu_policy(), pod.amounts)
         return wire.priorities(list(map(wire.HostPriority, names, scores)))
