@@ -271,3 +271,20 @@ def test_a_pod_of_several_containers_is_appraised_by_its_largest_parts() -> None
     found = scores(judge, ask, "a b")
     assert max(found) == 10
     assert len(set(found)) == 2
+
+
+def test_a_pod_without_gpus_belongs_on_a_node_without_gpus() -> None:
+    """On busy it takes CPU beside GPUs that are taken anyway, on idle beside GPUs that need it."""
+    mix = {PodKind(8, 1, 8000): 1.0, PodKind(0, 0, 4000): 1.0}
+    nodes = [node("cpu", sizes=(), models=()), node("busy", {0: 16, 1: 16}), node("idle")]
+    judge = judging(nodes, mix)
+    found = scores(judge, Ask(), "cpu busy idle nobody", Amounts(4000))
+    assert found[0] == 10
+    assert found[1] > found[2]
+    assert found[3] == 0
+    assert max(found[1:]) < 10
+
+
+def test_a_pod_without_gpus_has_no_score_before_something_is_learned() -> None:
+    judge = Judge(Cluster([node("a"), node("b")]))
+    assert scores(judge, Ask(), "a b", Amounts(4000)) == [0, 0]

@@ -36,8 +36,9 @@ class Beside:
         """Ask `placer` about pods with GPUs."""
         self._placer = placer
         self._kinds = kinds
-        self._all = np.array([(max(1, node.shape.cpu_milli), max(1, node.shape.memory_mib)) for node in nodes], float)
-        self._left = np.array([(node.left.cpu_milli, node.left.memory_mib) for node in nodes], float)
+        every = [(max(1, node.shape.cpu_milli), max(1, node.shape.memory_mib)) for node in nodes]
+        self._all = np.array(every, float).reshape(-1, 2)
+        self._left = np.array([(node.left.cpu_milli, node.left.memory_mib) for node in nodes], float).reshape(-1, 2)
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod; return its row and its GPUs by position, None where it fits on no node."""

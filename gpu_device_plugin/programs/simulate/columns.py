@@ -49,9 +49,11 @@ class Columns:
 
     def place(self, kind: int) -> tuple[int, Sequence[int]] | None:
         """Place a pod; return its row and its GPUs by position, None where it fits on no node."""
+        if not len(self.rooms):
+            return None
         scores = self._current(kind)
-        row = int(scores.argmax()) if len(scores) else 0
-        if not len(scores) or scores[row] == NEVER:
+        row = int(scores.argmax())
+        if scores[row] == NEVER:
             return None
         pod = self._kinds[kind]
         gpus = self._scorer.gpus(pod, row) if pod.gpus else ()

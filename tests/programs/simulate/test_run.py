@@ -1,0 +1,286 @@
+"""The simulator places pods as the core says, gives back all that they took, and reproduces published figures."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_device_plugin.core.worth.appraising import Appraiser, Left
+from gpu_device_plugin.core.worth.learning import learn
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.fleet_index.gains import NEVER, Gains
+from gpu_device_plugin.fleet_index.rooms import rooms_of
+from gpu_device_plugin.programs.simulate import openb
+from gpu_device_plugin.programs.simulate.arrivals import EndlessError, as_listed, departing, until
+from gpu_device_plugin.programs.simulate.beside import Beside
+from gpu_device_plugin.programs.simulate.bestfit import BestFit
+from gpu_device_plugin.programs.simulate.columns import Columns
+from gpu_device_plugin.programs.simulate.fgd import Fgd
+from gpu_device_plugin.programs.simulate.judged import Judged
+from gpu_device_plugin.programs.simulate.model import Arrivals, Start, Workload, capacity_of
+from gpu_device_plugin.programs.simulate.run import POLICIES, run
+
+T4 = Shape((16, 16), ("T4", "T4"), 32_000, 131_072)
+A10 = Shape((24,), ("A10",), 32_000, 131_072)
+KINDS = (
+    PodKind(5, 1, 2000, 4096),
+    PodKind(11, 1, 4000, 8192),
+    PodKind(0, 1, 8000, 16_384),
+    PodKind(0, 2, 8000, 16_384),
+    PodKind(8, 2, 4000, 8192),
+    PodKind(20, 1, 4000, 8192, (("A10",), ())),
+    PodKind(0, 0, 3000, 2048),
+)
+
+
+def start(name: str, shape: Shape) -> Start:
+    return Start(name, shape, Left(shape.sizes, shape.cpu_milli, shape.memory_mib))
+
+
+NODES = [start("t0", T4), start("t1", T4), start("a0", A10), start("a1", A10), start("t2", T4)]
+
+
+def workload(number: int = 60, seed: int = 0) -> Workload:
+    rng = random.Random(seed)  # noqa: S311 - the same pods every time
+    return Workload(KINDS, tuple(rng.randrange(len(KINDS)) for _ in range(number)))
+
+
+def test_fit_places_every_pod_as_the_core_says_while_pods_come_and_leave() -> None:
+    """The best node of the core's choices and its GPUs; nothing is lost when all have left."""
+    pods = workload(300)
+    rooms = rooms_of([(node.shape, node.left) for node in NODES])
+    tables = learn(pods.mix(), rooms.counts())
+    core = Appraiser(tables)
+    columns = Columns(rooms, KINDS, Gains(rooms, tables))
+    lefts = [node.left for node in NODES]
+    running: list[tuple[int, int, tuple[int, ...]]] = []
+    rng = random.Random(1)  # noqa: S311 - the same pods every time
+    accepted = 0
+    for place in pods.pods:
+        if running and rng.random() < 0.45:
+            kind, row, gpus = running.pop(rng.randrange(len(running)))
+            columns.leave(kind, row, gpus)
+            lefts[row] = changed(NODES[row].shape, lefts[row], KINDS[kind], gpus, -1)
+        choices = [core.choose(KINDS[place], node.shape, left) for node, left in zip(NODES, lefts, strict=True)]
+        gains = [NEVER if choice is None else choice.gain for choice in choices]
+        found = columns.place(place)
+        if max(gains) == NEVER:
+            assert found is None
+            continue
+        assert found is not None
+        row, gpus = found[0], tuple(found[1])
+        assert gains[row] == pytest.approx(max(gains))
+        choice = choices[row]
+        assert choice is not None
+        assert gpus == choice.gpus
+        lefts[row] = changed(NODES[row].shape, lefts[row], KINDS[place], gpus, 1)
+        running.append((place, row, gpus))
+        accepted += 1
+    for kind, row, gpus in running:
+        columns.leave(kind, row, gpus)
+    assert accepted > 100
+    untouched = rooms_of([(node.shape, node.left) for node in NODES])
+    assert (rooms.free == untouched.free).all()
+    assert (rooms.cpu == untouched.cpu).all()
+    assert (rooms.memory == untouched.memory).all()
+
+
+def changed(shape: Shape, left: Left, kind: PodKind, gpus: tuple[int, ...], sign: int) -> Left:
+    frees = tuple(
+        free - sign * (kind.shares or shape.sizes[at]) if at in gpus else free for at, free in enumerate(left.frees)
+    )
+    return Left(frees, left.cpu_milli - sign * kind.cpu_milli, left.memory_mib - sign * kind.memory_mib)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("cold", [False, True])
+def test_no_policy_gives_anything_twice(policy: str, *, cold: bool) -> None:
+    """Pods come until three times the GPUs are asked for, and leave: what runs never exceeds what there is."""
+    nodes = [start(f"t{at}", T4) for at in range(4)]
+    pods = workload()
+    arrivals = departing(pods, nodes, 3, 3.0)
+    outcome = run(policy, nodes, pods, arrivals, 3, cold=cold)
+    assert arrivals.at is not None
+    assert arrivals.life is not None
+    for now in range(0, len(arrivals.pods), 5):
+        running = [
+            at
+            for at in range(now + 1)
+            if outcome.accepted[at] and arrivals.at[at] + arrivals.life[at] > arrivals.at[now]
+        ]
+        kinds = [KINDS[arrivals.pods[at]] for at in running]
+        assert sum(outcome.shares[at] for at in running) <= 4 * 32
+        assert sum(kind.cpu_milli for kind in kinds) <= 4 * 32_000
+        assert sum(kind.shares == 11 for kind in kinds) + sum(kind.gpus for kind in kinds if not kind.shares) <= 8
+    assert 0 < outcome.rejected < 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_fills_a_node_to_the_last_share(policy: str) -> None:
+    """Two GPUs of 16: four pods of 8 fit and the fifth does not; then one whole GPU of two."""
+    only = [start("t0", T4)]
+    halves = run(policy, only, Workload((PodKind(8, 1),), (0,) * 5), Arrivals((0,) * 5), 0)
+    assert halves.accepted.tolist() == [True] * 4 + [False]
+    assert halves.allocated == 1.0
+    assert halves.rejected == pytest.approx(0.2)
+    both = Workload((PodKind(3, 1), PodKind(0, 1)), (0, 1, 1))
+    assert run(policy, only, both, as_listed(both), 0).accepted.tolist() == [True, True, False]
+
+
+def test_a_pod_takes_what_its_models_cpu_and_memory_allow() -> None:
+    picky = Workload(
+        (PodKind(20, 1, models=(("A10",), ())), PodKind(1, 1, 32_001), PodKind(1, 1, 0, 131_073)), (0, 0, 0, 1, 2)
+    )
+    for policy in POLICIES:
+        assert run(policy, NODES, picky, as_listed(picky), 0).accepted.tolist() == [True, True, False, False, False]
+
+
+def test_the_figure_is_what_is_allocated_when_so_much_has_been_asked_for() -> None:
+    """112 + 32 shares there; the pods of 16 fit six times, whatever comes after."""
+    pods = Workload((PodKind(16, 1),), (0,) * 12)
+    outcome = run("bestfit", NODES, pods, as_listed(pods), 0)
+    assert capacity_of(NODES) == 144
+    assert outcome.allocated == pytest.approx(8 * 16 / 144)
+    assert outcome.allocated_at(0.5) == pytest.approx(5 * 16 / 144)
+
+
+def test_pods_without_gpus_go_where_most_is_left_where_the_extender_is_not_asked() -> None:
+    nodes = [start("t0", T4), Start("t1", T4, Left(T4.sizes, 8000, 16_384))]
+    kinds = (PodKind(0, 0, 4000, 8192), PodKind(8, 1, 4000, 8192))
+    rooms = rooms_of([(node.shape, node.left) for node in nodes])
+    beside = Beside(Columns(rooms, kinds, BestFit(rooms)), nodes, kinds)
+    assert [beside.place(0) for _ in range(2)] == [(0, ()), (0, ())]
+    assert beside.place(1) == (1, [0])
+    beside.leave(0, 0, ())
+    beside.leave(0, 0, ())
+    beside.take(1, 0, (1,))
+    beside.leave(1, 1, [0])
+    assert rooms.cpu.tolist() == [28_000, 8000]
+    assert rooms.free.tolist() == [[16, 8], [16, 16]]
+    hopeless = (PodKind(0, 0, 99_000),)
+    assert Beside(Columns(rooms, hopeless, BestFit(rooms)), nodes, hopeless).place(0) is None
+    apart = run("binpack", nodes, Workload(kinds, (0, 1)), Arrivals((0, 1)), 0, others_apart=True)
+    assert apart.accepted.all()
+
+
+def test_without_nodes_nothing_fits() -> None:
+    pods = Workload((PodKind(1, 1), PodKind(0, 0)), (0, 1))
+    for policy in POLICIES:
+        outcome = run(policy, [], pods, as_listed(pods), 0)
+        assert not outcome.accepted.any()
+        assert (outcome.allocated, outcome.allocated_at(1.0)) == (0.0, 0.0)
+    assert Beside(Judged([], KINDS, "binpack"), [], KINDS).place(6) is None
+
+
+# --- arrivals
+
+
+def test_pods_come_until_they_have_asked_for_so_much() -> None:
+    pods = workload()
+    arrivals = until(pods, NODES, 0, 1.3)
+    demand = np.array([kind.gpus * (kind.shares or 144 / 8) for kind in KINDS])[arrivals.pods]
+    assert demand[:-1].sum() < 1.3 * 144 <= demand.sum()
+    assert until(pods, NODES, 0, 1.3) == arrivals
+    assert until(pods, NODES, 1, 1.3) != arrivals
+    assert sorted(until(pods, NODES, 0, 40.0).pods[:60]) == sorted(pods.pods)
+
+
+def test_departing_pods_ask_for_the_load_on_average() -> None:
+    """In a lifetime as much comes as the load says; five lifetimes are simulated."""
+    pods = workload()
+    arrivals = departing(pods, NODES, 0, 0.9)
+    demand = np.array([kind.gpus * (kind.shares or 144 / 8) for kind in KINDS])
+    assert demand[arrivals.pods].sum() / 5 == pytest.approx(0.9 * 144, rel=0.15)
+    assert arrivals.at is not None
+    assert arrivals.at[-1] < 5.0
+    assert arrivals.life is not None
+    assert np.mean(arrivals.life) == pytest.approx(1.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("pods", "sentence"),
+    [
+        (Workload((PodKind(0, 0, 1),), (0,)), "no pod asks for a GPU"),
+        (Workload((PodKind(1, 1), PodKind(0, 0)), (0, *(1,) * 20_000)), "more than 1,000,000 of these pods"),
+    ],
+)
+def test_pods_that_would_never_fill_the_nodes_are_refused(pods: Workload, sentence: str) -> None:
+    with pytest.raises(EndlessError, match=sentence):
+        until(pods, NODES, 0)
+    with pytest.raises(EndlessError, match=sentence):
+        departing(pods, NODES, 0, 0.9)
+
+
+# --- FGD and BestFit
+
+
+def fragments(shape: Shape, left: Left, mix: dict[PodKind, float]) -> float:
+    """Return the mean of what each kind of pod cannot use of a node's free GPUs, worked out one by one."""
+    lost = 0.0
+    for kind, part in mix.items():
+        usable = 0
+        if kind.cpu_milli <= left.cpu_milli and kind.gpus:
+            each = [
+                free
+                for free, size in zip(left.frees, shape.sizes, strict=True)
+                if (free >= kind.shares if kind.shares else free == size)
+            ]
+            usable = sum(each) if len(each) >= kind.gpus else 0
+        lost += part * (sum(left.frees) - usable)
+    return lost
+
+
+def test_fgd_takes_the_gpu_by_which_fragments_grow_least() -> None:
+    mix = {PodKind(5, 1, 2000): 0.5, PodKind(0, 1, 4000): 0.3, PodKind(8, 2, 2000): 0.2}
+    for frees in ((16, 11), (5, 16), (9, 8), (16, 16), (5, 6)):
+        left = Left(frees, 6000, 131_072)
+        rooms = rooms_of([(T4, left)])
+        fgd = Fgd(rooms, mix)
+        for kind in (PodKind(5, 1, 2000), PodKind(5, 1, 5000)):
+            options = {
+                at: fragments(T4, changed(T4, left, kind, (at,), 1), mix)
+                for at, free in enumerate(frees)
+                if free >= kind.shares
+            }
+            (taken,) = fgd.gpus(kind, 0)
+            assert options[taken] == pytest.approx(min(options.values()))
+            score = fgd.of(kind, np.array([0]))[0]
+            grown = min(options.values()) - fragments(T4, left, mix)
+            assert score == np.floor(100 / (1 + np.exp(grown / 16)))
+
+
+def test_bestfit_prefers_the_node_with_least_left_and_its_fullest_gpu() -> None:
+    rooms = rooms_of([(T4, Left((16, 16), 32_000, 1)), (T4, Left((16, 7), 32_000, 1)), (T4, Left((4, 16), 8000, 1))])
+    scores = BestFit(rooms).of(PodKind(5, 1, 1000), np.arange(3))
+    assert scores.argmax() == 2
+    assert BestFit(rooms).gpus(PodKind(5, 1, 1000), 1) == [1]
+    assert BestFit(rooms).gpus(PodKind(5, 1, 1000), 2) == [1]
+    assert BestFit(rooms).of(PodKind(17, 1), np.arange(3)).max() == NEVER
+
+
+PUBLISHED = {
+    ("fgd", "default"): 95.39,
+    ("fgd", "gpushare100"): 86.90,
+    ("fgd", "multigpu50"): 97.18,
+    ("bestfit", "default"): 93.08,
+    ("bestfit", "gpushare100"): 85.01,
+    ("bestfit", "multigpu50"): 95.74,
+}
+
+
+@pytest.mark.skipif("OPENB" not in os.environ, reason="set OPENB to the folder with the traces of openb")
+@pytest.mark.parametrize(("policy", "trace"), PUBLISHED)
+def test_published_figures_are_reproduced(policy: str, trace: str) -> None:
+    """Weng et al. have them at 130 %, as means of ten runs; two runs of ours are within 0.4."""
+    folder = Path(os.environ["OPENB"])
+    with (folder / "openb_node_list_gpu_node.csv").open() as file:
+        nodes = openb.read_nodes(file)
+    with (folder / f"openb_pod_list_{trace}.csv").open() as file:
+        pods = openb.read_pods(file)
+    found = [100 * run(policy, nodes, pods, until(pods, nodes, seed), seed).allocated for seed in (0, 1)]
+    assert np.mean(found) == pytest.approx(PUBLISHED[policy, trace], abs=0.4)
