@@ -26,7 +26,7 @@ SCARCITY = (0.55, 1.0, 1.45)
 """Multiples of the mean CPU and memory per share beside which GPUs count as stranded: pods differ from the mean."""
 IDLE_CPU = 0.04
 """What all CPU of the largest node costs while it is idle, as a part of a GPU: full nodes are filled first."""
-IDLE_GPUS = 0.06
+IDLE_GPUS = 0.01
 """The same of all its GPUs."""
 MOST_LEVELS = 48
 """The most amounts of CPU that the tables tell apart."""
