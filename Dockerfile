@@ -18,7 +18,7 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
  && cd /opt/gpu-device-plugin/lib/python3*/site-packages/numpy \
  && find . -depth -type d -name tests -exec rm -r {} + \
  && find . -name '*.pyi' -delete \
- && rm -r f2py testing typing _core/include _core/lib _core/_simd.*.so
+ && rm -r f2py testing _core/include _core/lib _core/_simd.*.so
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY gpu_device_plugin gpu_device_plugin
 RUN pip="python3 -m pip --disable-pip-version-check --no-cache-dir" \
