@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpu_device_plugin import __version__, logs
 from gpu_device_plugin.programs import frugal
 from gpu_device_plugin.programs.commandline import FAILED, Parser, add_settings, ending, flags_in, no_such_argument
-from gpu_device_plugin.programs.simulate import arguments as simulation
 from gpu_device_plugin.settings.common import ProgramSettings
 from gpu_device_plugin.settings.extender import ExtenderSettings
 from gpu_device_plugin.settings.knobs import PROGRAM, Settings, UsageError, knobs_of, nearest
@@ -293,6 +292,9 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
+    # The kubectl plugin in one file has no simulator, and never comes here.
+    from gpu_device_plugin.programs.simulate import arguments as simulation  # noqa: PLC0415
+
     simulate = commands.add_parser(
         "simulate",
         help="what would fit, under which policy, on how many nodes",

@@ -59,6 +59,11 @@ def test_the_commands_can_be_followed_and_print_what_is_shown(tmp_path: Path, sh
     assert (tmp_path / "cluster.svg").read_text(encoding="utf-8").startswith("<svg ")
 
 
+def test_the_page_of_placement_shows_the_first_of_them() -> None:
+    there = [command.text for command in commands(DOCS / "placement.md") if not command.inline]
+    assert there == list(RUN[:3])
+
+
 def explained(heading: str) -> set[str]:
     (rows,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
     return {word for row in rows.splitlines() for word in re.findall(r"`(-[\w-]+|[a-z]+)[^`]*`", row.split(" | ")[0])}

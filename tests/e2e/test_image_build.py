@@ -170,10 +170,10 @@ def test_the_defaults_are_the_program_as_nobody_and_no_gpu(image: Image) -> None
     assert image.config["Labels"]["org.opencontainers.image.version"] == __version__
 
 
-def test_it_is_less_than_100_mb_compressed(image: Image) -> None:
-    """19 MB of ours; the slim image of Python is smaller than the base that debootstrap makes."""
-    assert sum(image.layers.values()) < 100_000_000, image.layers
-    assert list(image.layers.values())[-1] < 25_000_000, image.layers
+def test_it_is_less_than_110_mb_compressed(image: Image) -> None:
+    """37 MB of ours, half of it numpy; the slim image of Python is smaller than the base that debootstrap makes."""
+    assert sum(image.layers.values()) < 110_000_000, image.layers
+    assert list(image.layers.values())[-1] < 40_000_000, image.layers
 
 
 def test_there_is_no_pip_and_no_compiler_in_it(image: Image) -> None:
