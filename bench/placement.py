@@ -247,7 +247,8 @@ _NOWHERE = "-"
 
 def _outcome(pod: Mapping[str, Any]) -> tuple[str, str]:
     conditions = pod.get("status", {}).get("conditions", ())
-    refused = any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
+    # Another reason is an error of the scheduler, which tries again.
+    refused = any(each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
     return pod["metadata"]["name"], pod["spec"].get("nodeName") or (_NOWHERE if refused else "")
 
 
@@ -258,14 +259,16 @@ async def placed(api: KubeApi, there: Cluster, scheduler: str, ledger: Ledger | 
         pods = Pods(api, http, scheduler)
         following = asyncio.create_task(pods.watch())
         found = []
-        for number, place in enumerate(there.arrivals.pods):
-            kind = there.workload.kinds[place]
-            where = await pods.place(number, kind, only_shares=ledger is not None)
-            took = bool(where) and (ledger is None or ledger.take(where, kind))
-            if where and not took:
-                await pods.delete(f"pod-{number:05}")
-            found.append(took)
-        following.cancel()
+        try:
+            for number, place in enumerate(there.arrivals.pods):
+                kind = there.workload.kinds[place]
+                where = await pods.place(number, kind, only_shares=ledger is not None)
+                took = bool(where) and (ledger is None or ledger.take(where, kind))
+                if where and not took:
+                    await pods.delete(f"pod-{number:05}")
+                found.append(took)
+        finally:
+            following.cancel()
     return found
 
 

@@ -1,0 +1,70 @@
+"""What the measurement of placement counts, without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.placement import Ledger, Watched, _count, _outcome, cluster, node_json, pod_json
+from gpu_device_plugin.core.contract.keys import NODE_GPUS, USE_MODEL
+from gpu_device_plugin.core.contract.nodegpus import read_node_gpus
+from gpu_device_plugin.core.worth.appraising import Left
+from gpu_device_plugin.core.worth.mix import PodKind
+from gpu_device_plugin.core.worth.shapes import Shape
+from gpu_device_plugin.programs.simulate.model import Start
+
+T4 = Shape((100, 100), ("T4", "T4"), 96_000, 393_216)
+NODE = Start("n", T4, Left(T4.sizes, T4.cpu_milli, T4.memory_mib))
+
+
+def test_the_best_node_wins_among_several_only() -> None:
+    seen = Watched()
+    _count(seen, {"a": 10, "b": 3}, "a")
+    _count(seen, {"a": 10, "b": 3, "c": 10}, "c")
+    _count(seen, {"a": 10, "b": 3}, "b")
+    _count(seen, {"a": 10, "b": 10}, "a")
+    _count(seen, {}, "a")
+    assert (seen.chosen, seen.best) == (3, 2)
+
+
+def test_a_pod_of_no_gpu_with_room_is_refused_though_the_sum_suffices() -> None:
+    ledger = Ledger([NODE])
+    assert [ledger.take("n", PodKind(60, 1)) for _ in range(3)] == [True, True, False]
+    assert ledger.take("n", PodKind(40, 1))
+    assert not ledger.take("n", PodKind(0, 1))
+    picky = Ledger([NODE])
+    assert not picky.take("n", PodKind(1, 1, models=(("A10",), ())))
+    assert picky.take("n", PodKind(0, 2, models=(("T4",), ())))
+
+
+def test_nodes_and_pods_say_what_they_have_and_ask() -> None:
+    node = node_json(NODE)
+    assert node["status"]["allocatable"]["aliyun.com/gpu-mem"] == "200"
+    assert [gpu.shares for gpu in read_node_gpus(node["metadata"]["annotations"][NODE_GPUS]).gpus] == [100, 100]
+    whole = pod_json(7, PodKind(0, 2, 500, 64, (("T4", "A10"), ())), "s")
+    assert whole["spec"]["containers"][0]["resources"]["limits"] == {
+        "cpu": "500m",
+        "memory": "64Mi",
+        "aliyun.com/gpu-count": "2",
+    }
+    assert whole["metadata"]["annotations"] == {USE_MODEL: "T4,A10"}
+    assert "aliyun.com/gpu-mem" not in pod_json(8, PodKind(0, 0, 500, 64), "s")["spec"]["containers"][0]["resources"]
+
+
+@pytest.mark.parametrize(
+    ("condition", "node", "outcome"),
+    [
+        ({"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}, None, "-"),
+        ({"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}, None, ""),
+        ({"type": "PodScheduled", "status": "True"}, "n", "n"),
+    ],
+)
+def test_only_an_unschedulable_pod_is_refused(condition: dict[str, str], node: str | None, outcome: str) -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"nodeName": node}, "status": {"conditions": [condition]}}
+    assert _outcome(pod) == ("p", outcome)
+
+
+def test_without_traces_nodes_and_pods_are_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENB", raising=False)
+    there = cluster(6, "default", 0)
+    assert [node.name for node in there.nodes][:2] == ["node-0000", "node-0001"]
+    assert sum(there.demand) >= 100 * sum(len(node.shape.sizes) for node in there.nodes)
