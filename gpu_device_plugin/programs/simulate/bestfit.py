@@ -20,7 +20,7 @@ class BestFit:
     def __init__(self, rooms: Rooms) -> None:
         """Score `rooms`."""
         self.rooms = rooms
-        self._most_cpu = max(1, int(rooms.cpu.max(initial=1)))
+        self._most_cpu = max([1, *(shape.cpu_milli for shape in rooms.shapes)])
         self._most_shares = max(1, int(np.maximum(rooms.size, 0).sum(1).max(initial=1)))
 
     def refresh(self, rows: Ints) -> None:

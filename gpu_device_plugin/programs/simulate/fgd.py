@@ -1,7 +1,8 @@
 """FGD, for comparison: the node whose fragments grow least (Weng et al., "Beware of Fragmentation", USENIX ATC 2023).
 
 A fragment of a node for a kind of pod is what is free of its GPUs and that kind cannot use. A node counts with the mean
-over the kinds that make up most of the pods.
+over the kinds that make up most of the pods. Growth is counted in GPUs, on a node with GPUs of several sizes in its
+largest ones: the paper has one size.
 """
 
 from __future__ import annotations

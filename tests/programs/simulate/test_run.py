@@ -265,22 +265,26 @@ def test_bestfit_prefers_the_node_with_least_left_and_its_fullest_gpu() -> None:
 
 PUBLISHED = {
     ("fgd", "default"): 95.39,
+    ("fgd", "gpushare40"): 94.15,
     ("fgd", "gpushare100"): 86.90,
     ("fgd", "multigpu50"): 97.18,
+    ("fgd", "gpuspec33"): 94.55,
     ("bestfit", "default"): 93.08,
+    ("bestfit", "gpushare40"): 91.69,
     ("bestfit", "gpushare100"): 85.01,
     ("bestfit", "multigpu50"): 95.74,
+    ("bestfit", "gpuspec33"): 93.09,
 }
 
 
 @pytest.mark.skipif("OPENB" not in os.environ, reason="set OPENB to the folder with the traces of openb")
 @pytest.mark.parametrize(("policy", "trace"), PUBLISHED)
 def test_published_figures_are_reproduced(policy: str, trace: str) -> None:
-    """Weng et al. have them at 130 %, as means of ten runs; two runs of ours are within 0.4."""
+    """Weng et al. have them at 130 %, as means of ten runs; the mean of five of ours is within 0.3."""
     folder = Path(os.environ["OPENB"])
     with (folder / "openb_node_list_gpu_node.csv").open() as file:
         nodes = openb.read_nodes(file)
     with (folder / f"openb_pod_list_{trace}.csv").open() as file:
         pods = openb.read_pods(file)
-    found = [100 * run(policy, nodes, pods, until(pods, nodes, seed), seed).allocated for seed in (0, 1)]
-    assert np.mean(found) == pytest.approx(PUBLISHED[policy, trace], abs=0.4)
+    found = [100 * run(policy, nodes, pods, until(pods, nodes, seed), seed).allocated for seed in range(200, 205)]
+    assert np.mean(found) == pytest.approx(PUBLISHED[policy, trace], abs=0.3)
