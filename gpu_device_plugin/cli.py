@@ -293,16 +293,16 @@ def _parsers() -> tuple[Parser, Mapping[str, Parser]]:
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--host-root", metavar="DIR", help="directory where the node's own file system is mounted")
     # The kubectl plugin in one file has no simulator, and never comes here.
-    from gpu_device_plugin.programs.simulate import arguments as simulation  # noqa: PLC0415
+    from gpu_device_plugin.programs.simulate.arguments import DESCRIPTION, EPILOG, USAGE, add_arguments  # noqa: PLC0415
 
     simulate = commands.add_parser(
         "simulate",
         help="what would fit, under which policy, on how many nodes",
-        description=simulation.DESCRIPTION,
-        usage=simulation.USAGE,
-        epilog=simulation.EPILOG,
+        description=DESCRIPTION,
+        usage=USAGE,
+        epilog=EPILOG,
     )
-    simulation.add_arguments(simulate)
+    add_arguments(simulate)
     demo = commands.add_parser(
         "demo",
         help="share GPUs between pods, live in this terminal, without a cluster",
