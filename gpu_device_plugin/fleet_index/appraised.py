@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet_index.rooms import Floats, Ints
     from gpu_device_plugin.fleet_index.table import NodeTable
 
-_MOST_KINDS = 3
-"""The most different parts of one pod that are appraised, the largest ones: a part takes milliseconds."""
 _MOST_GROUPS = 16
 """The most groups of unused GPUs that are compared by their links: one takes up to half a millisecond."""
 NO_ROW = -1
@@ -57,11 +55,12 @@ class GainsOfPod:
     """What each row gains by one kind of pod."""
 
     def __init__(self, table: NodeTable, gains: Gains, kinds: Sequence[PodKind]) -> None:
-        """Take the largest of the pod's parts; equal ones are appraised once."""
+        """Appraise the largest of the pod's parts, with all CPU and memory: each part takes milliseconds."""
         self._table = table
         self.gains = gains
-        largest = sorted(Counter(kinds).items(), key=lambda item: -item[0].gpus * max(1, item[0].shares))
-        self._kinds = largest[:_MOST_KINDS]
+        largest = max(kinds, key=lambda kind: (kind.gpus > 0 and not kind.shares, kind.gpus * kind.shares, kind.gpus))
+        cpu, memory = sum(kind.cpu_milli for kind in kinds), sum(kind.memory_mib for kind in kinds)
+        self._kind = replace(largest, cpu_milli=cpu, memory_mib=memory)
         self._mark = 0
         self._known: Floats = np.zeros(0)
 
@@ -69,10 +68,10 @@ class GainsOfPod:
         """Return the gain of each row, `NEVER` where the pod has no room for itself; valid until the next change."""
         self._mark, changed = self._table.changed_since(self._mark)
         if changed is None or len(self._known) < len(self._table.rooms):
-            self._known = sum((number * self.gains.of_all(kind) for kind, number in self._kinds), np.zeros(1))
+            self._known = self.gains.of_all(self._kind)
         elif changed:
             rows = np.array(changed, np.int64)
-            self._known[rows] = sum((number * self.gains.of(kind, rows) for kind, number in self._kinds), np.zeros(1))
+            self._known[rows] = self.gains.of(self._kind, rows)
         return self._known
 
 

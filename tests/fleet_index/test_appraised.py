@@ -265,12 +265,13 @@ def test_what_a_pod_requests_decides_too() -> None:
     assert scores(judge, asking(4), "busy idle", Amounts(30_000)) == [0, 10]
 
 
-def test_a_pod_of_several_containers_is_appraised_by_its_largest_parts() -> None:
-    ask = Ask(tuple(Part(Demand(Kind.MEMORY, amount)) for amount in (1, 1, 2, 3, 4)))
-    judge = judging([node("a", {0: 4}), node("b")])
-    found = scores(judge, ask, "a b")
-    assert max(found) == 10
-    assert len(set(found)) == 2
+def test_a_pod_of_several_containers_is_appraised_by_its_largest_part_with_all_cpu() -> None:
+    nodes = [node("a", {0: 4}), node("b"), node("c", {0: 9, 1: 3}, requested=Amounts(20_000))]
+    judge = judging(nodes)
+    several = Ask(tuple(Part(Demand(Kind.MEMORY, amount)) for amount in (1, 4, 2)))
+    assert scores(judge, several, "a b c", Amounts(4000)) == expected(nodes, asking(4), Amounts(4000), MIX)
+    whole = Ask((Part(Demand(Kind.MEMORY, 5)), Part(Demand(Kind.COUNT, 1))))
+    assert scores(judge, whole, "a b") == expected(nodes[:2], asking(gpus=1), Amounts(), MIX)
 
 
 def test_a_pod_without_gpus_belongs_on_a_node_without_gpus() -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.fleet import Fleet
 
+_MOST_COUNTED = 10_000
+"""Of a list only the latest pods are counted as coming: older ones would teach no more, and take seconds."""
 _MOST_LINKS = 200
 """The most GPU topologies that are cached; the cache is cleared when it is full."""
 
@@ -51,7 +53,7 @@ class PodStore(Store[Pod | OtherPod]):
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
         # The mix of pods forgets by the time between them, so they come in their order.
-        for each in sorted(objects, key=lambda each: each.created):
+        for each in sorted(objects, key=lambda each: each.created)[-_MOST_COUNTED:]:
             self._count(each)
         self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
