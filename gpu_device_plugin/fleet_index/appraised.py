@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_device_plugin.fleet_index.rooms import Floats, Ints
     from gpu_device_plugin.fleet_index.table import NodeTable
 
-_MOST_GROUPS = 16
+_MOST_GROUPS = 4
 """The most groups of unused GPUs that are compared by their links: one takes up to half a millisecond."""
 NO_ROW = -1
 _EQUAL = 1e-9

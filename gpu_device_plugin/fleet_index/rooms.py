@@ -62,7 +62,7 @@ class Rooms:
         """Store the state of a node in its row; rows are added if it is missing, more than one at a time."""
         gpus = len(shape.sizes)
         code = self._code(shape if gpus else NO_NODE)
-        self.reserve(row + 1 if row < len(self) else max(row + 1, 2 * len(self)), gpus)
+        self.reserve(row + 1 if row < len(self) else max(row + 1, len(self) + len(self) // 16), gpus)
         self.shape[row], self.cpu[row], self.memory[row] = code, left.cpu_milli, left.memory_mib
         for column, values, none in ((self.free, left.frees, -1), (self.size, shape.sizes, -1)):
             column[row, :gpus] = values
