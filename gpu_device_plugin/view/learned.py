@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ def lesson_of(
     for created, kinds in sorted(_came(raw_pods, nodes, resources), key=lambda each: each[0]):
         for kind in kinds:
             mix.add(kind, created)
-    return lesson(mix.came, mix.parts(), {shape: shapes.count(shape) for shape in dict.fromkeys(shapes)})
+    return lesson(mix.came, mix.parts(), Counter(shapes))
 
 
 def _came(

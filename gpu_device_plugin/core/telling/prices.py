@@ -9,12 +9,11 @@ from gpu_device_plugin.core.telling.printing import counted, printable
 from gpu_device_plugin.core.telling.tables import Layout, Row, table
 from gpu_device_plugin.core.telling.tones import Line
 from gpu_device_plugin.core.worth.learning import HOSTS, cells, learn
-from gpu_device_plugin.core.worth.packing import packed_values
 from gpu_device_plugin.core.worth.shapes import wishes_of
 from gpu_device_plugin.core.worth.when import FEWEST
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from gpu_device_plugin.core.worth.learning import Tables
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -105,15 +104,15 @@ def _priced(size: int, model: str, mix: Mapping[PodKind, float], nodes: Mapping[
             taken = kind.shares or size
             comes[taken] = comes.get(taken, 0.0) + part * kind.gpus
     everything = sum(part * kind.gpus for kind, part in mix.items())
-    # The best filling by shares alone: what stays free then is stranded.
-    filled = packed_values({taken: float(taken) for taken in comes}, size)
+    reached = _sums(comes, size)
     often = sorted(sorted(comes, key=lambda taken: (-comes[taken], taken))[:_MOST_SIZES])
     prices = tuple(
         Price(
             taken,
             comes[taken] / everything,
             1.0 if taken == size else tables.prices[size].get(-(-taken * cells(size) // size), 0.0),
-            size - taken - int(filled[size - taken]),
+            # What the best filling by shares alone leaves free is stranded.
+            size - taken - ((reached & ((2 << (size - taken)) - 1)).bit_length() - 1),
         )
         for taken in often
     )
@@ -124,6 +123,19 @@ def _priced(size: int, model: str, mix: Mapping[PodKind, float], nodes: Mapping[
     number = sum(having.values())
     wanted = sum(tables.wanted[shape] * there for shape, there in having.items()) / number
     return Priced(model, size, number, wanted, prices)
+
+
+def _sums(sizes: Iterable[int], most: int) -> int:
+    """Return the sums up to `most` of any number of pods of these sizes, as the bits of a number."""
+    reached = 1
+    for size in sizes:
+        step = size
+        while step <= most:
+            # Once, then up to twice, up to four times and so on.
+            reached |= reached << step
+            step *= 2
+        reached &= (2 << most) - 1
+    return reached
 
 
 def price_lines(found: Lesson, width: int) -> list[Line]:

@@ -53,14 +53,16 @@ class PodStore(Store[Pod | OtherPod]):
     def replace(self, objects: Sequence[Pod | OtherPod]) -> None:
         """Replace all pods."""
         # The mix of pods forgets by the time between them, so they come in their order.
-        for each in sorted(objects, key=lambda each: each.created)[-_MOST_COUNTED:]:
+        comers = [each for each in objects if self._comes(each)]
+        for each in sorted(comers, key=lambda each: each.created)[-_MOST_COUNTED:]:
             self._count(each)
         self._fleet.replace_pods([each for each in objects if isinstance(each, Pod)], self._clock())
         self._fleet.replace_others(each for each in objects if isinstance(each, OtherPod))
 
     def put(self, object: Pod | OtherPod) -> None:  # noqa: A002 - the API's term
         """Add or update a pod."""
-        self._count(object)
+        if self._comes(object):
+            self._count(object)
         if isinstance(object, Pod):
             self._fleet.put_pod(object, self._clock())
         else:
@@ -73,15 +75,21 @@ class PodStore(Store[Pod | OtherPod]):
         else:
             self._fleet.remove_other(object)
 
-    def _count(self, pod: Pod | OtherPod) -> None:
-        """Tell of a pod that the fleet does not know yet."""
+    def _comes(self, pod: Pod | OtherPod) -> bool:
+        """Return whether the fleet does not know a pod yet that says something of what comes."""
         if self._comers is None or pod.ended:
-            return
+            return False
         if isinstance(pod, OtherPod):
             # A pod that had no choice of its node says nothing of what comes to other nodes.
-            if not pod.bound_to_node and self._fleet.gains_other(pod):
-                self._comers.other_came(pod)
-        elif not pod.deleting and self._fleet.pending(pod.uid) is None and pod.uid not in self._fleet.entries:
+            return not pod.bound_to_node and self._fleet.gains_other(pod)
+        return not pod.deleting and self._fleet.pending(pod.uid) is None and pod.uid not in self._fleet.entries
+
+    def _count(self, pod: Pod | OtherPod) -> None:
+        if self._comers is None:
+            return
+        if isinstance(pod, OtherPod):
+            self._comers.other_came(pod)
+        else:
             self._comers.came(pod)
 
 

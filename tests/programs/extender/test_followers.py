@@ -151,3 +151,13 @@ def test_pods_without_gpus_leave_less_cpu_to_the_others() -> None:
     assert made.candidates["a"].left == Amounts(15_500, 65_472)
     store.remove(other("p", "a"))
     assert made.candidates["a"].left == Amounts(16_000, 65_536)
+
+
+def test_pods_that_teach_nothing_do_not_push_others_out_of_the_count() -> None:
+    """Two pods with GPUs are older than 10,000 pods on a node without GPUs."""
+    made, comers = fleet(), Comers()
+    NodeStore(made, RESOURCES).replace([node("a", 16, 2), node("cpu")])
+    old = [replace(pod(name, 1), created="2026-11-20T12:00:00Z") for name in ("p", "q")]
+    others = [other(f"o{number}", "cpu", created="2026-11-21T12:00:00Z") for number in range(10_000)]
+    PodStore(made, lambda: 0.0, comers).replace([*others, *old])
+    assert comers.said == ["p", "q"]
