@@ -100,7 +100,7 @@ class Gains:
         now = self._packed_worth(rows, level, free)
         packed, full, total = now @ np.ones(now.shape[1]), _unused(free, size), _sums(np.maximum(free, 0))
         unused = _sums(full)
-        allowed = self._allowed(kind, rows)
+        allowed = allowed_gpus(kind, rooms, rows)
         if kind.gpus and kind.shares:
             room = (free >= kind.shares) & allowed
             fits &= _sums(room) >= kind.gpus
@@ -126,7 +126,7 @@ class Gains:
     def gpus(self, kind: PodKind, row: int) -> list[int]:
         """Return the GPUs of a row on which a pod costs least, by position; the pod fits there."""
         rooms, at = self.rooms, np.array([row])
-        free, full, allowed = rooms.free[at], _unused(rooms.free[at], rooms.size[at]), self._allowed(kind, at)
+        free, full, allowed = rooms.free[at], _unused(rooms.free[at], rooms.size[at]), allowed_gpus(kind, rooms, at)
         if not kind.shares:
             return [int(at) for at in np.nonzero((full & allowed)[0])[0][: kind.gpus]]
         level = np.searchsorted(self._levels, rooms.cpu[at] - kind.cpu_milli, side="right")
@@ -135,14 +135,6 @@ class Gains:
         preferred = change + full * self._opened(shape, level, full.sum(1))[:, None]
         preferred[(free < kind.shares) | ~allowed] = NEVER
         return [int(at) for at in _first(preferred, kind.gpus)[0]]
-
-    def _allowed(self, kind: PodKind, rows: Ints | slice) -> Bools:
-        """Return which GPUs the wishes of a kind allow."""
-        if kind.models == ((), ()):
-            return np.ones((1, 1), np.bool_)
-        wishes = wishes_of(kind)
-        by_gpu = np.array([wishes.allow_model(model) for _, model in self.rooms.gpus])
-        return by_gpu[self.rooms.gpu[rows]]
 
     def _packed_worth(self, rows: Ints | slice, level: Ints, free: Ints) -> Floats:
         """Return what could be packed into each GPU: nothing where less than one share is free."""
@@ -184,6 +176,15 @@ class Gains:
         for each in self._shares_per_mib:
             stranded += np.maximum(0.0, total - memory * each)
         return STRANDED / len(SCARCITY) * stranded
+
+
+def allowed_gpus(kind: PodKind, rooms: Rooms, rows: Ints | slice) -> Bools:
+    """Return which GPUs of rows the wishes of a kind allow."""
+    if kind.models == ((), ()):
+        return np.ones((1, 1), np.bool_)
+    wishes = wishes_of(kind)
+    by_gpu = np.array([wishes.allow_model(model) for _, model in rooms.gpus])
+    return by_gpu[rooms.gpu[rows]]
 
 
 def _sums(columns: Ints | Bools) -> Ints:

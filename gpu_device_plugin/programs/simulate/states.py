@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_device_plugin.core.worth.shapes import wishes_of
+from gpu_device_plugin.fleet_index.gains import allowed_gpus
 
 if TYPE_CHECKING:
     from gpu_device_plugin.core.worth.mix import PodKind
@@ -25,7 +25,7 @@ def states_after(kind: PodKind, rooms: Rooms, rows: Ints) -> tuple[Ints, Bools]:
     if not kind.gpus:
         return free[:, None, :], np.ones((number, 1), np.bool_)
     fitting = (free >= kind.shares) if kind.shares else (free == size)
-    fitting &= (free > 0) & _allowed(kind, rooms, rows)
+    fitting &= (free > 0) & allowed_gpus(kind, rooms, rows)
     if kind.shares and kind.gpus == 1:
         states = np.repeat(free[:, None, :], gpus, 1)
         at = np.arange(gpus)
@@ -35,9 +35,3 @@ def states_after(kind: PodKind, rooms: Rooms, rows: Ints) -> tuple[Ints, Bools]:
     taken = fitting & (np.argsort(order, 1, kind="stable") < kind.gpus)
     states = np.where(taken, free - kind.shares if kind.shares else 0, free)
     return states[:, None, :], (fitting.sum(1) >= kind.gpus)[:, None]
-
-
-def _allowed(kind: PodKind, rooms: Rooms, rows: Ints) -> Bools:
-    wishes = wishes_of(kind)
-    by_gpu = np.array([wishes.allow_model(model) for _, model in rooms.gpus])
-    return by_gpu[rooms.gpu[rows]]
