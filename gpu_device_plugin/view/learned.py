@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.cluster.api import NodeReader, PodReader, UnreadableObjectError
@@ -15,7 +14,7 @@ from gpu_device_plugin.core.contract.nodegpus import gpus_of_node
 from gpu_device_plugin.core.model.resources import Kind
 from gpu_device_plugin.core.telling.prices import Lesson, lesson
 from gpu_device_plugin.core.worth.candidates import shape_of
-from gpu_device_plugin.core.worth.mix import Mix, PodKind, kinds_of
+from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -66,17 +65,10 @@ def _came(
         if other is not None:
             if _counts(other, nodes):
                 amounts = other.amounts
-                yield _seconds(other.created), [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
+                yield created_s(other.created), [PodKind(0, 0, amounts.cpu_milli, amounts.memory_mib)]
         elif not pod.ended and not pod.deleting and isinstance(asked := ask(pod, resources), Ask):
-            yield _seconds(pod.created), kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
+            yield created_s(pod.created), kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)
 
 
 def _counts(pod: OtherPod, nodes: dict[str, Candidate]) -> bool:
     return not pod.ended and not pod.bound_to_node and pod.node_name in nodes
-
-
-def _seconds(created: str) -> float:
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from gpu_device_plugin.core.model.resources import Kind as Resource
@@ -86,3 +87,11 @@ def kinds_of(ask: Ask, cpu_milli: int, memory_mib: int) -> tuple[PodKind, ...]:
             )
         )
     return tuple(kinds) or (PodKind(cpu_milli=cpu_milli, memory_mib=memory_mib),)
+
+
+def created_s(created: str) -> float:
+    """Return a time of the API as seconds since the epoch; 0 if there is none, so that it counts like the latest."""
+    try:
+        return datetime.fromisoformat(created).timestamp()
+    except ValueError:
+        return 0.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import datetime
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from gpu_device_plugin.core.cluster.asking import Ask, ask
 from gpu_device_plugin.core.worth.appraising import Appraiser
 from gpu_device_plugin.core.worth.candidates import ranks_on
 from gpu_device_plugin.core.worth.learning import learning
-from gpu_device_plugin.core.worth.mix import Mix, PodKind, kinds_of
+from gpu_device_plugin.core.worth.mix import Mix, PodKind, created_s, kinds_of
 from gpu_device_plugin.core.worth.when import due
 
 if TYPE_CHECKING:
@@ -74,11 +73,11 @@ class Learner:
         asked = ask(pod, self._resources)
         if isinstance(asked, Ask):
             for kind in kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib):
-                self._mix.add(kind, _seconds(pod.created))
+                self._mix.add(kind, created_s(pod.created))
 
     def other_came(self, pod: OtherPod) -> None:
         """Count a pod without GPUs that was bound to a node with GPUs, once."""
-        self._mix.add(PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib), _seconds(pod.created))
+        self._mix.add(PodKind(0, 0, pod.amounts.cpu_milli, pod.amounts.memory_mib), created_s(pod.created))
 
     def ranks(self, node: Candidate, amounts: Amounts) -> Ranks | None:
         """Return what the policy `fit` prefers on a node for a pod that requests these amounts; None: unknown yet."""
@@ -108,11 +107,3 @@ class Learner:
         said = _log.debug if self._learned_from else _log.info
         said("learned what room is worth", extra={"pods": came, "kinds": len(self._mix), "shapes": len(shapes)})
         self._learned_from, self._learned_at = came, self._clock()
-
-
-def _seconds(created: str) -> float:
-    """Return a time of the API as seconds since the epoch; 0 if there is none, so that it counts like the latest."""
-    try:
-        return datetime.fromisoformat(created).timestamp()
-    except ValueError:
-        return 0.0

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from gpu_device_plugin.core.model.resources import Resource
     from gpu_device_plugin.core.worth.mix import PodKind
 
-_MOST_AMOUNT = 1 << 50
-"""Thousandths of a CPU, and MiB: a pod that requests more fits nowhere either, and columns hold 64 bits."""
-
 
 class _Typed(msgspec.Struct, gc=False):
     kind: str = ""
@@ -134,5 +131,4 @@ class _Reader:
         if not isinstance(asked, Ask):
             notes.append(f"pod {pod.namespace}/{pod.name} is left out: {asked.sentence}")
             return ()
-        amounts = pod.amounts
-        return kinds_of(asked, min(amounts.cpu_milli, _MOST_AMOUNT), min(amounts.memory_mib, _MOST_AMOUNT))
+        return kinds_of(asked, pod.amounts.cpu_milli, pod.amounts.memory_mib)

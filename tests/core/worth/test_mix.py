@@ -8,7 +8,7 @@ from gpu_device_plugin.core.cluster.asking import Ask, Part
 from gpu_device_plugin.core.contract.wishes import Wishes
 from gpu_device_plugin.core.model.placing import Demand
 from gpu_device_plugin.core.model.resources import Kind
-from gpu_device_plugin.core.worth.mix import HALF_LIFE_S, MOST_KINDS, Mix, PodKind, kinds_of
+from gpu_device_plugin.core.worth.mix import HALF_LIFE_S, MOST_KINDS, Mix, PodKind, created_s, kinds_of
 from gpu_device_plugin.core.worth.when import due
 
 A, B = PodKind(4, 1), PodKind(8, 1)
@@ -111,3 +111,8 @@ def test_a_pod_is_a_kind_for_each_part_that_gets_gpus_of_its_own() -> None:
 )
 def test_it_is_time_to_learn(came: int, learned_from: int, age_s: float, *, outdated: bool, now: bool) -> None:
     assert due(came, learned_from, age_s, outdated=outdated) is now
+
+
+def test_a_pod_without_a_time_counts_like_the_latest() -> None:
+    assert created_s("1970-01-01T00:01:00Z") == 60.0
+    assert created_s("") == 0.0
