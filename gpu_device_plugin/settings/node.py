@@ -96,6 +96,14 @@ class NodeSettings(ProgramSettings):
         "The resources that are offered. With the original gpushare scheduler extender, which does not know whole "
         "GPUs, offer memory alone.",
     )
+    serve: str = knob(
+        "auto",
+        one_of("auto", "device-plugin", "dra"),
+        "How pods get GPUs of this node: device-plugin (limits like aliyun.com/gpu-mem), dra (ResourceClaims, from "
+        "Kubernetes 1.36 on), or auto, which is device-plugin. A node changes over once no pod holds GPUs in the other "
+        "way. The node label gpu-device-plugin/serve overrides it.",
+        live=True,
+    )
     policy: str = knob(
         "fit",
         one_of(*POLICIES),

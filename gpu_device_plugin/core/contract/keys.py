@@ -94,6 +94,8 @@ CGPU_DISABLE_LABEL = "cgpu.disable.isolation"
 
 SET_LIMITS_LABEL = "gpu-device-plugin/set-limits"
 """The setting `limits` of this node; it takes precedence over `SCHEDULE_LABEL`, and that over the settings."""
+SERVE_LABEL = "gpu-device-plugin/serve"
+"""The setting `serve` of this node, which it takes precedence over: how pods get its GPUs."""
 SCHEDULE_LABEL = "ack.node.gpu.schedule"
 """Of Alibaba's ACK: how GPUs of this node are shared; `core.node.rungs` has the meaning of each value for limits."""
 

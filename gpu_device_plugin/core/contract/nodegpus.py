@@ -23,6 +23,9 @@ NODE_GPUS_VERSION = 1
 AWAY = "its GPU agent has ended, or is being restarted"
 """Until the agent serves again, the kubelet would reject every new pod with GPUs, and that pod would fail for good."""
 
+BY_CLAIMS = "its GPUs are given to ResourceClaims (DRA), not to limits of pods"
+"""Why no pod that asks for shares of GPUs by its limits may be placed on a node."""
+
 _MOST_SHARES = 1 << 20
 _MOST_MIB = 1 << 40
 _LEVELS = {level.name.lower(): level for level in Closeness}
@@ -62,6 +65,8 @@ class NodeGpus:
     divided: bool = False
     """Computed from the capacity: the node's device plugin is not ours, and allocates no whole GPUs."""
     links: Links = NO_LINKS
+    claims: bool = False
+    """Pods get its GPUs by ResourceClaims, whose devices kube-scheduler itself allocates (DRA)."""
     problem: str = ""
     """Why no pod may be placed on the node although it reports GPUs; empty if pods may be placed."""
     models: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -103,7 +108,7 @@ def gpus_of_node(
     else:
         gpus = by_division(memory, count)
     policy = next((name for name in (labels.get(PLACEMENT_LABEL), gpus.policy) if name in POLICIES), None)
-    problem = AWAY if gpus.away else gpus.problem
+    problem = AWAY if gpus.away else BY_CLAIMS if gpus.claims else gpus.problem
     unchanged = (policy, problem) == (gpus.policy, gpus.problem)
     return gpus if unchanged else replace(gpus, policy=policy, problem=problem)
 
@@ -119,7 +124,13 @@ def by_division(memory: int, count: int) -> NodeGpus:
 
 
 def node_gpus(
-    shares: Shares, inventory: Inventory, unhealthy: Mapping[str, str], policy: str, *, away: bool = False
+    shares: Shares,
+    inventory: Inventory,
+    unhealthy: Mapping[str, str],
+    policy: str,
+    *,
+    away: bool = False,
+    claims: bool = False,
 ) -> NodeGpus:
     """Return the GPUs of a node as its agent knows them.
 
@@ -129,6 +140,7 @@ def node_gpus(
         unhealthy: the reason for each GPU (by UUID) that is out of service.
         policy: the policy for this node's GPUs.
         away: no pod should be placed here, because the agent is shutting down or does not serve yet.
+        claims: pods get the GPUs by ResourceClaims.
     """
     return NodeGpus(
         tuple(
@@ -149,6 +161,7 @@ def node_gpus(
         policy=policy,
         driver=inventory.driver_version,
         away=away,
+        claims=claims,
         links=shares.links(inventory.links),
     )
 
@@ -166,7 +179,8 @@ def write_node_gpus(node: NodeGpus) -> str:
         "gpus": [_fields(gpu) for gpu in node.gpus],
         "links": [(a, b, closeness.name.lower(), nvlinks) for a, b, closeness, nvlinks in node.links.pairs],
     }
-    return json.dumps(fields | ({"away": True} if node.away else {}), separators=(",", ":"))
+    rare = {"away": node.away, "claims": node.claims}
+    return json.dumps(fields | {key: True for key, value in rare.items() if value}, separators=(",", ":"))
 
 
 def _fields(gpu: ListedGpu) -> Mapping[str, object]:
@@ -214,6 +228,7 @@ def read_node_gpus(text: str, known: MutableMapping[str, Links] | None = None) -
         tuple([gpus[position] for position in sorted(gpus)]),
         share_mib=_whole(node, "shareMiB", 1),
         away=node.get("away") is True,
+        claims=node.get("claims") is True,
         policy=_text(node, "policy") or None,
         driver=_text(node, "driver") or None,
         links=_links(node.get("links", []), text.rpartition('"links":')[2], {} if known is None else known),

@@ -145,6 +145,7 @@ class ContainerResources(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     CPU_IDS_FIELD_NUMBER: builtins.int
     MEMORY_FIELD_NUMBER: builtins.int
+    DYNAMIC_RESOURCES_FIELD_NUMBER: builtins.int
     name: builtins.str
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ContainerDevices]: ...
@@ -152,6 +153,10 @@ class ContainerResources(google.protobuf.message.Message):
     def cpu_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
     def memory(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ContainerMemory]: ...
+    @property
+    def dynamic_resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___DynamicResource]:
+        """Since 1.27, on by default since 1.36."""
+
     def __init__(
         self,
         *,
@@ -159,10 +164,80 @@ class ContainerResources(google.protobuf.message.Message):
         devices: collections.abc.Iterable[Global___ContainerDevices] | None = ...,
         cpu_ids: collections.abc.Iterable[builtins.int] | None = ...,
         memory: collections.abc.Iterable[Global___ContainerMemory] | None = ...,
+        dynamic_resources: collections.abc.Iterable[Global___DynamicResource] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_ids", b"cpu_ids", "devices", b"devices", "memory", b"memory", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_ids", b"cpu_ids", "devices", b"devices", "dynamic_resources", b"dynamic_resources", "memory", b"memory", "name", b"name"]) -> None: ...
 
 Global___ContainerResources: typing_extensions.TypeAlias = ContainerResources
+
+@typing.final
+class DynamicResource(google.protobuf.message.Message):
+    """A ResourceClaim that the container uses, of any DRA driver."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLAIM_NAME_FIELD_NUMBER: builtins.int
+    CLAIM_NAMESPACE_FIELD_NUMBER: builtins.int
+    CLAIM_RESOURCES_FIELD_NUMBER: builtins.int
+    claim_name: builtins.str
+    claim_namespace: builtins.str
+    @property
+    def claim_resources(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___ClaimResource]: ...
+    def __init__(
+        self,
+        *,
+        claim_name: builtins.str = ...,
+        claim_namespace: builtins.str = ...,
+        claim_resources: collections.abc.Iterable[Global___ClaimResource] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claim_name", b"claim_name", "claim_namespace", b"claim_namespace", "claim_resources", b"claim_resources"]) -> None: ...
+
+Global___DynamicResource: typing_extensions.TypeAlias = DynamicResource
+
+@typing.final
+class ClaimResource(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CDI_DEVICES_FIELD_NUMBER: builtins.int
+    DRIVER_NAME_FIELD_NUMBER: builtins.int
+    POOL_NAME_FIELD_NUMBER: builtins.int
+    DEVICE_NAME_FIELD_NUMBER: builtins.int
+    SHARE_ID_FIELD_NUMBER: builtins.int
+    driver_name: builtins.str
+    pool_name: builtins.str
+    device_name: builtins.str
+    share_id: builtins.str
+    @property
+    def cdi_devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[Global___CDIDevice]: ...
+    def __init__(
+        self,
+        *,
+        cdi_devices: collections.abc.Iterable[Global___CDIDevice] | None = ...,
+        driver_name: builtins.str = ...,
+        pool_name: builtins.str = ...,
+        device_name: builtins.str = ...,
+        share_id: builtins.str | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_share_id", b"_share_id", "share_id", b"share_id"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_share_id", b"_share_id", "cdi_devices", b"cdi_devices", "device_name", b"device_name", "driver_name", b"driver_name", "pool_name", b"pool_name", "share_id", b"share_id"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_share_id", b"_share_id"]) -> typing.Literal["share_id"] | None: ...
+
+Global___ClaimResource: typing_extensions.TypeAlias = ClaimResource
+
+@typing.final
+class CDIDevice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+Global___CDIDevice: typing_extensions.TypeAlias = CDIDevice
 
 @typing.final
 class ContainerDevices(google.protobuf.message.Message):

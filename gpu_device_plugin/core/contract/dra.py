@@ -1,0 +1,67 @@
+"""The names by which our DRA driver is known: driver, devices, their attributes and taints, and its parameters.
+
+Administrators and users write them in DeviceClasses and ResourceClaims, so they change no more than an API does.
+"""
+
+from __future__ import annotations
+
+import re
+
+DRIVER = "gpu-device-plugin"
+"""The name of the DRA driver, and the domain of its attributes and capacities."""
+CDI_KIND = f"{DRIVER}/claim"
+"""Vendor and class of the CDI devices that the driver makes, one for each prepared claim."""
+
+SHARED = "shared-gpu"
+"""Value of the attribute `TYPE`: a device that many claims can have parts of."""
+WHOLE = "whole-gpu"
+"""Value of the attribute `TYPE`: a device that one claim has alone."""
+
+# Attributes and capacities of a device, in the driver's domain.
+TYPE = "type"
+UUID = "uuid"
+PRODUCT = "productName"
+ARCHITECTURE = "architecture"
+DRIVER_VERSION = "driverVersion"
+INDEX = "index"
+NUMA_NODE = "numaNode"
+NVLINK_GROUP = "nvlinkGroup"
+"""A number that the GPUs share which NVLinks connect, directly or through others."""
+LIMITS = "limits"
+"""What keeps a container within its part of the memory, a `core.model.limits.Rung`."""
+PCI_BUS_ID = "resource.kubernetes.io/pciBusID"
+"""The standard name, with its own domain."""
+MEMORY = "memory"
+"""Capacity: GPU memory, as a quantity of bytes."""
+COMPUTE = "compute"
+"""Capacity: percent of the GPU's multiprocessors."""
+
+UNHEALTHY_TAINT = "gpu-device-plugin/unhealthy"
+"""Key of the taint of a device whose GPU is out of service; its value says why in a word, as in ``xid-79``."""
+
+API_VERSION = "gpu-device-plugin/v1"
+CONFIG_KIND = "GpuShareConfig"
+"""``apiVersion`` and ``kind`` of the parameters that a claim or a DeviceClass may carry for this driver."""
+
+SHARED_CLASS = "gpushare"
+"""The DeviceClass of shares that our manifests define."""
+WHOLE_CLASS = "gpushare-whole"
+"""The DeviceClass of whole GPUs that our manifests define, which serves the extended resource gpu-count too."""
+
+_UUID = re.compile(r"gpu(-[0-9a-f]{4,12}){5}", re.ASCII)
+_WHOLE_ENDING = "-whole"
+
+
+def device_name(uuid: str, *, whole: bool) -> str:
+    """Return the name of the device by which (a part of) a GPU is offered: its UUID in lower case.
+
+    A claim names its device for as long as it is allocated, over restarts and changes of the hardware: a name by an
+    index could come to mean another GPU.
+    """
+    return uuid.lower() + (_WHOLE_ENDING if whole else "")
+
+
+def parse_device_name(name: str) -> tuple[str, bool] | None:
+    """Return the GPU's UUID as NVML writes it, and whether the device is the whole GPU; None if it is not ours."""
+    uuid, whole = name.removesuffix(_WHOLE_ENDING), name.endswith(_WHOLE_ENDING)
+    return (f"GPU{uuid[3:]}", whole) if _UUID.fullmatch(uuid) else None
